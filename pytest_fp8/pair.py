@@ -21,7 +21,7 @@ from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
 from pytest_fp8.questions.checkpoints.evidence import Transfer
 from pytest_fp8.questions.gathering import Gathering, tasks_of
-from pytest_fp8.questions.layers.check import COUNTED, LayersFigures, check_layers
+from pytest_fp8.questions.layers.check import COUNTED, LayersFigures, check_layers, strictly
 from pytest_fp8.questions.layers.evidence import LayersEvidence, fp8_layers
 from pytest_fp8.questions.ledger.compare import blame_in_ledger, unless_unlike
 from pytest_fp8.questions.ledger.evidence import TwoLedgers, ledgers_of, reference_ledger
@@ -142,7 +142,10 @@ class Fp8Pair:
     def layers(self) -> Decision:
         """Is FP8 really running: every Linear accounted for, every product executed, the recipe in force."""
         counts = {name: self._stored(name)[0] for name in COUNTED if self._stored(name)}
-        decision = check_layers(self.case, self.layers_evidence(), self._stored("fp8_share"), counts, self.ledgers())
+        evidence = self.layers_evidence()
+        decision = check_layers(self.case, evidence, self._stored("fp8_share"), counts, self.ledgers())
+        if self._settings.strict:
+            decision = strictly(decision, evidence)
         figures = decision.figures
         assert isinstance(figures, LayersFigures)
         self._measured("fp8_share", [figures.fp8_share])

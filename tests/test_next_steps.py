@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from helpers.evidence import CASE as LAYERS_CASE
+from helpers.evidence import SIZES, layers_evidence
 from pytest_fp8 import Case, Workload, gpu
-from pytest_fp8.codes import R
+from pytest_fp8.codes import L, R
 from pytest_fp8.codes.pages import named
 from pytest_fp8.errors import Fp8Error, refuse_unknown
 from pytest_fp8.markers import cases_of
 from pytest_fp8.options import Settings
+from pytest_fp8.questions.layers.check import check_layers, strictly
+from pytest_fp8.recipes import ROLES, Reason, Stays
+from pytest_fp8.verdicts import Verdict
 
 
 def mark(*marks, **fields):
@@ -196,6 +202,27 @@ def test_a_list_is_advised_only_where_each_of_its_names_is_known():
     with pytest.raises(Fp8Error) as error:
         refuse_unknown(R.UNKNOWN_NAME, "x", "rowwise, x", ["rowwise", "tensorwise"], takes_list="recipe")
     assert "a list" not in error.value.next_step
+
+
+def test_a_pattern_that_matches_nothing_fails_where_strict_and_is_a_note_elsewhere():
+    evidence = layers_evidence(unmatched=["mlp.*"])
+    decision = check_layers(LAYERS_CASE, evidence)
+    assert decision.verdict is Verdict.PASS
+    assert "leave='mlp.*' matches no Linear" in decision.numbers["notes"]
+    strict = strictly(decision, evidence)
+    assert (strict.verdict, strict.code) == (Verdict.FAIL, L.LEAVES_NOTHING)
+    assert "take it out of Workload(leave=...)" in strict.next_step
+    without = layers_evidence()
+    assert strictly(check_layers(LAYERS_CASE, without), without).verdict is Verdict.PASS
+
+
+def test_sizes_that_no_kernel_takes_are_the_first_cause():
+    odd = Reason(Stays.SIZE, "in_features=30 is not a multiple of 16")
+    nothing = layers_evidence(bf16=[(name, role) for name in ("q", "up") for role in ROLES])
+    decision = check_layers(LAYERS_CASE, replace(nothing, converted=[], live_fp8=[], skipped=dict.fromkeys(SIZES, odd)))
+    assert decision.cause.startswith("no Linear that could be FP8 has sizes that it takes")
+    assert "make in_features and out_features multiples of 16" in decision.next_step
+    assert check_layers(LAYERS_CASE, layers_evidence()).verdict is Verdict.PASS
 
 
 # -- in an arm ------------------------------------------------------------------------------------------------------
@@ -451,3 +478,37 @@ def test_a_full_disk_names_the_folder_and_what_a_checkpoint_needs(monkeypatch, t
     assert re.search(rf"one checkpoint of this model takes 1 MB, and \d+ MB are free in {tmp_path}$", told["cause"])
     assert told["next"] == f"df -h {tmp_path}; make room there, or name another folder: TMPDIR=FOLDER pytest ..."
     server.save(str(tmp_path / "two"), "safetensors", True)
+
+
+@pytest.mark.slow
+def test_a_batch_that_counts_is_named_by_what_it_sets():
+    from pytest_fp8.worker.answers.ledger import _kept
+
+    def closed():
+        count = 0
+
+        def batch(step):
+            nonlocal count
+            count += 1
+            return lambda: count
+
+        return batch
+
+    class Feed:
+        def __call__(self, step):
+            self.place = step + 1
+            return self.place
+
+    assert _kept(counting) == ["COUNT"]
+    assert _kept(closed()) == ["count"]
+    assert _kept(Feed()) == ["self.place"]
+    assert _kept(batch) == _kept(len) == []
+
+
+COUNT = 0
+
+
+def counting(step):
+    global COUNT  # noqa: PLW0603
+    COUNT += 1
+    return COUNT

@@ -65,12 +65,12 @@ def workloads_function(error: BaseException) -> str:
     found = [one for owner in owners for one in (owner, getattr(owner, "own", None)) if isinstance(one, Workload)]
     for frame in frames if found else ():
         for name, arguments in ARGUMENTS.items():
-            if frame.f_code is _code(getattr(found[0], name)):
+            if frame.f_code is code_of(getattr(found[0], name)):
                 return f"{name}({', '.join(arguments)})"
     return ""
 
 
-def _code(function: Any) -> CodeType | None:
+def code_of(function: Any) -> CodeType | None:
     """The code that runs when something is called: a function, a method, a partial, a class, an object."""
     while isinstance(function, functools.partial):
         function = function.func

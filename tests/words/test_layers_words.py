@@ -10,7 +10,7 @@ from helpers.evidence import CASE, SIZES, WEIGHT, arm_ledger, layers_evidence
 from helpers.two_ledgers import DIFFERENCES, HEALTHY, ledgers, weights
 from pytest_fp8 import Case
 from pytest_fp8.codes import L
-from pytest_fp8.questions.layers.check import check_layers
+from pytest_fp8.questions.layers.check import check_layers, strictly
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
 from pytest_fp8.questions.ledger.evidence import Collective, OwnedProduct
 from pytest_fp8.recipes import ROLES, Reason, Stays
@@ -102,6 +102,7 @@ FOUND = {
     L.GRADIENTS_NOT_IN_FP8: lambda: layers(
         foreign=[of_own("forward", FP8), of_own("backward", "bfloat16"), of_own("backward", "bfloat16")]
     ),
+    L.LEAVES_NOTHING: lambda: strictly(layers(unmatched=["mlp.*"]), layers_evidence(unmatched=["mlp.*"])),
     L.NO_LINEAR_FITS: lambda: with_nothing(skipped=dict.fromkeys(SIZES, Reason(Stays.HEAD, "a head"))),
 }
 """Code -> a decision with it."""

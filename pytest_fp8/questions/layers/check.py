@@ -101,6 +101,21 @@ def check_layers(
     return passed("; ".join(said)).answer(QUESTION, replace(figures, notes=notes))
 
 
+def strictly(decision: Decision, evidence: LayersEvidence) -> Decision:
+    """The decision of :func:`check_layers` as ``--fp8-strict`` has it: a PASS with a pattern of ``leave`` that matches
+    no Linear is FAIL. Elsewhere that is a note: workloads of several models may share their patterns."""
+    if not evidence.unmatched or not decision.verdict.passes:
+        return decision
+    return fail(
+        L.LEAVES_NOTHING,
+        f"leave={some([repr(pattern) for pattern in evidence.unmatched])} matches no Linear",
+        expected=f"patterns for whole names of the model's Linears: {some(list(evidence.originals))}",
+        seen=decision.headline,
+        cause="a misspelt name, a pattern without the part before the layer's own name, or one of another model",
+        next_step=f"take it out of Workload(leave=...), or write it for the whole name: '*{evidence.unmatched[0]}'",
+    ).answer(QUESTION, decision.figures)
+
+
 def _figures(evidence: LayersEvidence, step: StepProducts, own: Collection[str]) -> LayersFigures:
     sizes = {name: inputs * outputs for name, (inputs, outputs) in evidence.originals.items()}
     converted = {*evidence.converted, *own}

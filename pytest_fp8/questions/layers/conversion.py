@@ -171,7 +171,10 @@ def _why_nothing(evidence: LayersEvidence) -> tuple[Code, str, str]:
     kinds = {reason.kind for reason in evidence.skipped.values()}
     advice = [text for kind, text in _HOW_TO_CONVERT.items() if kind in kinds]
     if Stays.SIZE in kinds:
-        return *_who_dropped_it(evidence), ", or ".join([*advice, "check how FP8 is switched on"])
+        code, cause = _who_dropped_it(evidence)
+        if code is L.NOTHING_CONVERTED:
+            cause = f"no Linear that could be FP8 has sizes that it takes, multiples of 16; or {cause}"
+        return code, cause, ", or ".join([*advice, "check how FP8 is switched on"])
     also = f"; {elsewhere} are never converted" if Stays.HEAD in kinds else ""
     cause = f"every nn.Linear of the model is one that stays in high precision{also}"
     return L.NO_LINEAR_FITS, cause, ", or ".join(advice)
@@ -185,8 +188,7 @@ def _who_dropped_it(evidence: LayersEvidence) -> tuple[Code, str]:
         return L.NOTHING_CONVERTED, cause
     if switches.environment == FP8:
         return decided_by(switches), who_won(switches)
-    sizes = "" if _could_be(evidence) else " or has odd sizes"
-    return L.NOTHING_CONVERTED, f"FP8 was asked for where nothing reads it, or every layer was filtered out{sizes}"
+    return L.NOTHING_CONVERTED, "FP8 was asked for where nothing reads it, or every layer was filtered out"
 
 
 def find_in_recipe(case: Case, evidence: LayersEvidence) -> Finding | None:

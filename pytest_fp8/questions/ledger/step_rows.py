@@ -41,11 +41,20 @@ NOT_RESTORED = (
     "(checkpoint(..., preserve_rng_state=False)), or a generator is seeded again inside the step"
 )
 
+KEPT = (
+    "batch(step) sets {names}, which it keeps from call to call: an arm that is asked more often is further on",
+    "take the place in the data from the argument: data[step % len(data)]",
+)
+
 
 def entered_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
     """The batch, and what entered each outermost module call: number, mode, shapes, dtypes and content."""
     other_batch = list(_tensors("the batch", ledgers.reference.batch, ledgers.fp8.batch, explained))
-    yield from other_batch
+    kept = ledgers.reference.kept
+    yield from (
+        replace(found, cause=KEPT[0].format(names=", ".join(kept)), next_step=KEPT[1]) if kept else found
+        for found in other_batch
+    )
     if OUTSIDE in explained.routed:
         return
     one, two = (list(arm.entered) for arm in (ledgers.reference, ledgers.fp8))
@@ -92,9 +101,7 @@ def _tensors(
     digests = [[note.digest for note in notes if note.digest] for notes in (ours, theirs)]
     alike = [note.digest != "" for note in ours] == [note.digest != "" for note in theirs]
     if exact and alike and Counter(digests[0]) != Counter(digests[1]):
-        contents = zip(digests, reversed(digests), strict=True)
-        first = (next((each for each in mine if each not in other), "") for mine, other in contents)
-        yield differ(code, where, (f"{where}: content {digest}" for digest in first), (LOSS,))
+        yield differ(code, where, (where, f"{where} has other values, in tensors of the same shapes"), (LOSS,))
 
 
 def _listed(kinds: Counter[str], several: str = "{} ({} times)") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,6 +19,7 @@ from pytest_fp8.worker.answers.gradients import total_norm
 from pytest_fp8.worker.answers.instrumented import SEED, Observer, instrumented_step
 from pytest_fp8.worker.answers.moved_weights import PERTURBATION, moved_weights
 from pytest_fp8.worker.answers.updates import updates
+from pytest_fp8.worker.error_trace import code_of
 from pytest_fp8.worker.state.fused_params import plain_name, split
 from pytest_fp8.worker.training.phases import around_step
 from pytest_fp8.worker.training.ranks import every_rank_s, room_for_activations, uncompiled_step_fits
@@ -150,12 +152,25 @@ def _taken(engine: Engine) -> ArmLedger:
         fp8_layers=fp8_layers(engine),
         linears=[plain_name(name) for name in engine.originals],
         routed=routed,
+        kept=_kept(engine.setup.own.batch) if engine.setup.own is not None else (),
         ranks=engine.case.gpus,
         wire=[replace(one, count=count) for one, count in operators.wire.items()],
         watched=seen.watched,
         # What was drawn names the layer less surely.
         recomputed_otherwise=seen.inputs.other() or seen.draws.other(),
     )
+
+
+def _kept(batch: Any) -> list[str]:
+    """What a function sets that outlives its call: globals, variables of the function around it, its own attributes."""
+    code = code_of(batch)
+    stored: dict[str, list[str]] = {}
+    for each in dis.get_instructions(code) if code is not None else ():
+        stored.setdefault(each.opname, []).append(str(each.argval))
+    own = code is not None and code.co_varnames[:1] == ("self",)
+    around = [name for name in stored.get("STORE_DEREF", ()) if code is not None and name in code.co_freevars]
+    attributes = [f"self.{name}" for name in stored.get("STORE_ATTR", ()) if own]
+    return list(dict.fromkeys([*stored.get("STORE_GLOBAL", ()), *around, *attributes]))
 
 
 def _updates(engine: Engine) -> Updates:
