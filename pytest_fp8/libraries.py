@@ -21,6 +21,16 @@ def library_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     return found
 
 
+def documentation(page: str = "") -> str:
+    """The address of the documentation, or of one page, as this package's own metadata name it: the only place that
+    has it. Of a package without such an address the path in a clone."""
+    try:
+        urls = dict(url.split(", ", 1) for url in metadata("pytest-fp8").get_all("Project-URL") or [])
+    except PackageNotFoundError:
+        urls = {}
+    return "/".join([urls.get("Documentation", "docs").rstrip("/"), *([page] if page else [])])
+
+
 def requirements() -> dict[str, str]:
     """Package -> what this plugin's own metadata asks for, extras included: ``transformer-engine[pytorch]>=2.9``."""
     try:

@@ -34,7 +34,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", MARKER)
+    marker = MARKER
+    if config.getoption("markers", False):
+        from pytest_fp8.libraries import documentation
+
+        # An installed package has no such folder; reading its metadata takes milliseconds.
+        marker = MARKER.replace("docs/options.md", documentation("options.md"))
+    config.addinivalue_line("markers", marker)
     worker = getattr(config, "workerinput", None)
     try:
         settings = read_settings(config)

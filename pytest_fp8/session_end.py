@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.codes import R
+from pytest_fp8.options import Settings
 
 if TYPE_CHECKING:
     from pytest_fp8.session import Session
@@ -52,6 +53,13 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
         _update(session, origin, ran and not interrupted)
     elif settings.declared and ran and ledger.ran_on_gpu:
         _note_baselines(session)
+    default = session.root / Settings.baseline_dir
+    named = settings.baseline_dir != default and not settings.baselines_from
+    if ran and asked and named and not settings.baseline_dir.is_dir():
+        session.notes.append(
+            f"{R.NO_BASELINES}: --fp8-baseline-dir names {settings.baseline_dir}, and there is no such folder: nothing "
+            "was compared with a stored baseline"
+        )
     from pytest_fp8.report.known import swallowed
 
     session.notes += [

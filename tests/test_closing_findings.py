@@ -74,6 +74,16 @@ def test_notes_are_numbered_and_one_of_several_cases_is_said_once(ledger):
     ]
 
 
+def test_an_error_that_pytest_has_shown_is_not_said_again(ledger):
+    ledger.entries[NAMES[2]].failed.append("FP8-R05: the arm 'fp8' died")
+    ledger.error(NAMES[2], Fp8Error(R.ARM_HUNG, "a caught one"))
+    below = lines_of(list(footnotes(ledger)), width=None)
+    assert [line for line in below if line.startswith(("[3]", "[4]"))] == [
+        "[3] FP8-R05: see above",
+        "[4] FP8-R06: a caught one",
+    ]
+
+
 SIZES = "2 of 3 Linears stay in BF16: 0: out_features=250 is not a multiple of 16"
 
 

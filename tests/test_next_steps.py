@@ -512,3 +512,55 @@ def counting(step):
     global COUNT  # noqa: PLW0603
     COUNT += 1
     return COUNT
+
+
+SESSION = """
+import pytest
+import torch
+from pytest_fp8 import Workload
+
+
+@pytest.fixture
+def fp8_workload():
+    return Workload(lambda: torch.load("weights.pt"), lambda step: torch.randn(16, 32))
+
+
+@pytest.mark.fp8(emulated=True)
+def test_mine(fp8_pair):
+    fp8_pair.assert_layers()
+"""
+
+
+@pytest.mark.slow
+def test_an_arms_error_is_printed_once_with_the_way_to_its_page(pytester):
+    """Under -q, where the header that names the baselines is hidden."""
+    pytest.importorskip("torchao")
+    pytester.makepyfile(SESSION)
+    said = pytester.runpytest("-q", "--fp8-baseline-dir=nowhere").outlines
+    assert len([line for line in said if "in the arm 'own-bf16-emulated on cpu'" in line]) == 1
+    assert "next:     name the file from the folder of the test file: Path(__file__).parent / 'weights.pt'" in "".join(
+        said
+    )
+    assert "[1] FP8-R04: see above" in said
+    assert any(line.startswith("what a code means: pytest-fp8 explain FP8-R04; documentation: ") for line in said)
+    note = f"FP8-R46: --fp8-baseline-dir names {pytester.path}/nowhere, and there is no such folder"
+    assert any(line.startswith(note) for line in said)
+
+
+def test_the_address_of_the_docs_stands_in_one_place(monkeypatch):
+    import tomllib
+    from email.message import Message
+
+    from pytest_fp8 import libraries
+
+    root = Path(__file__).parent.parent
+    urls = tomllib.loads((root / "pyproject.toml").read_text())["project"]["urls"]
+    package = Message()
+    for name, url in urls.items():
+        package["Project-URL"] = f"{name}, {url}"
+    monkeypatch.setattr(libraries, "metadata", lambda name: package)
+    assert libraries.documentation("options.md") == f"{urls['Documentation']}/options.md"
+    monkeypatch.setattr(libraries, "metadata", lambda name: Message())
+    assert libraries.documentation("options.md") == "docs/options.md"
+    code = [path for path in (root / "pytest_fp8").rglob("*") if path.suffix in (".py", ".toml")]
+    assert [path.name for path in code if urls["Documentation"] in path.read_text()] == []

@@ -13,6 +13,7 @@ from typing import Any
 
 from pytest_fp8.codes import B, C, Code, D, K, L, M, N, P, R, S
 from pytest_fp8.errors import refuse
+from pytest_fp8.libraries import documentation
 
 LETTERS: dict[type[Code], str] = {
     L: "layers",
@@ -99,6 +100,7 @@ def text_of(code: Code) -> str:
     if page is not None:
         example = page.example.strip("\n").replace("\n", "\n    ")
         lines += ["", page.means, f"Why it is bad: {page.bad}", "", f"    {example}", "", f"Instead: {page.instead}"]
+    lines += ["", f"All codes: {documentation('codes.md')}"]
     return "\n".join(lines)
 
 

@@ -24,7 +24,9 @@ def footnotes(ledger: Ledger) -> dict[str, list[str]]:
     for entry in ledger.entries.values():
         known = [f"fails as known: {reason}" for reason in entry.expected]
         left = unjudged(entry) if ledger.cut_short else []
-        for text in [*known, *entry.errors, *findings(entry), *notes_of(entry.decisions), *left]:
+        # pytest has shown what its tests failed with.
+        errors = [f"{text.partition(':')[0]}: see above" if text in entry.failed else text for text in entry.errors]
+        for text in [*known, *errors, *findings(entry), *notes_of(entry.decisions), *left]:
             notes.setdefault(text, []).append(entry.case)
     return notes
 

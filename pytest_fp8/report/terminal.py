@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from pytest_fp8.libraries import documentation
 from pytest_fp8.questions.findings import some
 from pytest_fp8.report.annotations import OTHERS, below, commands
 from pytest_fp8.report.baselines import revision_lines
@@ -51,6 +53,7 @@ ON_A_GPU = ("speedup", "memory")
 """Questions that no emulated case answers."""
 WIDTH, WIDEST = 100, 400
 """The table's width in a log, in columns of text, and where names are so long that it cannot be kept."""
+CODE = re.compile(r"\bFP8-[A-Z]\d\d\b")
 TESTS_SHOWN = 3
 """Names of tests in the line about tests that did not run."""
 
@@ -139,6 +142,15 @@ def did_not_run(ledger: Ledger) -> list[str]:
     return lines
 
 
+def _first_code(session: Session) -> str:
+    """Of an answer that is no PASS, of an error, or of what the session says at its end; empty where all is well."""
+    entries = session.ledger.entries.values()
+    answers = [str(decision["code"]) for entry in entries for decision in entry.decisions.values()]
+    errors = [text for entry in entries for text in entry.errors]
+    said = [found for text in [*answers, *errors, *session.problems, *session.notes] for found in CODE.findall(text)]
+    return next(iter(said), "")
+
+
 def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
     """Everything that pytest-fp8 says at the end of a run."""
     from pytest_fp8.report import tables
@@ -174,6 +186,8 @@ def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
         reporter.write_line(line, yellow=True)
     for problem in session.problems:
         reporter.write_line(problem, red=True)
+    if code := _first_code(session):
+        reporter.write_line(f"what a code means: pytest-fp8 explain {code}; documentation: {documentation()}")
     failures = not reporter.config.pluginmanager.has_plugin(OTHERS)
     for command in commands(reporter.stats, session.root, os.environ, bool(session.problems), failures):
         reporter.write_line(command)
