@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import traceback
 
 import torch
@@ -37,24 +36,28 @@ def known_cause(error: BaseException) -> tuple[Code, str, str]:
 
 def _facts(error: BaseException) -> dict[str, str]:
     """What an entry may say, in braces, of the arm's surroundings."""
+    into, needed = _saved(error)
+    # Not tempfile.gettempdir(), which names another folder where this one is full.
+    into = into or os.environ.get("TMPDIR") or "/tmp"
     # The folder that pytest's process has, without the session's own in it, which goes at its end.
-    temporary = re.sub(r"/fp8-[^/]+(/.*)?$", "", tempfile.gettempdir()) or "/"
-    room = f"{shutil.disk_usage(temporary).free >> 20} MB are free in {temporary}"
-    if needed := _checkpoint_bytes(error):
-        room = f"one checkpoint of this model takes {(needed >> 20) + 1} MB, and {room}"
+    temporary = re.sub(r"/fp8-[^/]+(/.*)?$", "", into) or "/"
+    free = shutil.disk_usage(temporary).free / 2**20 if os.path.isdir(temporary) else 0.0
+    room = f"{free:.1f} MB are free in {temporary}"
+    if needed:
+        room = f"one checkpoint of this model takes {needed / 2**20:.1f} MB, and {room}"
     # Not os.getcwd(), which raises where the folder is gone.
     return {"folder": os.readlink("/proc/self/cwd"), "python": sys.executable, "temporary": temporary, "room": room}
 
 
-def _checkpoint_bytes(error: BaseException) -> int:
-    """Of the weights and the optimizer's state, where an engine was saved; else 0."""
+def _saved(error: BaseException) -> tuple[str, int]:
+    """Where an engine was saved to when the error came, and the bytes of its weights and its optimizer's state."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        engine = frame.f_locals.get("engine")
+        engine, into = (frame.f_locals.get(name) for name in ("engine", "folder"))
         if frame.f_code.co_name == "save" and hasattr(engine, "optimizer"):
             state = [value for held in engine.optimizer.state.values() for value in held.values()]
             tensors = [each for each in [*engine.model.parameters(), *state] if isinstance(each, torch.Tensor)]
-            return sum(each.nbytes for each in tensors)
-    return 0
+            return str(into), sum(each.nbytes for each in tensors)
+    return "", 0
 
 
 def _given_no_rows(error: BaseException) -> tuple[Code, str, str] | None:
