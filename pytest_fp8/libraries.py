@@ -24,11 +24,13 @@ def library_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
 def documentation(page: str = "") -> str:
     """The address of the documentation, or of one page, as this package's own metadata name it: the only place that
     has it. Of a package without such an address the path in a clone."""
+    urls: dict[str, str]
     try:
         urls = dict(url.split(", ", 1) for url in metadata("pytest-fp8").get_all("Project-URL") or [])
     except PackageNotFoundError:
         urls = {}
-    return "/".join([urls.get("Documentation", "docs").rstrip("/"), *([page] if page else [])])
+    first = urls.get("Documentation", "docs/index.md")
+    return first.removesuffix("index.md") + page if page else first
 
 
 def requirements() -> dict[str, str]:

@@ -558,7 +558,8 @@ def test_the_address_of_the_docs_stands_in_one_place(monkeypatch):
     for name, url in urls.items():
         package["Project-URL"] = f"{name}, {url}"
     monkeypatch.setattr(libraries, "metadata", lambda name: package)
-    assert libraries.documentation("options.md") == f"{urls['Documentation']}/options.md"
+    assert libraries.documentation("options.md") == urls["Documentation"].replace("index.md", "options.md")
+    assert libraries.documentation() == urls["Documentation"]
     monkeypatch.setattr(libraries, "metadata", lambda name: Message())
     assert libraries.documentation("options.md") == "docs/options.md"
     code = [path for path in (root / "pytest_fp8").rglob("*") if path.suffix in (".py", ".toml")]

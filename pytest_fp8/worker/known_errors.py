@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import traceback
+from typing import Any
 
 import torch
 
@@ -52,11 +53,11 @@ def _facts(error: BaseException) -> dict[str, str]:
 def _saved(error: BaseException) -> tuple[str, int]:
     """Where an engine was saved to when the error came, and the bytes of its weights and its optimizer's state."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        engine, into = (frame.f_locals.get(name) for name in ("engine", "folder"))
+        engine: Any = frame.f_locals.get("engine")
         if frame.f_code.co_name == "save" and hasattr(engine, "optimizer"):
             state = [value for held in engine.optimizer.state.values() for value in held.values()]
             tensors = [each for each in [*engine.model.parameters(), *state] if isinstance(each, torch.Tensor)]
-            return str(into), sum(each.nbytes for each in tensors)
+            return str(frame.f_locals.get("folder", "")), sum(each.nbytes for each in tensors)
     return "", 0
 
 
