@@ -191,5 +191,10 @@ def test_the_error_of_a_model_that_cannot_be_built_is_on_a_row_of_its_own(pytest
     result = pytester.runpytest()
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(
-        ["*tensorwise-emulated  *2/2 *", "*tensorwise-emulated #2 [[]1] *", "[[]1] *no such model*"]
+        [
+            "*no such model*",
+            "*tensorwise-emulated  *2/2 *",
+            "*tensorwise-emulated #2 [[]1] *",
+            "[[]1] FP8-R04: see above",
+        ]
     )
