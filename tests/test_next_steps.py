@@ -211,6 +211,7 @@ def test_a_pattern_that_matches_nothing_fails_where_strict_and_is_a_note_elsewhe
     assert "leave='mlp.*' matches no Linear" in decision.numbers["notes"]
     strict = strictly(decision, evidence)
     assert (strict.verdict, strict.code) == (Verdict.FAIL, L.LEAVES_NOTHING)
+    assert strict.numbers["notes"] == [each for each in decision.numbers["notes"] if "leave=" not in each]
     assert "take it out of Workload(leave=...)" in strict.next_step
     without = layers_evidence()
     assert strictly(check_layers(LAYERS_CASE, without), without).verdict is Verdict.PASS

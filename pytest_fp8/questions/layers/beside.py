@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pytest_fp8.questions.findings import SHOWN, some
 from pytest_fp8.questions.layers.evidence import LayersEvidence
@@ -55,7 +55,12 @@ def _of_model(evidence: LayersEvidence, step: StepProducts) -> Iterator[str]:
     if past := evaluated & {*evidence.live_fp8}:
         yield f"evaluates in high precision past converted layers: {some(past)}"
     if evidence.unmatched:
-        yield f"leave={some([repr(pattern) for pattern in evidence.unmatched])} matches no Linear"
+        yield matches_nothing(evidence.unmatched)
+
+
+def matches_nothing(patterns: Sequence[str]) -> str:
+    """What is said of patterns of ``leave``."""
+    return f"leave={some([repr(pattern) for pattern in patterns])} matches no Linear"
 
 
 def _of_ledgers(ledgers: TwoLedgers) -> Iterator[str]:

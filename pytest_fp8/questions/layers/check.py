@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pytest_fp8.case import Case
 from pytest_fp8.codes import L
 from pytest_fp8.questions.findings import fail, some
-from pytest_fp8.questions.layers.beside import beside
+from pytest_fp8.questions.layers.beside import beside, matches_nothing
 from pytest_fp8.questions.layers.conversion import find_in_conversion, find_in_recipe
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.execution import find_in_execution, find_past_layers
@@ -104,16 +104,18 @@ def check_layers(
 def strictly(decision: Decision, evidence: LayersEvidence) -> Decision:
     """The decision of :func:`check_layers` as ``--fp8-strict`` has it: a PASS with a pattern of ``leave`` that matches
     no Linear is FAIL. Elsewhere that is a note: workloads of several models may share their patterns."""
-    if not evidence.unmatched or not decision.verdict.passes:
+    figures = decision.figures
+    if not evidence.unmatched or not decision.verdict.passes or not isinstance(figures, LayersFigures):
         return decision
+    headline = matches_nothing(evidence.unmatched)
     return fail(
         L.LEAVES_NOTHING,
-        f"leave={some([repr(pattern) for pattern in evidence.unmatched])} matches no Linear",
+        headline,
         expected=f"patterns for whole names of the model's Linears: {some(list(evidence.originals))}",
-        seen=decision.headline,
+        seen=decision.headline.partition(";")[0],
         cause="a misspelt name, a pattern without the part before the layer's own name, or one of another model",
         next_step=f"take it out of Workload(leave=...), or write it for the whole name: '*{evidence.unmatched[0]}'",
-    ).answer(QUESTION, decision.figures)
+    ).answer(QUESTION, replace(figures, notes=[note for note in figures.notes if note != headline]))
 
 
 def _figures(evidence: LayersEvidence, step: StepProducts, own: Collection[str]) -> LayersFigures:
