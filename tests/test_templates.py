@@ -19,10 +19,12 @@ from pytest_fp8.cli import parser
 yaml = pytest.importorskip("yaml")
 
 FOLDER = Path(__file__).parent.parent / "docs/templates"
-FILES = sorted(FOLDER.iterdir())
+FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".yml", ".sh"))
 WORKFLOWS = [path for path in FILES if path.suffix == ".yml" and ".gitlab" not in path.name]
 GIVEN = {"RUNNER_TEMP": "temp", "REASON": "torch 2.13", "CI_MERGE_REQUEST_DIFF_BASE_SHA": "HEAD^1"}
 GIVEN |= {"base": "HEAD^1", "SLURM_JOB_ID": "7"}
+STORED = re.compile(r"\$\{stored:\+(\S+)\}")
+"""What a gate is given once its base has baselines."""
 TEST = """
 import pytest
 
@@ -31,6 +33,7 @@ def test_fp8(fp8_pair):
     fp8_pair.assert_layers()
 """
 ENDS = (">", "||", "&&", ";", "|")
+DAYS = pytest.mark.parametrize("stored", [False, True], ids=["first-day", "baselines-stored"])
 
 every_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 
@@ -46,10 +49,12 @@ def scripts(path):
     return [line for job in jobs for key in ("before_script", "script") for line in job.get(key, [])]
 
 
-def commands(path, tool):
+def commands(path, tool, stored=True):
     """The arguments of each call of ``tool`` in a template, as the shell would give them."""
     for line in "\n".join(scripts(path)).replace("\\\n", " ").splitlines():
-        words = [Template(word).safe_substitute(GIVEN) for word in shlex.split(line, comments=True)]
+        lexer = shlex.shlex(STORED.sub(r"\1" if stored else "", line), posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words = [Template(word).safe_substitute(GIVEN) for word in lexer]
         if tool in words:
             arguments = words[words.index(tool) + 1 :]
             end = next((index for index, word in enumerate(arguments) if word in ENDS), len(arguments))
@@ -58,34 +63,75 @@ def commands(path, tool):
                 yield arguments[:end]
 
 
-def every_command(tool):
-    found = [(path, arguments) for path in FILES for arguments in commands(path, tool)]
+def every_command(tool, stored=True):
+    found = [(path, arguments) for path in FILES for arguments in commands(path, tool, stored)]
     once = {" ".join(arguments): (path.name, arguments) for path, arguments in found}
     return [pytest.param(arguments, id=f"{name}-{index}") for index, (name, arguments) in enumerate(once.values())]
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    """A git repository of two commits, with a test and a folder of baselines in the first."""
-    folder = tmp_path_factory.mktemp("project")
-    (folder / "tests").mkdir()
-    (folder / "tests/test_fp8.py").write_text(TEST)
-    shutil.copytree(FOLDER.parents[1] / "baselines/h100", folder / "baselines/h100")
-    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b.c"]
-    subprocess.run([*git, "init", "-q"], check=True)
-    for message in ("base", "head"):
-        subprocess.run([*git, "add", "-A"], check=True)
-        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", message], check=True)
-    return folder
+def projects(tmp_path_factory):
+    """Whether baselines are stored -> a git repository of two commits, with a test and what is stored in the first."""
+    made = {}
+    for stored in (False, True):
+        folder = tmp_path_factory.mktemp("project")
+        (folder / "tests").mkdir()
+        (folder / "tests/test_fp8.py").write_text(TEST)
+        if stored:
+            shutil.copytree(FOLDER.parents[1] / "baselines/h100", folder / "baselines/h100")
+        git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+        subprocess.run([*git, "init", "-q"], check=True)
+        for message in ("base", "head"):
+            subprocess.run([*git, "add", "-A"], check=True)
+            subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", message], check=True)
+        subprocess.run([*git, "update-ref", "refs/remotes/origin/main", "HEAD^"], check=True)
+        made[stored] = folder
+    return made
 
 
-@pytest.mark.parametrize("arguments", every_command("pytest"))
-def test_pytest_accepts_the_options_in_continuous_integration(arguments, project):
+def accepts(arguments, project):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-q", *arguments]
     env = {**os.environ, "CI": "true", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "tests/test_fp8.py::" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", every_command("pytest"))
+def test_pytest_accepts_the_options_in_continuous_integration(arguments, projects):
+    accepts(arguments, projects[True])
+
+
+@pytest.mark.parametrize("arguments", every_command("pytest", stored=False))
+def test_pytest_accepts_the_options_on_the_first_day(arguments, projects):
+    accepts(arguments, projects[False])
+
+
+GATES = [
+    pytest.param(script, id=path.name)
+    for path in FILES
+    for script in (["\n".join(scripts(path))] if ".gitlab" in path.name else scripts(path))
+    if "stored=" in script
+]
+
+
+@DAYS
+@pytest.mark.parametrize("script", GATES)
+def test_a_gate_reads_baselines_of_its_base_where_there_are_some(script, stored, projects, tmp_path):
+    """The shell code itself is run, with tools that say how they were called."""
+    for tool in ("pytest", "pytest-fp8", "srun", "pip", "python3", "source"):
+        (tmp_path / tool).write_text(f'#!/bin/sh\necho {tool} "$@"\n')
+        (tmp_path / tool).chmod(0o755)
+    env = {**os.environ, **GIVEN, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = re.sub(r"^source .*$", "", script, flags=re.MULTILINE)
+    command = ["bash", "-eo", "pipefail", "-c", script]
+    done = subprocess.run(command, cwd=projects[stored], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    if "pytest tests/test_fp8.py" in script:
+        assert "--fp8-base-git=" in done.stdout
+        assert ("--fp8-baselines-from=" in done.stdout) == stored
+    if "baselines diff" in script:
+        assert ("pytest-fp8 baselines diff --git" in done.stdout) == stored
 
 
 @pytest.mark.parametrize("arguments", every_command("pytest-fp8"))
@@ -139,6 +185,17 @@ def test_nothing_that_others_write_becomes_shell_code(path):
     assert not [script for script in scripts(path) if "${{" in script]
     assert "pull_request_target" not in path.read_text()
     assert "secrets." not in path.read_text()
+
+
+def test_all_that_is_installed_is_pinned():
+    """But for the user's own project."""
+    for path in FILES:
+        lines = [line.partition(" #")[0].strip() for line in "\n".join(scripts(path)).splitlines()]
+        installs = [line for line in lines if "pip install" in line or '/pip" install' in line]
+        assert all(line.endswith(("-r requirements-fp8.txt", "install -e .")) for line in installs), installs
+    lines = (FOLDER / "requirements-fp8.txt").read_text().splitlines()
+    for line in lines:
+        assert re.fullmatch(r"#.*|\./wheels/pytest_fp8-[\d.]+-py3-none-any\.whl(\[\w+\])?|[\w-]+==[\d.]+", line), line
 
 
 # -- the script ---------------------------------------------------------------------------------------------------
