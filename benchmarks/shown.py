@@ -1,0 +1,97 @@
+"""``python -m benchmarks.shown``: rewrite what README and docs show, from the files and the runs that they show.
+
+A block below ``<!-- file: examples/test_loop.py -->`` is that file. One below ``<!-- output: a run -->`` is the end of
+what pytest prints for examples/test_model.py, as it is or broken (:data:`RUNS`); ``--run`` makes those anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+BLOCK = re.compile(r"(<!-- (?P<kind>file|output): (?P<name>.+?) -->\n```\w*\n)(?P<body>.*?)(?=^```$)", re.M | re.S)
+NAME = "test_my_model.py"
+FILTERED = '''
+
+def convert(model):
+    """Its filter waits for the names of another model."""
+    from torchao.float8 import convert_to_float8_training
+
+    convert_to_float8_training(model, module_filter_fn=lambda module, name: name.startswith("layers."))
+'''
+
+
+def pages() -> list[Path]:
+    """The files that may show something."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def sound() -> str:
+    """The end of a session that passes: from the tests' line on."""
+    lines = session((ROOT / "examples/test_model.py").read_text()).splitlines()
+    start = next(index for index, line in enumerate(lines) if line.endswith("[100%]"))
+    return "\n".join([f"{NAME} .".ljust(94) + "[100%]", *lines[start + 1 :]])
+
+
+def broken() -> str:
+    """The message of a conversion whose filter lets nothing through, as pytest shows it without its margin."""
+    code = (ROOT / "examples/test_model.py").read_text()
+    code = code.replace("Workload(build, ", "Workload(build, convert=convert, ")
+    shown = session(code + FILTERED)
+    message = re.search(r"^E +pytest_fp8\S+: (FAIL .*?\n)(?!E )", shown, re.M | re.S)
+    assert message, shown
+    return "\n".join(re.sub(r"^E {,7}", "", line) for line in message[1].splitlines())
+
+
+RUNS: dict[str, Callable[[], str]] = {"a run": sound, "a broken run": broken}
+
+
+def session(code: str) -> str:
+    """What pytest prints for a file with this code, without the lines that tell what a slow machine waits for."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / NAME).write_text(code)
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", NAME]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+        environment["COLUMNS"] = "100"
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return re.sub(r"^fp8: \S+: .* in all\n", "", done.stdout, flags=re.M)
+
+
+def shape(output: str) -> list[str]:
+    """The lines of an output without its numbers, and without the times, whose order changes."""
+    plain = [re.sub(r"[+-]?\d+(\.\d+)?", "0", line) for line in output.strip().splitlines()]
+    return [re.sub(r"[ ─=.]+", " ", line).partition("time in arms")[0] for line in plain]
+
+
+def filled(page: str, run: bool) -> str:
+    """The page with its blocks as they should be; outputs stay as they are where nothing is run."""
+
+    def block(found: re.Match[str]) -> str:
+        if found["kind"] == "file":
+            return found[1] + (ROOT / found["name"]).read_text()
+        return found[1] + (RUNS[found["name"]]() + "\n" if run else found["body"])
+
+    return BLOCK.sub(block, page)
+
+
+def main() -> None:
+    """Rewrite the pages in place."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", action="store_true", help="run the examples whose output is shown, too")
+    options = parser.parse_args()
+    for page in pages():
+        text = page.read_text()
+        if (new := filled(text, options.run)) != text:
+            page.write_text(new)
+            print(f"rewrote {page.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
