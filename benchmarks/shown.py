@@ -1,7 +1,7 @@
 """``python -m benchmarks.shown``: rewrite what README and docs show, from the files and the runs that they show.
 
 A block below ``<!-- file: examples/test_loop.py -->`` is that file. One below ``<!-- output: a run -->`` is the end of
-what pytest prints for examples/test_model.py, as it is or broken (:data:`RUNS`); ``--run`` makes those anew.
+what pytest prints for an example, as it is or broken (:data:`RUNS`); ``--run`` makes those anew.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- (?P<kind>file|output): (?P<name>.+?) -->\n```\w*\n)(?P<body>.*?)(?=^```$)", re.M | re.S)
 NAME = "test_my_model.py"
+WIDTH = 100
 FILTERED = '''
 
 def convert(model):
@@ -33,34 +35,53 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+@cache
 def sound() -> str:
-    """The end of a session that passes: from the tests' line on."""
-    lines = session((ROOT / "examples/test_model.py").read_text()).splitlines()
-    start = next(index for index, line in enumerate(lines) if line.endswith("[100%]"))
-    return "\n".join([f"{NAME} .".ljust(94) + "[100%]", *lines[start + 1 :]])
+    """README's test."""
+    return end({NAME: (ROOT / "examples/test_model.py").read_text()}, NAME)
 
 
+@cache
+def tutorial() -> str:
+    """The tutorial's test, as far as it needs no GPU."""
+    return end(
+        {path.name: path.read_text() for path in (ROOT / "examples/tutorial").glob("*.py")},
+        "test_fp8.py",
+        "-k",
+        "without",
+    )
+
+
+@cache
 def broken() -> str:
     """The message of a conversion whose filter lets nothing through, as pytest shows it without its margin."""
     code = (ROOT / "examples/test_model.py").read_text()
     code = code.replace("Workload(build, ", "Workload(build, convert=convert, ")
-    shown = session(code + FILTERED)
+    shown = session({NAME: code + FILTERED}, NAME, status=1)
     message = re.search(r"^E +pytest_fp8\S+: (FAIL .*?\n)(?!E )", shown, re.M | re.S)
     assert message, shown
     return "\n".join(re.sub(r"^E {,7}", "", line) for line in message[1].splitlines())
 
 
-RUNS: dict[str, Callable[[], str]] = {"a run": sound, "a broken run": broken}
+RUNS: dict[str, Callable[[], str]] = {"a run": sound, "a broken run": broken, "the tutorial": tutorial}
 
 
-def session(code: str) -> str:
-    """What pytest prints for a file with this code, without the lines that tell what a slow machine waits for."""
+def end(files: dict[str, str], *arguments: str) -> str:
+    """What a session prints from the closing table on."""
+    return session(files, *arguments).rpartition("[100%]\n")[2]
+
+
+def session(files: dict[str, str], *arguments: str, status: int = 0) -> str:
+    """What pytest prints in a folder of these files, without the lines that tell what a slow machine waits for."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / NAME).write_text(code)
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", NAME]
+        for name, code in files.items():
+            (Path(folder) / name).write_text(code)
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *arguments]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-        environment["COLUMNS"] = "100"
+        environment["COLUMNS"] = str(WIDTH)
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != status:
+        raise RuntimeError(f"exit status {done.returncode}:\n{done.stdout}{done.stderr}")
     return re.sub(r"^fp8: \S+: .* in all\n", "", done.stdout, flags=re.M)
 
 
@@ -76,7 +97,7 @@ def filled(page: str, run: bool) -> str:
     def block(found: re.Match[str]) -> str:
         if found["kind"] == "file":
             return found[1] + (ROOT / found["name"]).read_text()
-        return found[1] + (RUNS[found["name"]]() + "\n" if run else found["body"])
+        return found[1] + (RUNS[found["name"]]().rstrip() + "\n" if run else found["body"])
 
     return BLOCK.sub(block, page)
 

@@ -32,8 +32,8 @@ def fp8_workload():
     return Workload(build, batch)
 
 
-# Accelerate wraps the weights for FSDP2 by default, also without FSDP, and then no optimizer trains them. In a script:
-# ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false. It is the first thing that this test finds without the option.
+# By default Accelerate wraps the weights for FSDP2, even where there is no FSDP. No optimizer then trains them, and the
+# test fails. A script needs ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false in its environment.
 NO_ALL_GATHER = {"fp8_all_gather": False}
 
 

@@ -62,8 +62,8 @@ build_model = build_broken
 
 
 def readme_test():
-    """The first code block of the README's section, with the model and the data of the user's own project."""
-    section = (ROOT / "README.md").read_text().split("## Your own model")[1]
+    """The README's first test, with the model and the data of the user's own project."""
+    section = (ROOT / "README.md").read_text().split("## A first test")[1]
     code = re.search(r"```python\n(.*?)```", section, re.DOTALL).group(1)
     mine = "from my_project import build_model, pictures"
     code, models = re.subn(r"def build\(\):\n.*?\n\n", f"{mine}\n\n", code, flags=re.DOTALL)
