@@ -42,5 +42,6 @@ def test_on_a_gpu(fp8_pair):
 
 @ON_A_GPU
 def test_no_slower_and_no_larger_than_before(fp8_pair):
+    fp8_pair.assert_layers()  # a baseline is stored where FP8 was seen to run
     fp8_pair.assert_speedup()
     fp8_pair.assert_memory()
