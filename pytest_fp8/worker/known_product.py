@@ -14,7 +14,7 @@ import torch
 
 from pytest_fp8.backends import backend
 from pytest_fp8.recipes import recipe_options
-from pytest_fp8.worker.watch.profile import ACTIVITIES, longest, plain_events
+from pytest_fp8.worker.watch.profile import longest, plain_events
 
 SIZE = {"cuda": 4096, "cpu": 256}
 """Rows, columns and inner size. On a GPU the product then takes longer than the casts of its operands."""
@@ -44,7 +44,7 @@ def known_product(name: str, recipe: str, emulated: bool) -> dict[str, Any]:
     product()
     kernel = "emulation"
     if device == "cuda":
-        with torch.profiler.profile(activities=ACTIVITIES) as profiler:
+        with torch.profiler.profile() as profiler:
             product()
             torch.cuda.synchronize()
         kernel = longest([event for event in plain_events(profiler) if event.gpu])

@@ -6,7 +6,7 @@ import torch
 
 from pytest_fp8.questions.layers.kernels import kernel_family
 from pytest_fp8.questions.layers.products import FP8, Product
-from pytest_fp8.worker.watch.profile import ACTIVITIES, longest, plain_events, ranges_with_kernels
+from pytest_fp8.worker.watch.profile import longest, plain_events, ranges_with_kernels
 
 KNOWN = "fp8 known product: "
 SIZES = 8
@@ -21,7 +21,7 @@ def learn_families(products: list[Product]) -> dict[str, list[str]]:
     """
     extents = sorted({(p.outer[0], p.inner, p.outer[1]) for p in products if min(p.inner, *p.outer) >= 64})
     chosen = extents[:: max(1, len(extents) // SIZES)][:SIZES]
-    with torch.profiler.profile(activities=ACTIVITIES) as profiler:
+    with torch.profiler.profile() as profiler:
         _run_known_products(chosen)
     events = plain_events(profiler)
     seen: dict[str, set[str]] = {FP8: set(), "bfloat16": set()}

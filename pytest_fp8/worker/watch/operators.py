@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.questions.layers.products import CONVOLUTION, FP8, RECURRENT, Product
+
+if TYPE_CHECKING:
+    import torch
 
 OPERANDS = {
     "mm": (0, 1),
@@ -31,7 +32,7 @@ RECURRENT_OPERATORS = {
     "_cudnn_rnn_backward": 2,
 }
 """Operator of a recurrent layer -> products of each weight in one call: the backward pass has two."""
-_FLOAT8 = {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
+_FLOAT8 = {f"torch.float8_{name}" for name in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")}
 
 
 def operand_formats(left: str, right: str) -> tuple[str, ...]:
@@ -74,9 +75,9 @@ def kind_of(left: Any, right: Any) -> str:
     """``fp8`` where both operands hold FP8 values (torchao's tensors keep theirs in ``_data``), ``mixed`` where one
     does, else the left operand's dtype."""
     dtypes = [getattr(operand, "_data", operand).dtype for operand in (left, right)]
-    if all(dtype in _FLOAT8 for dtype in dtypes):
+    if all(str(dtype) in _FLOAT8 for dtype in dtypes):
         return FP8
-    if any(dtype in _FLOAT8 for dtype in dtypes):
+    if any(str(dtype) in _FLOAT8 for dtype in dtypes):
         return "mixed"
     return dtype_name(left)
 

@@ -11,14 +11,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from pytest_fp8.questions.layers.evidence import KernelTime
 from pytest_fp8.questions.layers.kernels import kernel_family, short_name
 from pytest_fp8.questions.layers.products import EVALUATION, FP8, Product
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.watch.operators import OPERANDS, operand_formats, product_of
-from pytest_fp8.worker.watch.recomputation import watch_recomputation
 from pytest_fp8.worker.watch.te_products import TE_RANGE, te_product, watch_transformer_engine
 from pytest_fp8.worker.watch.trace import TraceEvent, busy_time, total_ms
 from pytest_fp8.worker.watch.wire import dtype_told, exposures, is_collective, wire_times
@@ -31,15 +28,18 @@ CLASSES = ("fp8 products", "other products", "attention", "optimizer", "communic
 """What is told apart of a step's kernels; all others are the rest."""
 NAMED = 48
 """How many kinds of kernels of the rest are told apart."""
-ACTIVITIES = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
 
 
 def profile_step(step: Callable[[Callable[[str], Any]], Any]) -> dict[str, Any]:
     """Profile one call of ``step``, which is given a function that opens a phase; what :func:`read_profile` gives."""
+    import torch
+
+    from pytest_fp8.worker.watch.recomputation import watch_recomputation
+
     with (
         watch_transformer_engine(),
         watch_recomputation(lambda: torch.profiler.record_function(PHASE + RECOMPUTE)),
-        torch.profiler.profile(activities=ACTIVITIES, record_shapes=True) as profiler,
+        torch.profiler.profile(record_shapes=True) as profiler,
     ):
         with torch.profiler.record_function(STEP):
             step(lambda name: torch.profiler.record_function(PHASE + name))
@@ -49,6 +49,8 @@ def profile_step(step: Callable[[Callable[[str], Any]], Any]) -> dict[str, Any]:
 
 def plain_events(profiler: Any) -> list[TraceEvent]:
     """The raw events of a ``torch.profiler.profile``, without copies, fills and annotations on the GPU."""
+    import torch
+
     on_gpu = torch.autograd.DeviceType.CUDA
     plain = []
     for event in profiler.profiler.kineto_results.events():
@@ -64,6 +66,7 @@ def plain_events(profiler: Any) -> list[TraceEvent]:
                 end=start + event.duration_ns(),
                 thread=event.start_thread_id(),
                 correlation=event.correlation_id(),
+                sequence=event.sequence_nr(),
                 shapes=tuple(event.shapes()) if not gpu else (),
                 dtypes=tuple(event.dtypes()) if not gpu else (),
                 fast_accumulation=_fast_accumulation(event) if not gpu else None,

@@ -16,10 +16,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import torch
-
 from pytest_fp8.questions.layers.products import FP8, Product
-from pytest_fp8.worker.training.restored import replaced
 from pytest_fp8.worker.watch.operators import dtype_name, operand_formats
 
 TE_RANGE = "fp8 te product: "
@@ -29,6 +26,8 @@ WATCHED = ("general_gemm", "general_grouped_gemm")
 @contextmanager
 def watch_transformer_engine() -> Iterator[None]:
     """Wrap :data:`WATCHED` in each of the library's modules while the context is open."""
+    from pytest_fp8.worker.training.restored import replaced
+
     with ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             for function in WATCHED if name.startswith("transformer_engine.") else ():
@@ -40,6 +39,7 @@ def watch_transformer_engine() -> Iterator[None]:
 @cache
 def _watched(multiply: Callable[..., Any]) -> Callable[..., Any]:
     """The same object each time: compiled code that met it once is not compiled again for the next watched step."""
+    import torch
 
     def wrapper(left: Any, right: Any, *args: Any, **kwargs: Any) -> Any:
         lefts, rights = (operand if isinstance(operand, (list, tuple)) else [operand] for operand in (left, right))

@@ -19,6 +19,8 @@ class TraceEvent:
     correlation: int
     shapes: tuple[Any, ...] = ()
     dtypes: tuple[str, ...] = ()
+    sequence: int = -1
+    """Of an operator that adds to autograd's graph: the number of its node; of others -1."""
     fast_accumulation: bool | None = None
     """Of ``aten::_scaled_mm``: its argument ``use_fast_accum``."""
 

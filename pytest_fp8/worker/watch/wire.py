@@ -6,14 +6,15 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.questions.layers.evidence import WireTime
 from pytest_fp8.questions.ledger.evidence import Collective
 from pytest_fp8.worker.watch.operators import dtype_name
 from pytest_fp8.worker.watch.trace import TraceEvent, busy_spans, total_ms
+
+if TYPE_CHECKING:
+    import torch
 
 SPACES = ("c10d::", "_c10d_functional::")
 WORDS = {
