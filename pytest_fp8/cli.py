@@ -21,6 +21,7 @@ from pytest_fp8.first_test import add_init
 from pytest_fp8.libraries import docs_address, library_versions
 from pytest_fp8.report.page.write import add_report
 from pytest_fp8.suites_command import add_suites
+from pytest_fp8.watch.command import add_watch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     add_init(commands)
     add_report(commands)
     add_suites(commands)
+    add_watch(commands)
     return top
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pytest_fp8.codes import B, C, Code, D, K, L, M, N, P, R, S
+from pytest_fp8.codes import B, C, Code, D, K, L, M, N, P, R, S, W
 from pytest_fp8.errors import refuse
 from pytest_fp8.libraries import documentation
 
@@ -26,6 +26,7 @@ LETTERS: dict[type[Code], str] = {
     P: "precision",
     B: "baselines",
     R: "run",
+    W: "watch",
 }
 """Class of codes -> its file and its part of docs/codes.md."""
 INTRODUCTION = """\

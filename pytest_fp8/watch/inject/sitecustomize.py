@@ -1,0 +1,90 @@
+"""Found first on PYTHONPATH by every Python that a watched command starts. It must do nothing there but wait.
+
+It runs the ``sitecustomize`` that it hides. Only a process that imports torch's optimizers loads the observer. It is
+kept in the syntax of Python 3.6, so that an old interpreter is named instead of broken.
+"""
+
+import os
+import sys
+from typing import Any
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PACKAGE = os.path.dirname(os.path.dirname(HERE))
+FOLDER = os.environ.get("PYTEST_FP8_WATCH_FOLDER", "")
+TARGET = "torch.optim.optimizer"
+OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 11)
+
+
+class Waiting:
+    """A finder that leaves all imports to the others, and adds one call to the end of the import of ``TARGET``."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != TARGET:
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        try:
+            import importlib.util
+
+            spec = importlib.util.find_spec(name)  # type: Any
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                try:
+                    observe(module)
+                except Exception as error:
+                    say("the observer did not start: {!r}".format(error))  # noqa: UP032
+
+            spec.loader.exec_module = exec_module
+            return spec
+        except Exception:
+            # The usual finders, which are asked next, do the import or raise what the script would have seen.
+            return None
+
+
+def observe(module: Any) -> None:
+    """Start the observer, from this very folder's package: the script's Python need not have it installed."""
+    torch = sys.modules["torch"]
+    version = getattr(torch, "__version__", "0")
+    if sys.version_info[:2] < OLDEST_PYTHON or tuple(map(int, version.split(".")[:2])) < OLDEST_TORCH:
+        python = ".".join(map(str, sys.version_info[:2]))
+        say("unsupported: Python {} with torch {}".format(python, version))  # noqa: UP032
+        return
+    import importlib
+    import importlib.util
+
+    if "pytest_fp8" not in sys.modules:
+        init = os.path.join(PACKAGE, "__init__.py")
+        spec = importlib.util.spec_from_file_location("pytest_fp8", init, submodule_search_locations=[PACKAGE])  # type: Any
+        package = sys.modules["pytest_fp8"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(package)
+    importlib.import_module("pytest_fp8.watch.observer").start(module, FOLDER)
+
+
+def say(reason: str) -> None:
+    """Leave a file that says why this process gives no evidence. Nothing is printed: the script's output is its own."""
+    import json
+
+    try:
+        with open(os.path.join(FOLDER, "{}.json".format(os.getpid())), "w") as file:  # noqa: UP032
+            json.dump({"pid": os.getpid(), "state": "failed", "reason": reason}, file)
+    except OSError:
+        pass
+
+
+def chain() -> None:
+    """Run the ``sitecustomize`` that the others on the path would have had, whatever form it has."""
+    import importlib.machinery
+    import importlib.util
+
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is not None and spec.loader is not None:
+        module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+if FOLDER and os.environ.get("FP8_WATCH") != "0":
+    sys.meta_path.insert(0, Waiting())
+chain()

@@ -1,0 +1,172 @@
+"""Inside the script's process: its models, optimizers and settings as plain data. Foreign objects are only looked at.
+
+``type(one)`` and not ``isinstance``: a proxy answers ``isinstance`` with its referent's class, and some run code or
+warn when asked.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "base_layer.", "module.")
+"""Parts of names that a compiler, a sharding or adapters add."""
+FP8_CLASSES = ("Float8", "FP8", "Fp8", "MXFP8", "NVFP4")
+TE = "transformer_engine."
+ARGUMENTS = ("bf16", "fp16", "mixed_precision")
+
+
+def objects(kinds: Sequence[type] = (), names: Sequence[str] = ()) -> Iterator[Any]:
+    """Living objects of these classes, or of classes of these names."""
+    for each in gc.get_objects():
+        kind = type(each)
+        if (kinds and issubclass(kind, tuple(kinds))) or kind.__name__ in names:
+            yield each
+
+
+def root_modules(besides: Sequence[Any] = ()) -> list[Any]:
+    """Modules that train and lie in no other one, the largest first."""
+    import torch
+
+    modules = list(objects([torch.nn.Module]))
+    inside = {id(child) for module in modules for child in module._modules.values()}
+    known = set(map(id, besides))
+    roots = [module for module in modules if id(module) not in inside and id(module) not in known]
+    return [root for root in roots if any(parameter.requires_grad for parameter in root.parameters())]
+
+
+def profiles_itself() -> bool:
+    """Whether the script has a profiler. A second one would start without an error and empty the first."""
+    import torch
+
+    if torch._C._autograd._profiler_enabled():
+        return True
+    return any(True for _ in objects([torch.profiler.profile, torch.autograd.profiler.profile]))
+
+
+def model_told(roots: Sequence[Any], optimizers: Sequence[Any]) -> dict[str, Any]:
+    """Layers, optimizers and settings. Of several trees of modules those count that an optimizer trains; where sharding
+    has replaced all parameters, all of them."""
+    stepped = [parameter for each in optimizers for group in each.param_groups for parameter in group["params"]]
+    ids = set(map(id, stepped))
+    trained = [root for root in roots if any(id(parameter) in ids for parameter in root.parameters())]
+    chosen = trained or list(roots)
+    layers, seen = [], set[int]()
+    for root in chosen:
+        for layer, module in layers_of(root, ids):
+            if id(module) not in seen:
+                layers.append(layer)
+        seen |= {id(module) for module in root.modules()}
+    everything = {id(parameter) for root in roots for parameter in root.parameters()}
+    return {
+        "models": sorted({type(getattr(root, "_orig_mod", root)).__name__ for root in chosen}),
+        "parameters": sum(parameter.numel() for root in chosen for parameter in root.parameters()),
+        "optimizers": [type(each).__name__ for each in optimizers],
+        "layers": layers,
+        # Parameters that are stepped and have no module and no gradient: those of layers that were replaced.
+        "orphans": [list(p.shape) for p in stepped if id(p) not in everything and p.grad is None],
+        "evaluating": [type(root).__name__ for root in chosen if not root.training],
+        **settings_told(chosen),
+    }
+
+
+def layers_of(root: Any, stepped: set[int]) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Each weight that a product may take, as its inputs and outputs, with its module."""
+    for order, (name, module) in enumerate(root.named_modules()):
+        if "base_layer" in module._modules:
+            continue
+        for own, weight, inputs, outputs, sure in weights_of(module):
+            yield (
+                {
+                    "name": plain_name(f"{name}.{own}" if own else name),
+                    "class": f"{type(module).__module__}.{type(module).__qualname__}",
+                    "in": inputs,
+                    "out": outputs,
+                    "sure": sure,
+                    "dtype": str(weight.dtype).removeprefix("torch."),
+                    "fp8_layer": is_fp8_layer(module, weight),
+                    "trained": bool(weight.requires_grad),
+                    "gradient": weight.grad is not None,
+                    "stepped": id(weight) in stepped,
+                    "adapter": ".lora_" in f".{name}",
+                    "parent": plain_name(name.rpartition(".")[0]),
+                    "order": order,
+                },
+                module,
+            )
+
+
+def weights_of(module: Any) -> Iterator[tuple[str, Any, int, int, bool]]:
+    """(its name inside the module, weight, inputs, outputs, whether that is which)."""
+    kind = type(module).__name__
+    weight = module._parameters.get("weight", getattr(module, "weight", None))
+    if all(isinstance(getattr(module, name, None), int) for name in ("in_features", "out_features")):
+        if hasattr(weight, "dtype"):
+            yield "", weight, module.in_features, module.out_features, True
+    elif kind == "Conv1D" and hasattr(module, "nf"):
+        yield "", weight, weight.shape[0], module.nf, True
+    elif not any(word in kind for word in ("Embedding", "Norm", "Conv")):
+        for own, parameter in module._parameters.items():
+            if parameter is not None and parameter.dim() in (2, 3):
+                yield own, parameter, parameter.shape[-1], parameter.shape[-2], False
+
+
+def plain_name(name: str) -> str:
+    for wrapper in WRAPPERS:
+        name = f".{name}".replace(f".{wrapper}", ".")[1:]
+    return name.removesuffix(".base_layer")
+
+
+def is_fp8_layer(module: Any, weight: Any) -> bool:
+    """Whether class or weight say that the layer is meant to multiply in FP8. That it does, only products show."""
+    kinds = (type(module).__name__, type(weight).__name__, type(getattr(weight, "data", None)).__name__)
+    return type(module).__module__.startswith(TE) or any(word in kind for kind in kinds for word in FP8_CLASSES)
+
+
+def settings_told(roots: Sequence[Any]) -> dict[str, Any]:
+    """Which precision was asked for in the libraries that decide it, and what their own state says is in force."""
+    settings: dict[str, Any] = {}
+    state = sys.modules.get("accelerate.state")
+    if state is not None:
+        settings["accelerate"] = str(state.AcceleratorState._shared_state.get("_mixed_precision", ""))
+    for each in objects(names=["TrainingArguments", "SFTConfig", "Seq2SeqTrainingArguments"]):
+        settings["arguments"] = {name: str(getattr(each, name, None)) for name in ARGUMENTS}
+    for each in objects(names=["TERecipeKwargs"]):
+        settings["te_asked"] = plain_fields(each)
+    libraries = ("torchao.float8", "transformer_engine.pytorch", "accelerate", "transformers", "deepspeed", "peft")
+    settings["libraries"] = [name for name in libraries if name in sys.modules]
+    configs = [getattr(module, "config", None) for root in roots for module in root.modules() if is_torchao(module)]
+    settings["torchao"] = [dict(each) for each in {tuple(plain_fields(config).items()) for config in configs}]
+    return {"settings": settings}
+
+
+def is_torchao(module: Any) -> bool:
+    return type(module).__module__.startswith("torchao.float8")
+
+
+def recipes_in_force(roots: Iterable[Any]) -> dict[str, int]:
+    """Recipe -> number of Transformer Engine's layers whose last forward pass used it."""
+    found: dict[str, int] = {}
+    for module in [module for root in roots if root is not None for module in root.modules()]:
+        meta = getattr(module, "fp8_meta", None)
+        if type(module).__module__.startswith(TE) and isinstance(meta, dict):
+            said = repr(meta.get("recipe")) if getattr(module, "fp8", False) else "off"
+            found[said] = found.get(said, 0) + 1
+    return found
+
+
+def plain_fields(value: Any) -> dict[str, str]:
+    """The fields of a configuration in words, without those of its fields' own defaults."""
+    if not is_dataclass(value):
+        return {"": str(value)}
+    return {field.name: _word(getattr(value, field.name)) for field in fields(value)}
+
+
+def _word(value: Any) -> str:
+    if is_dataclass(value):
+        return ", ".join(f"{name}={word}" for name, word in plain_fields(value).items())
+    return str(value.value) if isinstance(value, Enum) else str(value)

@@ -1,0 +1,288 @@
+"""Inside the script's process: finds its steps, times some, profiles one, and writes what it saw. Then it is gone.
+
+A step is a period of the sequence of optimizers that torch's global hook reports. Timing comes first and the profile
+last: after a first profile, Transformer Engine's steps are slower (121 and 128 ms a step at 1B on an H200). Whatever
+fails here ends the observation, never the script.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+FINISHED, RUNNING, FAILED = "finished", "running", "failed"
+QUIET = 3
+"""Hooks in a row without a new compiled graph before steps are timed."""
+WARM_AT_MOST = 200
+"""Steps; after them a script that still compiles is timed as it is."""
+SECONDS = 60.0
+"""What timing takes at most, once five steps are timed."""
+LONGEST_PERIOD = 2048
+"""Optimizers in one step: one for each parameter where they run in the backward pass."""
+
+
+class Observer:
+    """State of one process. Its methods are called by :func:`guarded` alone."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.pid = folder, os.getpid()
+        self.main = threading.get_ident()
+        self.timed_steps = int(os.environ.get("FP8_WATCH_STEPS") or 10)
+        self.keys: list[int] = []
+        self.times: list[float] = []
+        self.last: tuple[Any, ...] = ()
+        self.period, self.shortest, self.boundary = 0, 1, 0
+        self.optimizers: dict[int, Any] = {}
+        self.roots: list[Any] = []
+        self.steps = self.warm = self.graphs = self.quiet = self.compiled_later = 0
+        self.marks: list[Any] = []
+        self.began = 0.0
+        self.profiler: Any = None
+        self.te: Any = None
+        self.over = False
+        """The hook does nothing any more. It stays: torch is going through its hooks as it is called."""
+        self.told: dict[str, Any] = {}
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def optimizer_stepped(self, optimizer: Any) -> None:
+        """The hook: the end of one call of an optimizer's ``step``."""
+        import torch
+
+        key = id(optimizer)
+        # Without a new node in autograd's graph between them, two calls belong to one step: ZeRO's groups do that.
+        now = (key, torch._C._autograd._get_sequence_nr())
+        same = now == self.last and threading.get_ident() == self.main
+        self.last = now
+        if same:
+            self.times[-1] = time.perf_counter()
+            return
+        if key not in self.optimizers:
+            self.optimizers[key] = weakref.ref(optimizer)
+        if not self.keys:
+            self.first_step()
+        self.keys.append(key)
+        self.times.append(time.perf_counter())
+        graphs = compiled_graphs()
+        self.quiet = self.quiet + 1 if graphs == self.graphs else 0
+        self.compiled_later += bool(self.marks) and graphs != self.graphs
+        self.graphs = graphs
+        if self.period and self.keys[-1] != self.keys[-1 - self.period]:
+            # What looked like a period was a part of a longer one.
+            self.shortest, self.period, self.marks = self.period + 1, 0, []
+            self.drop_profile()
+        if not self.period and not self.find_period():
+            return
+        if (len(self.keys) - 1 - self.boundary) % self.period == 0:
+            self.step_ended()
+
+    def find_period(self) -> bool:
+        """The shortest period that the last calls repeat three times, and the call that ends a step: the one before
+        the longest pause, in which the forward and backward pass lie."""
+        keys = self.keys
+        for period in range(self.shortest, min(len(keys) // 3, LONGEST_PERIOD) + 1):
+            if keys[-1] == keys[-1 - period] and keys[-period:] * 2 == keys[-3 * period : -period]:
+                pauses = [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)]
+                first = len(keys) - 2 * period - 1
+                ends = {first + n: pauses[first + n] + pauses[first + n + period] for n in range(period)}
+                self.period, self.boundary = period, max(ends, key=lambda end: ends[end])
+                return True
+        if len(keys) > 4 * LONGEST_PERIOD:
+            self.end(FAILED, "steps not recognised")
+        return False
+
+    def first_step(self) -> None:
+        from pytest_fp8.watch.model import root_modules
+
+        # A script may hide all objects from gc after its first step (gc.freeze).
+        self.roots = [weakref.ref(root) for root in root_modules()]
+        self.write(RUNNING, "the process ended before its evidence was complete")
+
+    def step_ended(self) -> None:
+        self.steps = len(self.keys) // self.period
+        if self.profiler is not None:
+            self.read_profile()
+        elif self.marks:
+            self.marks.append(mark())
+            timed = len(self.marks) - 1
+            if timed >= self.timed_steps or (timed >= 5 and time.perf_counter() - self.began > SECONDS):
+                self.timing_ended()
+        elif self.quiet >= QUIET - 1 or self.steps > WARM_AT_MOST:
+            self.warm, self.began = self.steps, time.perf_counter()
+            self.marks = [mark()]
+
+    # -- evidence -------------------------------------------------------------------------------------------------
+
+    def timing_ended(self) -> None:
+        """Read the times, then the model, then start the profiler: its window is the next step."""
+        import torch
+
+        from pytest_fp8.watch.model import model_told, profiles_itself, root_modules
+
+        self.told = {
+            "steps_ms": [between(one, two) for one, two in zip(self.marks, self.marks[1:], strict=False)],
+            "warm_steps": self.warm,
+            "compiled_while_timed": self.compiled_later,
+            "optimizers_a_step": self.period,
+            **memory_told(),
+        }
+        held = [root for root in (reference() for reference in self.roots) if root is not None]
+        optimizers = [each for each in (reference() for reference in self.optimizers.values()) if each is not None]
+        self.told |= model_told([*held, *root_modules(besides=held)], optimizers)
+        if profiles_itself():
+            return self.end(FINISHED, "profiles itself")
+        if "transformer_engine" in sys.modules:
+            from pytest_fp8.worker.watch.te_products import watch_transformer_engine
+
+            self.te = watch_transformer_engine()
+            self.te.__enter__()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self.profiler = torch.profiler.profile(record_shapes=True)
+        self.profiler.start()
+        return None
+
+    def read_profile(self) -> None:
+        import torch
+
+        from pytest_fp8.watch.model import recipes_in_force
+        from pytest_fp8.worker.watch.profile import plain_events
+
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        profiler = self.profiler
+        self.drop_profile()
+        self.told["recipes"] = recipes_in_force([root() for root in self.roots])
+        self.told["events"] = [list(vars(event).values()) for event in plain_events(profiler)]
+        self.end(FINISHED)
+
+    def drop_profile(self) -> None:
+        profiler, te, self.profiler, self.te = self.profiler, self.te, None, None
+        if profiler is not None:
+            profiler.stop()
+        if te is not None:
+            te.__exit__(None, None, None)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def end(self, state: str, reason: str = "") -> None:
+        """Write the evidence; the rest of the run is as if nobody had watched."""
+        self.over = True
+        self.write(state, reason)
+        self.told = {}
+
+    def write(self, state: str, reason: str = "") -> None:
+        evidence = {**process_told(self.pid), "state": state, "reason": reason, "steps": self.steps, **self.told}
+        path = os.path.join(self.folder, f"{self.pid}.json")
+        with open(f"{path}.part", "w") as file:
+            json.dump(evidence, file, default=str)
+        os.replace(f"{path}.part", path)
+
+    def process_ends(self) -> None:
+        if self.keys:
+            self.drop_profile()
+            needed = self.warm + self.timed_steps + 1 if self.marks else QUIET + self.timed_steps + 2
+            self.end(FAILED, f"too short: {self.steps or len(self.keys)} steps of {needed}")
+
+    def forked(self) -> None:
+        """In the child of a fork: silent where the parent had begun to train, anew where it had not."""
+        if self.keys:
+            self.over = True
+        self.pid, self.main = os.getpid(), threading.get_ident()
+
+
+def start(module: Any, folder: str) -> None:
+    """Watch this process; ``module`` is ``torch.optim.optimizer``, just imported."""
+    observer = Observer(folder)
+    step = guarded(observer, Observer.optimizer_stepped)
+    module.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: step(optimizer))
+    atexit.register(guarded(observer, Observer.process_ends))
+    os.register_at_fork(after_in_child=guarded(observer, Observer.forked))
+
+
+def guarded(observer: Observer, method: Callable[..., None]) -> Callable[..., None]:
+    """The method of the observer that raises nothing: the first exception ends the observation and is its reason."""
+
+    def call(*arguments: Any) -> None:
+        if observer.over:
+            return
+        try:
+            method(observer, *arguments)
+        except Exception as error:
+            observer.over = True
+            reason = f"the observer failed: {error!r}"
+            for last in (observer.drop_profile, partial(observer.write, FAILED, reason)):
+                with suppress(Exception):
+                    last()
+
+    return call
+
+
+def process_told(pid: int) -> dict[str, Any]:
+    import torch
+
+    device: dict[str, Any] = {"type": "cpu", "name": "CPU", "capability": None}
+    if torch.cuda.is_initialized():
+        found = torch.cuda.get_device_properties(torch.cuda.current_device())
+        device = {"type": "cuda", "name": found.name, "capability": [found.major, found.minor]}
+    asking = {name: value for name, value in os.environ.items() if "fp8" in f"{name}={value}".lower()}
+    return {
+        "pid": pid,
+        "rank": int(os.environ.get("RANK") or 0),
+        "world": int(os.environ.get("WORLD_SIZE") or 1),
+        "run": os.environ.get("MASTER_PORT", "") if os.environ.get("WORLD_SIZE") else "",
+        "command": sys.orig_argv[-40:],
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "torch": torch.__version__,
+        "device": device,
+        "environment": {name: value for name, value in asking.items() if not ours(name)},
+    }
+
+
+def ours(name: str) -> bool:
+    """Whether a variable is this package's, or a path."""
+    return name.startswith(("PYTEST_FP8_", "FP8_WATCH", "PYTHONPATH", "PATH", "PWD", "OLDPWD", "VIRTUAL_ENV", "_"))
+
+
+def compiled_graphs() -> int:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
+
+
+def mark() -> Any:
+    """A point in the stream of the GPU's work, or in time."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between(one: Any, two: Any) -> float:
+    """Milliseconds between two marks."""
+    if isinstance(one, float):
+        return (float(two) - one) * 1e3
+    two.synchronize()
+    return float(one.elapsed_time(two))
+
+
+def memory_told() -> dict[str, Any]:
+    """Peak memory since the script began, or since it set it back itself: it is not set back here."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        return {"peak_bytes": torch.cuda.max_memory_allocated(), "peak_of": "allocated on the GPU"}
+    import resource
+
+    return {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, "peak_of": "of the process"}

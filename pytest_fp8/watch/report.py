@@ -1,0 +1,258 @@
+"""What ``pytest-fp8 watch`` says of a run: some 25 lines for a person, and the same as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from textwrap import TextWrapper
+from typing import Any
+
+from pytest_fp8.questions.layers.products import FP8
+from pytest_fp8.recipes import RECOMPUTE, ROLES
+from pytest_fp8.watch.attribution import Class, stays_for
+from pytest_fp8.watch.causes import asked
+from pytest_fp8.watch.training import OFF, ON, UNKNOWN, Training
+
+SCHEMA = 1
+WIDTH, INDENT = 110, 14
+ROWS = 8
+"""Classes of layers that are shown."""
+SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+ACCOUNT = {
+    "fp8 products": "FP8 products",
+    "other products": "other products",
+    "attention": "attention",
+    "casts": "casts, amax",
+    "optimizer": "optimizer",
+    "communication": "communication",
+    "rest": "other kernels",
+}
+WORST = (OFF, UNKNOWN, ON)
+
+
+def groups(trainings: Sequence[Training]) -> list[list[Training]]:
+    """The processes of one training together, its first rank first."""
+    found: dict[Any, list[Training]] = {}
+    for each in trainings:
+        told = each.evidence
+        own = (told.get("run"), told.get("world")) if told.get("world", 1) > 1 else told["pid"]
+        found.setdefault(own, []).append(each)
+    return [sorted(group, key=lambda each: each.evidence.get("rank", 0)) for group in found.values()]
+
+
+def verdict_of(group: Sequence[Training]) -> Training:
+    """The rank that decides: the worst, and of equals the one with the least in FP8."""
+    return min(group, key=lambda each: (WORST.index(each.verdict), each.share or 0.0))
+
+
+def report(group: Sequence[Training]) -> Iterator[str]:
+    """The lines on one training."""
+    lead = verdict_of(group)
+    yield from opening(group, lead)
+    yield ""
+    if lead.found is None or lead.share is None:
+        yield from told(f"FP8 {lead.verdict}", f"{lead.code}: {lead.reason}")
+        yield from told("  next", lead.next_step)
+        return
+    yield from verdict_lines(group, lead)
+    yield ""
+    yield from table(lead.found.classes)
+    yield ""
+    yield from step_lines(lead)
+    if lead.notes:
+        yield ""
+    for note in lead.notes:
+        yield from told(f"{note.code}", note.text + (f". Next: {note.next_step}" if note.next_step else ""))
+
+
+def told(title: str, text: str) -> list[str]:
+    indent = " " * INDENT
+    return TextWrapper(WIDTH, initial_indent=title.ljust(INDENT), subsequent_indent=indent).wrap(text or "-")
+
+
+def opening(group: Sequence[Training], lead: Training) -> Iterator[str]:
+    evidence = lead.evidence
+    device = evidence.get("device", {"name": "?"})["name"]
+    many = f"{len(group)} training process{'es' if len(group) > 1 else ''} on {device}"
+    parts = [many, f"torch {evidence.get('torch', '?')}"]
+    if evidence.get("optimizers"):
+        optimizers = " and ".join(dict.fromkeys(evidence["optimizers"]))
+        parts.append(f"{optimizers} over {amount(evidence['parameters'])} parameters")
+    yield from told("pytest-fp8:", ", ".join(parts))
+    if "steps_ms" in evidence:
+        warm, timed = evidence["warm_steps"], len(evidence["steps_ms"])
+        last = f", {warm + timed + 1} profiled" if lead.window else ""
+        said = f"steps 1-{warm} warmed up, {warm + 1}-{warm + timed} timed{last}; the script ran on as it was"
+        yield from told("", said)
+
+
+def verdict_lines(group: Sequence[Training], lead: Training) -> Iterator[str]:
+    found = lead.found
+    assert found is not None
+    roles = [f"{role} {share:.0%}" for role, share in role_shares(lead).items()]
+    how = " (emulated: FP8 values, multiplied in a wider type)" if lead.emulated else ""
+    shares = {round(each.share or 0, 3) for each in group}
+    every = f", {'alike on' if len(shares) == 1 else 'the least of'} {len(group)} ranks" if len(group) > 1 else ""
+    said = f"{lead.share:.1%} of the FLOPs of matrix products{how}: {', '.join(roles)}{every}"
+    yield from told(f"FP8 {lead.verdict}", said + (f"  [{lead.code}]" if lead.code else ""))
+    layers = [layer for each in found.classes for layer in each.layers]
+    ran = sum(each.share("fprop") * len(each.layers) for each in found.classes)
+    batched = sum(product.flops for product in found.batched)
+    total = sum(product.flops for product in found.counted)
+    extra = f"; attention's batched products, {batched / total:.1%} as much, not counted" if batched else ""
+    yield from told("  layers", f"{ran:.0f} of {len(layers)} that ran{extra}")
+    yield from told("  asked", ", ".join(asked(lead)) or "nothing in environment or arguments names FP8")
+    yield from told("  in force", "; ".join(in_force(lead)) or "no library's setting found")
+
+
+def role_shares(training: Training) -> dict[str, float]:
+    """Role -> share of its FLOPs in FP8, of the roles that ran."""
+    assert training.found is not None
+    shares = {}
+    for role in (*ROLES, RECOMPUTE):
+        products = [product for each in training.found.classes for product in each.products.get(role, ())]
+        total = sum(product.flops for product in products)
+        if total:
+            shares[role] = sum(product.flops for product in products if product.kind == FP8) / total
+    return shares
+
+
+def in_force(training: Training) -> list[str]:
+    found = []
+    if state := training.settings("accelerate"):
+        found.append(f"accelerate's mixed precision is {state}")
+    arguments = training.settings("arguments") or {}
+    if true := [name for name in ("bf16", "fp16") if arguments.get(name) == "True"]:
+        found.append(f"TrainingArguments({true[0]}=True)")
+    for config in training.settings("torchao") or ():
+        scaling = "rowwise" if "axiswise" in config.get("cast_config_input", "") else "tensorwise"
+        emulate = ", emulated" if config.get("emulate") == "True" else ""
+        found.append(f"torchao, {scaling}{emulate}")
+    for said, count in training.evidence.get("recipes", {}).items():
+        found.append(f"Transformer Engine in {count} layers: {said[:120]}")
+    return found
+
+
+def table(classes: Sequence[Class]) -> Iterator[str]:
+    roles = [role for role in (*ROLES, RECOMPUTE) if any(each.products.get(role) for each in classes)]
+    total = sum(each.flops for each in classes)
+    yield f"  {'layers':40}{'of':>4}  " + "".join(f"{role:14}" for role in roles) + "FLOPs"
+    for each in classes[:ROWS]:
+        cells = "".join(f"{cell(each, role):14}" for role in roles)
+        reasons = {stays_for(layer) for layer in each.layers} if not each.in_fp8("fprop") else set()
+        why = f"  {reasons.pop()}" if len(reasons) == 1 else ""
+        yield f"  {each.label[:39]:40}{len(each.layers):>4}  {cells}{each.flops / total:6.1%}{why}".rstrip()
+    if len(classes) > ROWS:
+        rest = classes[ROWS:]
+        share = sum(each.flops for each in rest) / total
+        yield f"  and {len(rest)} more sizes, {sum(len(each.layers) for each in rest)} layers, {share:.1%}"
+
+
+def cell(each: Class, role: str) -> str:
+    """The precision of a role; where two ran, how many of the layers had which."""
+    products = each.products.get(role, ())
+    kinds: dict[str, int] = {}
+    for product in products:
+        kinds[product.kind] = kinds.get(product.kind, 0) + 1
+    if len(kinds) < 2:
+        return SHORT.get(next(iter(kinds), "-"), next(iter(kinds), "-"))
+    shown = sorted(kinds, key=lambda kind: kind != FP8)
+    return " ".join(f"{SHORT.get(kind, kind)} {kinds[kind] * len(each.layers) / len(products):.0f}" for kind in shown)
+
+
+def step_lines(training: Training) -> Iterator[str]:
+    evidence, window, found = training.evidence, training.window, training.found
+    assert window is not None
+    assert found is not None
+    times = evidence["steps_ms"]
+    middle, spread = median(times), 1.4826 * median(abs(each - median(times)) for each in times)
+    parts = [f"{middle:.1f} ms +-{spread:.1f} ({len(times)} steps)"]
+    if window.tokens:
+        parts.append(f"{window.tokens:,} tokens, {window.tokens / middle * 1e3:,.0f}/s")
+    elif found.rows:
+        parts.append(f"{found.rows * window.backward_passes:,} rows through the layers")
+    passes = window.backward_passes
+    parts.append(f"{passes} backward pass{'es' if passes > 1 else ''}")
+    parts.append(f"peak {evidence['peak_bytes'] / 2**30:.2f} GiB {evidence['peak_of']}")
+    yield from told("ONE STEP", "; ".join(parts))
+    waits = f"input wait {window.input_wait_ms:.1f} ms, {window.waits} values read by the host (.item())"
+    if not window.milliseconds.get("busy"):
+        yield from told("", f"{waits}; times by kind of kernel need a GPU")
+        return
+    idle = max(0.0, middle - window.milliseconds["busy"])
+    shown = [(word, window.milliseconds[name]) for name, word in ACCOUNT.items() if window.milliseconds[name] > 0]
+    cells = [f"{word:15}{ms:8.1f} ms {ms / middle:5.0%}" for word, ms in [*shown, ("GPU idle", idle)]]
+    for first, second in zip(cells[::2], [*cells[1::2], ""], strict=False):
+        yield f"  {first}    {second}".rstrip()
+    yield from told("", waits)
+    for wire in window.wire[:2]:
+        size = f"{wire.bytes / 2**20:,.0f} MiB"
+        yield from told("", f"{wire.count} {wire.operation} of {wire.dtype}, {size}, {wire.milliseconds:.1f} ms")
+
+
+def amount(count: int) -> str:
+    for size, word in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.2f} {word}"
+    return str(count)
+
+
+# -- plain data ---------------------------------------------------------------------------------------------------
+
+
+def plain(groups_: Sequence[Sequence[Training]], command: Sequence[str], exit_code: int) -> dict[str, Any]:
+    """All that was said, as ``watch.schema.json`` describes it."""
+    return {
+        "schema": SCHEMA,
+        "command": list(command),
+        "script_exit_code": exit_code,
+        "trainings": [plain_training(group) for group in groups_],
+    }
+
+
+def plain_training(group: Sequence[Training]) -> dict[str, Any]:
+    lead = verdict_of(group)
+    evidence: Mapping[str, Any] = lead.evidence
+    window, found = lead.window, lead.found
+    times = evidence.get("steps_ms")
+    told: dict[str, Any] = {
+        "verdict": lead.verdict,
+        "code": lead.code,
+        "reason": lead.reason,
+        "fp8_share": lead.share,
+        "emulated": lead.emulated,
+        "device": evidence.get("device", {}).get("name"),
+        "torch": evidence.get("torch"),
+        "ranks": [
+            {"rank": each.evidence.get("rank", 0), "verdict": each.verdict, "fp8_share": each.share} for each in group
+        ],
+        "asked": asked(lead),
+        "in_force": in_force(lead),
+        "notes": [{"code": note.code, "text": note.text, "next": note.next_step} for note in lead.notes],
+        "step_ms": median(times) if times else None,
+        "steps_ms": times or [],
+        "peak_bytes": evidence.get("peak_bytes"),
+        "roles": role_shares(lead) if found and lead.share is not None else {},
+        "classes": [plain_class(each) for each in found.classes] if found else [],
+        "account_ms": window.milliseconds if window and window.milliseconds.get("busy") else {},
+        "tokens": window.tokens if window else 0,
+        "rows": found.rows if found else 0,
+        "backward_passes": window.backward_passes if window else 0,
+        "input_wait_ms": window.input_wait_ms if window else None,
+    }
+    return told
+
+
+def plain_class(each: Class) -> dict[str, Any]:
+    kinds: dict[str, dict[str, int]] = {}
+    for role, products in each.products.items():
+        kinds[role] = {}
+        for product in products:
+            kinds[role][product.kind] = kinds[role].get(product.kind, 0) + 1
+    return {
+        "layers": [layer["name"] for layer in each.layers],
+        "in": each.inputs,
+        "out": each.outputs,
+        "flops": each.flops,
+        "products": kinds,
+    }

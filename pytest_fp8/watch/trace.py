@@ -1,0 +1,178 @@
+"""The profiled window of a script: its phases, its products, its times. Read by :mod:`worker.watch.profile`.
+
+Nothing in the script marks a phase. autograd's engine names each node that it runs: from the first to the last lies a
+backward pass. An operator in it that adds a node to the graph recomputes; all after the last one is the optimizer's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytest_fp8.questions.layers.evidence import KernelTime, WireTime
+from pytest_fp8.questions.layers.products import Product
+from pytest_fp8.recipes import RECOMPUTE
+from pytest_fp8.worker.watch.operators import OPERANDS
+from pytest_fp8.worker.watch.profile import PHASE, STEP, read_profile
+from pytest_fp8.worker.watch.trace import TraceEvent
+
+ENGINE = "autograd::engine::evaluate_function: "
+COMPILED = ("Torch-Compiled Region", "CompiledFunction", "## Call CompiledFxGraph")
+LOADER = "enumerate(DataLoader)"
+BACKWARD, OPTIMIZER = "backward", "optimizer"
+PRODUCT_KERNEL = re.compile(r"nvjet|gemm|matmul|xmma|cutlass.*mma", re.IGNORECASE)
+FP8_KERNEL = re.compile(r"nvjet_sm\d+_[qr][qr]|e4m3|e5m2|fp8|float8|w8a8", re.IGNORECASE)
+CAST_KERNEL = re.compile(
+    r"amax|abs_max|absfunctor|maxops|float8|fp8|quantize|cast_transpose|_scaled_mm|e4m3", re.IGNORECASE
+)
+"""Kernels whose names say that they find the largest value or round to FP8. Where a compiler fuses that into a norm or
+an activation, all of the kernel counts."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """One profiled step."""
+
+    products: Sequence[Product]
+    """Without those of the optimizer."""
+    backward_passes: int
+    compiled: int
+    """Products in FP8 that ran inside a compiled region."""
+    emulated: int
+    """Products whose operands held FP8 values and were multiplied in a wider type."""
+    tokens: int
+    """Ids that the largest embedding looked up; 0 where none was seen, as in compiled code."""
+    input_wait_ms: float
+    waits: int
+    """Values that the host read from tensors: ``.item()`` and its like."""
+    milliseconds: dict[str, float]
+    """GPU time by kind of kernel, ``casts``, and ``busy``. All 0 on a CPU."""
+    attention: Sequence[str]
+    wire: Sequence[WireTime]
+    loose: Sequence[KernelTime]
+    """Kernels with a product's name that no seen operator launched, as in a replayed CUDA graph."""
+
+
+def read_window(rows: Iterable[Sequence[Any]]) -> Window:
+    """``rows``: the fields of :class:`TraceEvent`, as the observer wrote them."""
+    events = [event_of(*row) for row in rows]
+    host = sorted((event for event in events if not event.gpu), key=lambda event: (event.start, -event.end))
+    widened = {id(event): event for event in host}
+    for event, kind in emulated_products(host):
+        widened[id(event)] = replace(event, dtypes=tuple(kind for _ in event.dtypes))
+    phases = phases_of(host)
+    whole = TraceEvent(STEP, False, min(e.start for e in host), max(e.end for e in host), 0, 0)
+    read = read_profile([*(widened.get(id(event), event) for event in events), *phases, whole])
+    products = [product for product in read["products"] if product.phase != OPTIMIZER]
+    casts = sum(kernel.milliseconds for kernel in read["rest"] if CAST_KERNEL.search(kernel.name))
+    return Window(
+        products,
+        sum(phase.name == PHASE + BACKWARD for phase in phases),
+        compiled_products(host),
+        sum(kind.startswith("Float8") for _, kind in emulated_products(host)),
+        tokens_of(host, phases),
+        sum(event.end - event.start for event in host if event.name.startswith(LOADER)) / 1e6,
+        sum(event.name == "aten::_local_scalar_dense" for event in host),
+        {**read["milliseconds"], "casts": casts, "rest": max(0.0, read["milliseconds"]["rest"] - casts)},
+        sorted({family for families in read["attention"].values() for family in families}),
+        read["wire"],
+        [kernel for kernel in read["rest"] if PRODUCT_KERNEL.search(kernel.name)],
+    )
+
+
+def event_of(
+    name: str, gpu: bool, start: int, end: int, thread: int, correlation: int, shapes: Any, dtypes: Any, *more: Any
+) -> TraceEvent:
+    """From JSON, which has lists for tuples."""
+    whole = tuple(tuple(shape) if isinstance(shape, list) else shape for shape in shapes)
+    sequence, accumulation = more
+    return TraceEvent(name, gpu, start, end, thread, correlation, whole, tuple(dtypes), sequence, accumulation)
+
+
+def phases_of(host: Sequence[TraceEvent]) -> list[TraceEvent]:
+    """Ranges in the words of :func:`read_profile`: backward passes, what they recompute, and the optimizer."""
+    nodes = [event for event in host if event.name.startswith(ENGINE)]
+    if not nodes:
+        return []
+    named = {event.name.removeprefix(ENGINE) for event in nodes}
+    spans: list[list[int]] = []
+    outside = sorted(event.start for event in host if event.name.startswith(("aten::", "fp8 te product: ")))
+
+    def quiet(start: int, end: int) -> bool:
+        return bisect_left(outside, start) == bisect_left(outside, end)
+
+    for node in nodes:
+        # No operator ran between two nodes: both are of one pass.
+        if spans and (node.start < spans[-1][1] or quiet(spans[-1][1], node.start)):
+            spans[-1][1] = max(spans[-1][1], node.end)
+        else:
+            spans.append([node.start, node.end])
+    found = [TraceEvent(PHASE + BACKWARD, False, start, end, 0, 0) for start, end in spans]
+    starts, recomputed = [start for start, _ in spans], 0
+    for event in host:
+        if event.sequence < 0 or event.start < recomputed or event.name.startswith(ENGINE) or event.name in named:
+            continue
+        index = bisect_left(starts, event.start + 1) - 1
+        if index >= 0 and event.end <= spans[index][1]:
+            recomputed = event.end
+            found.append(replace(event, name=PHASE + RECOMPUTE, sequence=-1, shapes=(), dtypes=()))
+    end = max(event.end for event in host)
+    return [*found, TraceEvent(PHASE + OPTIMIZER, False, spans[-1][1], end + 1, 0, 0)]
+
+
+def inner_finder(host: Sequence[TraceEvent]) -> Any:
+    """A function that gives the events inside one, of its thread."""
+    threads: dict[int, list[TraceEvent]] = defaultdict(list)
+    for event in host:
+        threads[event.thread].append(event)
+    starts = {thread: [event.start for event in mine] for thread, mine in threads.items()}
+
+    def inside(event: TraceEvent) -> list[TraceEvent]:
+        mine, first = threads[event.thread], bisect_left(starts[event.thread], event.start)
+        last = bisect_left(starts[event.thread], event.end)
+        return [other for other in mine[first:last] if other is not event]
+
+    return inside
+
+
+def emulated_products(host: Sequence[TraceEvent]) -> list[tuple[TraceEvent, str]]:
+    """Operators that multiply FP8 values in a wider type inside them, with the type that their operands then are.
+
+    torchao's emulation does: its ``aten::mm`` widens both operands' FP8 values and multiplies those.
+    """
+    inside = inner_finder(host)
+    found = []
+    for event in host:
+        operator = event.name.removeprefix("aten::")
+        if operator not in OPERANDS or "scaled" in operator or any("Float8" in dtype for dtype in event.dtypes):
+            continue
+        inner = inside(event)
+        if not any(each.name.removeprefix("aten::") in OPERANDS for each in inner):
+            continue
+        if any(each.name.startswith("aten::_scaled_mm") for each in inner):
+            continue
+        widened = [each for each in inner if each.name == "aten::_to_copy" and "Float8" in "".join(each.dtypes[:1])]
+        if widened:
+            found.append((event, "Float8, emulated" if len(widened) > 1 else "mixed, emulated"))
+    return found
+
+
+def compiled_products(host: Sequence[TraceEvent]) -> int:
+    """How many FP8 operators lie inside a compiled region, forward or backward."""
+    regions = [event for event in host if event.name.removeprefix(ENGINE).startswith(COMPILED)]
+    inside = inner_finder(host)
+    found = {id(each) for region in regions for each in inside(region) if each.name.startswith("aten::_scaled_")}
+    return len(found)
+
+
+def tokens_of(host: Sequence[TraceEvent], phases: Sequence[TraceEvent]) -> int:
+    back = [(phase.start, phase.end) for phase in phases]
+    looked = [event for event in host if event.name == "aten::embedding" and len(event.shapes) > 1]
+    forward = [event for event in looked if not any(start <= event.start < end for start, end in back)]
+    largest = max((event.shapes[0] for event in forward), default=())
+    return sum(math.prod(event.shapes[1]) for event in forward if event.shapes[0] == largest)
