@@ -98,13 +98,19 @@ def attribute(products: Sequence[Product], layers: Sequence[Layer]) -> Attribute
         if not possible:
             others.append(product)
             continue
-        mine, role, many = possible[0]
+        mine, role, many = min(possible, key=lambda each: unlikely(product, each[0], each[1]))
         room[id(mine), role, many] -= 1
         mine.products[role].append(product)
     seen = sorted((each for each in classes.values() if each.products), key=lambda each: -each.flops)
     batched = [product for product in others if product.batch > 1]
     single = [product for product in others if product.batch == 1]
     return Attributed(seen, single, batched, rows.most_common(1)[0][0] if rows else 0)
+
+
+def unlikely(product: Product, mine: Class, role: Role) -> tuple[bool, bool]:
+    """Two layers of swapped sizes have products of equal extents in the backward pass. What is not seen to recompute
+    does not, where it can be something else; a layer that ran in FP8 has the product in FP8."""
+    return role == RECOMPUTE, (mine.in_fp8(FPROP) > 0) != (product.kind == FP8)
 
 
 def candidates(product: Product, classes: Any) -> Iterator[tuple[Class, Role, int]]:

@@ -18,7 +18,10 @@ NO = ("", "0", "no", "none", "false", "off", "bf16", "fp16")
 def notes_of(training: Training, window: Window, found: Attributed) -> Iterator[Note]:
     classes = found.classes
     if training.verdict == OFF:
-        yield from off_by_settings(training)
+        found_off = list(off_by_settings(training))
+        yield from found_off
+        if any(note.code == W.NO_HARDWARE for note in found_off):
+            return
     yield from stored_or_stepped_around(training, classes)
     yield from converted_too_late(training)
     if training.verdict != OFF:
@@ -68,7 +71,7 @@ def off_by_settings(training: Training) -> Iterator[Note]:
         who = f"TrainingArguments({true[0]}=True)" if true else f"Accelerator(mixed_precision={state!r})"
         step = f"take {true[0]}=True out of the script or its arguments" if true else "leave that argument out"
         yield Note(W.OTHER_SETTING_DECIDES, f"{who} overwrites {LAUNCHER}=fp8: {state} is in force", step)
-    elif lacks and (wanted or meant or state == "fp8"):
+    elif lacks and (meant or state == "fp8" or (wanted and device["type"] == "cuda")):
         yield Note(
             W.NO_HARDWARE,
             f"FP8 is asked for ({(wanted or ['FP8 layers'])[0]}), and {device['name']} multiplies none",
@@ -151,7 +154,7 @@ def left(classes: Sequence[Class]) -> Iterator[Note]:
     """Layers in high precision that no size, head or adapter explains."""
     layers = [layer for each in classes for layer in each.layers]
     high = [layer for each in classes for layer in each.layers if each.products and not converted(each, layer)]
-    unexplained = [layer for layer in high if not stays_for(layer)]
+    unexplained = [layer for layer in high if not stays_for(layer) and not layer["fp8_layer"]]
     if not unexplained:
         return
     stop = [first_odd(layer, layers) for layer in unexplained]

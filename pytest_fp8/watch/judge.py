@@ -30,6 +30,9 @@ def judge(evidence: Mapping[str, Any]) -> Training:
     if reason == "steps not recognised":
         said = "its optimizers are called in no order that repeats"
         return training.unknown(W.NO_STEPS, said, "watch a script whose steps call their optimizers in one order")
+    if reason == "steps inside the backward pass":
+        said = "its optimizers step inside the backward pass, where no profile can begin"
+        return training.unknown(W.NO_STEPS, said, "watch it once with its optimizer's step after the backward pass")
     if reason == "profiles itself":
         said = "the script has a profiler of its own, and a second one would empty it"
         return training.unknown(W.PROFILES_ITSELF, said, "run it once without its profiler")

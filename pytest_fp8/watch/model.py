@@ -45,7 +45,14 @@ def profiles_itself() -> bool:
 
     if torch._C._autograd._profiler_enabled():
         return True
-    return any(True for _ in objects([torch.profiler.profile, torch.autograd.profiler.profile]))
+    return any(map(_unfinished, objects([torch.profiler.profile, torch.autograd.profiler.profile])))
+
+
+def _unfinished(profiler: Any) -> bool:
+    """One without a schedule has finished where it has results."""
+    schedule = getattr(getattr(profiler, "schedule", None), "__name__", "_default_schedule_fn")
+    inner = getattr(profiler, "profiler", profiler)
+    return schedule != "_default_schedule_fn" or getattr(inner, "kineto_results", None) is None
 
 
 def model_told(roots: Sequence[Any], optimizers: Sequence[Any]) -> dict[str, Any]:

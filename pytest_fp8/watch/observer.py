@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -28,6 +29,9 @@ SECONDS = 60.0
 """What timing takes at most, once five steps are timed."""
 LONGEST_PERIOD = 2048
 """Optimizers in one step: one for each parameter where they run in the backward pass."""
+
+
+FP8_WORD = re.compile(r"(mx)?fp8[\w-]*", re.IGNORECASE)
 
 
 class Observer:
@@ -140,6 +144,9 @@ class Observer:
         self.told |= model_told([*held, *root_modules(besides=held)], optimizers)
         if profiles_itself():
             return self.end(FINISHED, "profiles itself")
+        if torch._C._current_graph_task_id() != -1:
+            # A profile that begins in a backward pass ends with it.
+            return self.end(FINISHED, "steps inside the backward pass")
         if "transformer_engine" in sys.modules:
             from pytest_fp8.worker.watch.te_products import watch_transformer_engine
 
@@ -202,9 +209,17 @@ class Observer:
 
 def start(module: Any, folder: str) -> None:
     """Watch this process; ``module`` is ``torch.optim.optimizer``, just imported."""
+    import torch
+
     observer = Observer(folder)
     step = guarded(observer, Observer.optimizer_stepped)
-    module.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: step(optimizer))
+
+    def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+        # Traced into a compiled step, the rest would break its graph.
+        if not torch.compiler.is_compiling():
+            step(optimizer)
+
+    module.register_optimizer_step_post_hook(hook)
     atexit.register(guarded(observer, Observer.process_ends))
     os.register_at_fork(after_in_child=guarded(observer, Observer.forked))
 
@@ -234,7 +249,7 @@ def process_told(pid: int) -> dict[str, Any]:
     if torch.cuda.is_initialized():
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
         device = {"type": "cuda", "name": found.name, "capability": [found.major, found.minor]}
-    asking = {name: value for name, value in os.environ.items() if "fp8" in f"{name}={value}".lower()}
+    asking = {name: value for name, value in os.environ.items() if "fp8" in name.lower() or FP8_WORD.fullmatch(value)}
     return {
         "pid": pid,
         "rank": int(os.environ.get("RANK") or 0),

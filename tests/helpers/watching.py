@@ -1,0 +1,129 @@
+"""Small training scripts, and ``pytest-fp8 watch`` run on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+OWN_FP8 = '''
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+def q(x):
+    scale = 448 / x.abs().max().clamp(min=1e-12).float()
+    return (x.float() * scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale.reciprocal()
+
+
+def multiply(a, b):
+    (one, scale_a), (two, scale_b) = q(a), q(b.t().contiguous())
+    return torch._scaled_mm(one, two.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16)
+
+
+class Product(torch.autograd.Function):
+    """FP8 in the products that `roles` has."""
+
+    @staticmethod
+    def forward(ctx, x, weight, roles):
+        ctx.save_for_backward(x, weight)
+        ctx.roles = roles
+        return multiply(x, weight.t()) if "fprop" in roles else x @ weight.t()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        dgrad = multiply(gradient, weight) if "dgrad" in ctx.roles else gradient @ weight
+        if not ctx.needs_input_grad[1]:
+            return dgrad, None, None
+        turned = gradient.t().contiguous()
+        return dgrad, multiply(turned, x) if "wgrad" in ctx.roles else turned @ x, None
+
+
+class Float8Linear(nn.Linear):
+    on, roles = True, ("fprop", "dgrad", "wgrad")
+
+    def forward(self, x):
+        if not Float8Linear.on:
+            return F.linear(x, self.weight)
+        rows = x.reshape(-1, x.shape[-1])
+        return Product.apply(rows, self.weight, self.roles).reshape(*x.shape[:-1], self.out_features)
+
+
+class Block(nn.Module):
+    def __init__(self, kind=Float8Linear, middle=128):
+        super().__init__()
+        self.up, self.down = kind(64, middle, bias=False), kind(middle, 64, bias=False)
+
+    def forward(self, x):
+        return x + self.down(F.relu(self.up(x)))
+
+
+class Model(nn.Module):
+    def __init__(self, kind=Float8Linear, middle=128):
+        super().__init__()
+        self.embed = nn.Embedding(48, 64)
+        self.blocks = nn.ModuleList(Block(kind, middle) for _ in range(2))
+        self.lm_head = nn.Linear(64, 48, bias=False)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.lm_head(x)
+
+
+def train(model, optimizer, steps=8, forward=None):
+    """Prints the losses: what a watched and an unwatched run must have in common."""
+    losses = []
+    for step in range(steps):
+        ids = torch.randint(0, 48, (4, 24), generator=torch.Generator().manual_seed(step))
+        logits = (forward or model)(ids)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), ids.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    print("losses", losses)
+
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+'''
+"""What the scripts begin with: FP8 through ``torch._scaled_mm``, which a CPU has, without a library to import."""
+HEALTHY = "model = Model().bfloat16()\ntrain(model, torch.optim.AdamW(model.parameters()))\n"
+
+
+def script(folder: Path, text: str, name: str = "train.py") -> Path:
+    """A script that begins with :data:`OWN_FP8`."""
+    path = folder / name
+    path.write_text(OWN_FP8 + text)
+    return path
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Few steps are timed; nothing asks for FP8 from outside."""
+    quiet = {"FP8_WATCH_STEPS": "2", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    root = str(Path(__file__).parents[2])
+    return {**os.environ, **quiet, "PYTHONPATH": root, **more}
+
+
+def watch(folder: Path, *command: str | Path, options: tuple[str, ...] = (), **more: str):
+    """(the ended process, its JSON or ``None``) of ``pytest-fp8 watch`` on a command of Python's arguments."""
+    file = folder / "watched.json"
+    line = [sys.executable, "-m", "pytest_fp8.cli", "watch", *options, "--json", str(file), "--", *map(str, command)]
+    done = subprocess.run(
+        line, cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=300, check=False
+    )
+    return done, json.loads(file.read_text()) if file.exists() else None
+
+
+def watched_script(folder: Path, text: str, *arguments: str, **more: str):
+    """The only training of a script, as JSON, and what was printed of it."""
+    done, told = watch(folder, sys.executable, script(folder, text), *arguments, **more)
+    assert told is not None, done.stderr
+    assert len(told["trainings"]) == 1, done.stderr
+    return told["trainings"][0], done

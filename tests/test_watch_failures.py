@@ -1,0 +1,214 @@
+"""``pytest-fp8 watch`` names the ways in which FP8 gets lost: a script for each, as a user would write it."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.watching import HEALTHY, watched_script
+from pytest_fp8.codes import W
+
+pytestmark = pytest.mark.slow
+
+
+def codes(training):
+    return [note["code"] for note in training["notes"]]
+
+
+def test_a_healthy_script_has_no_finding(tmp_path):
+    training, done = watched_script(tmp_path, HEALTHY)
+    assert done.returncode == 0
+    assert (training["verdict"], training["notes"]) == ("ON", []), done.stderr
+    assert training["roles"] == pytest.approx({"fprop": 16 / 19, "dgrad": 16 / 19, "wgrad": 16 / 19}, abs=0.2)
+    assert training["tokens"] == training["rows"] == 96
+    assert [(each["layers"], each["products"]) for each in training["classes"]] == [
+        (["blocks.0.up", "blocks.1.up"], {role: {"fp8": 2} for role in ("fprop", "dgrad", "wgrad")}),
+        (["blocks.0.down", "blocks.1.down"], {role: {"fp8": 2} for role in ("fprop", "dgrad", "wgrad")}),
+        (["lm_head"], {role: {"bfloat16": 1} for role in ("fprop", "dgrad", "wgrad")}),
+    ]
+
+
+PLAIN = "model = Model(nn.Linear).bfloat16()\n"
+RUN = "train(model, torch.optim.AdamW(model.parameters()))\n"
+CONVERT = """
+def converted(old):
+    new = Float8Linear(old.in_features, old.out_features, bias=False)
+    new.weight = nn.Parameter(old.weight.detach().clone())
+    return new
+"""
+STOPS = """
+def convert(module):
+    for name, child in module.named_children():
+        if isinstance(child, nn.Linear):
+            if child.in_features % 16 or child.out_features % 16:
+                return
+            setattr(module, name, converted(child))
+        else:
+            convert(child)
+
+
+class Routed(Block):
+    def __init__(self):
+        super().__init__(nn.Linear)
+        up, down = self.up, self.down
+        del self.up, self.down
+        self.router, self.up, self.down = nn.Linear(64, 5, bias=False), up, down
+
+    def forward(self, x):
+        return super().forward(x) * self.router(x).sum(-1, keepdim=True)
+
+
+model.blocks[1] = Routed().bfloat16()
+convert(model)
+"""
+LORA = """
+class Adapted(Float8Linear):
+    def __init__(self, *sizes, bias):
+        super().__init__(*sizes, bias=bias)
+        self.weight.requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(sizes[0], 8, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(8, sizes[1], bias=False)})
+
+    def forward(self, x):
+        return super().forward(x) + self.lora_B["default"](self.lora_A["default"](x))
+
+
+model = Model(Adapted).bfloat16()
+"""
+STORED = """
+class Stored(nn.Module):
+    def __init__(self, inputs, outputs, bias):
+        super().__init__()
+        self.in_features, self.out_features = inputs, outputs
+        self.weight = nn.Parameter(torch.randn(outputs, inputs).mul(0.1).to(torch.float8_e4m3fn), requires_grad=False)
+
+    def forward(self, x):
+        return F.linear(x, self.weight.to(torch.bfloat16))
+
+
+model = Model(Stored)
+model.embed.bfloat16(), model.lm_head.bfloat16()
+"""
+AROUND = """
+def around(self, x):
+    return x + F.linear(F.relu(self.up(x)), self.down.weight)
+
+
+Block.forward = around
+model = Model().bfloat16()
+"""
+RECOMPUTED = """
+from torch.utils.checkpoint import checkpoint
+
+
+def forward(ids):
+    Float8Linear.roles = ("fprop", "dgrad", "wgrad")
+    x = checkpoint(model.blocks[1], model.blocks[0](model.embed(ids)), use_reentrant=False)
+    logits = model.lm_head(x)
+    Float8Linear.roles = ("dgrad", "wgrad")  # the autocast ends here, and recomputation comes later
+    return logits
+
+
+model = Model().bfloat16()
+train(model, torch.optim.AdamW(model.parameters()), forward=forward)
+"""
+TYPO = """
+for block in model.blocks:
+    for name in ("up", "down"):
+        if name != "donw":
+            setattr(block, name, converted(getattr(block, name)))
+            break
+"""
+TOO_LATE = """
+optimizer = torch.optim.AdamW(model.parameters())
+for block in model.blocks:
+    block.up, block.down = converted(block.up), converted(block.down)
+train(model, optimizer)
+"""
+MODEL = "model = Model().bfloat16()\n"
+FALLS_BACK = "Float8Linear.on = torch.cuda.is_available()\n"
+FAILURES = {
+    "nothing read it": (PLAIN + RUN, "OFF", [W.NOTHING_READ_IT]),
+    "stopped early": (PLAIN + CONVERT + STOPS + RUN, "ON", [W.STOPPED_EARLY]),
+    "a filter's typo": (PLAIN + CONVERT + TYPO + RUN, "ON", [W.LEFT_OUT]),
+    "converted too late": (PLAIN + CONVERT + TOO_LATE, "ON", [W.CONVERTED_TOO_LATE]),
+    "adapters": (LORA + RUN, "ON", [W.ADAPTERS]),
+    "forward alone": ("Float8Linear.roles = ('fprop',)\n" + MODEL + RUN, "ON", [W.FORWARD_ALONE]),
+    "no wgrad": ("Float8Linear.roles = ('fprop', 'dgrad')\n" + MODEL + RUN, "ON", [W.ROLE_MISSING]),
+    "stored alone": (STORED + RUN, "OFF", [W.STORED_ONLY]),
+    "stepped around": (AROUND + RUN, "ON", [W.STEPPED_AROUND]),
+    "recomputed": (RECOMPUTED, "ON", [W.RECOMPUTED_OTHERWISE]),
+    "no hardware": (FALLS_BACK + MODEL + RUN, "OFF", [W.NO_HARDWARE]),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_script_that_loses_fp8(tmp_path, name):
+    text, verdict, expected = FAILURES[name]
+    variables = {"USE_FP8": "1"} if name == "nothing read it" else {}
+    training, done = watched_script(tmp_path, text, **variables)
+    assert (training["verdict"], codes(training)) == (verdict, expected), done.stderr
+
+
+TRAINER = """
+import tempfile
+from transformers import Trainer, TrainingArguments
+
+
+class Losing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = Model(nn.Linear)
+
+    def forward(self, ids):
+        return {"loss": F.cross_entropy(self.model(ids).flatten(0, 1), ids.flatten())}
+
+
+data = [{"ids": torch.randint(0, 48, (24,))} for _ in range(16)]
+arguments = TrainingArguments(tempfile.mkdtemp(), bf16=True, use_cpu=True, max_steps=8, report_to=[],
+                              save_strategy="no", per_device_train_batch_size=4, label_names=["ids"])
+Trainer(Losing(), arguments, train_dataset=data).train()
+"""
+
+
+def test_bf16_of_the_trainer_wins(tmp_path):
+    training, done = watched_script(tmp_path, TRAINER, ACCELERATE_MIXED_PRECISION="fp8")
+    assert (training["verdict"], codes(training)) == ("OFF", [W.OTHER_SETTING_DECIDES]), done.stderr
+    assert "TrainingArguments(bf16=True)" in training["notes"][0]["text"]
+    assert training["classes"][0]["products"]["fprop"] == {"bfloat16": 2}, "under autocast, with weights in float32"
+
+
+TORCHAO = """
+import sys
+from dataclasses import replace
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+config = Float8LinearConfig.from_recipe_name("tensorwise")
+kept = {"filter": lambda module, name: "layer" in name}.get(sys.argv[1], lambda module, name: "head" not in name)
+config = replace(config, emulate=sys.argv[1] == "emulated", force_recompute_fp8_weight_in_bwd=sys.argv[1] == "dropped")
+model = Model(nn.Linear).bfloat16()
+convert_to_float8_training(model, config=config, module_filter_fn=kept)
+if sys.argv[1] == "stepped around":
+    model.blocks[1].up.forward = torch.compiler.disable(model.blocks[1].up.forward)
+forward = torch.compile(model, backend="aot_eager") if sys.argv[1] in ("compiled", "stepped around") else model
+train(model, torch.optim.AdamW(model.parameters()), forward=forward)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "verdict", "expected", "first"),
+    [
+        ("uncompiled", "ON", [W.NOT_COMPILED], "none of"),
+        ("stepped around", "ON", [W.NOT_COMPILED], "9 of 12"),
+        ("compiled", "ON", [], ""),
+        ("dropped", "ON", [W.NOT_COMPILED, W.OPTION_DROPPED], "none of"),
+        ("filter", "OFF", [W.NOTHING_CONVERTED], "torchao.float8"),
+        ("emulated", "ON", [], ""),
+    ],
+)
+def test_torchao(tmp_path, how, verdict, expected, first):
+    training, done = watched_script(tmp_path, TORCHAO, how)
+    assert (training["verdict"], codes(training)) == (verdict, expected), done.stderr
+    assert training["emulated"] == (how == "emulated")
+    assert not expected or training["notes"][0]["text"].startswith(first)
+    if verdict == "ON":
+        assert training["fp8_share"] > 0.8, done.stderr

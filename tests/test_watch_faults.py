@@ -1,0 +1,175 @@
+"""The observer of ``pytest-fp8 watch`` inside a training: what it finds, and that no fault of it harms the training."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+
+import pytest
+import torch
+from torch.optim import optimizer as optimizers
+
+from helpers.watching import OWN_FP8
+from pytest_fp8.watch import model as told_model
+from pytest_fp8.watch import observer as watched
+from pytest_fp8.watch.judge import judge
+from pytest_fp8.worker.watch import profile
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Starts an observer in this process, which ends with the test."""
+    at_exit: list = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
+    monkeypatch.setenv("FP8_WATCH_STEPS", "2")
+    held = dict(optimizers._global_optimizer_post_hooks)
+
+    def begin():
+        watched.start(optimizers, str(tmp_path))
+        return at_exit[-1]
+
+    yield begin
+    optimizers._global_optimizer_post_hooks.clear()
+    optimizers._global_optimizer_post_hooks.update(held)
+
+
+@pytest.fixture
+def evidence(tmp_path):
+    return lambda: json.loads((tmp_path / f"{os.getpid()}.json").read_text())
+
+
+def space():
+    """The names of the small model's script."""
+    names: dict = {}
+    exec(OWN_FP8, names)
+    return names
+
+
+def losses(capsys, steps=8):
+    """What the training prints, and its last weights."""
+    names = space()
+    model = names["Model"]().bfloat16()
+    names["train"](model, torch.optim.AdamW(model.parameters()), steps=steps)
+    return capsys.readouterr().out, [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def same(one, other):
+    return one[0] == other[0] and all(map(torch.equal, one[1], other[1]))
+
+
+def test_watched_and_unwatched_are_equal_to_the_bit(start, evidence, capsys):
+    alone = losses(capsys)
+    start()
+    assert same(losses(capsys), alone)
+    assert evidence()["state"] == "finished"
+    assert judge(evidence()).verdict == "ON"
+
+
+FAULTS = [
+    *((watched.Observer, name) for name in vars(watched.Observer) if not name.startswith("_")),
+    *((watched, name) for name in ("mark", "between", "memory_told", "process_told", "compiled_graphs")),
+    *((told_model, name) for name in ("root_modules", "model_told", "profiles_itself", "recipes_in_force")),
+    (profile, "plain_events"),
+]
+HARMLESS = {"process_ends", "forked"}
+"""Called at the end of the process and in forks alone."""
+
+
+@pytest.mark.parametrize(("where", "name"), FAULTS, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_fault_of_the_observer_leaves_the_training_as_it_was(start, evidence, capsys, monkeypatch, where, name):
+    alone = losses(capsys)
+
+    real = getattr(where, name)
+
+    def fault(*given):
+        if name == "drop_profile":
+            # What fails to end the profile cannot end it.
+            real(*given)
+        raise ReferenceError("weakly-referenced object no longer exists")
+
+    monkeypatch.setattr(where, name, fault)
+    end = start()
+    assert same(losses(capsys), alone)
+    end()
+    assert not torch._C._autograd._profiler_enabled()
+    if name not in {*HARMLESS, "write", "process_told"}:
+        assert evidence()["state"] == "failed"
+        assert "ReferenceError" in evidence()["reason"]
+        assert judge(evidence()).code == "FP8-W09"
+
+
+def test_gradients_of_several_passes_and_two_optimizers(start, evidence, capsys):
+    """Muon beside AdamW: two optimizers are one step."""
+    names = space()
+    model = names["Model"]().bfloat16()
+    blocks, rest = list(model.blocks.parameters()), [*model.embed.parameters(), *model.lm_head.parameters()]
+    both = [torch.optim.SGD(blocks, lr=0.1), torch.optim.AdamW(rest)]
+    start()
+    for step in range(10):
+        for part in range(3):
+            ids = torch.randint(0, 48, (4, 24), generator=torch.Generator().manual_seed(3 * step + part))
+            torch.nn.functional.cross_entropy(model(ids).float().flatten(0, 1), ids.flatten()).backward()
+        for each in both:
+            each.step()
+            each.zero_grad()
+    training = judge(evidence())
+    assert (training.verdict, training.evidence["optimizers_a_step"]) == ("ON", 2), training.reason
+    assert training.window is not None
+    assert (training.window.backward_passes, training.window.tokens) == (3, 3 * 96)
+    assert training.found is not None
+    assert len(training.found.classes[0].products["fprop"]) == 6
+
+
+def test_an_optimizer_in_the_backward_pass_has_steps_and_no_profile(start, evidence):
+    names = space()
+    model = names["Model"]().bfloat16()
+    each = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+
+    def stepped(parameter):
+        each[parameter].step()
+        each[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(stepped)
+    start()
+    for step in range(10):
+        ids = torch.randint(0, 48, (4, 24), generator=torch.Generator().manual_seed(step))
+        torch.nn.functional.cross_entropy(model(ids).float().flatten(0, 1), ids.flatten()).backward()
+    training = judge(evidence())
+    assert (training.verdict, training.code) == ("UNKNOWN", "FP8-W05")
+    assert training.evidence["optimizers_a_step"] == len(each)
+    assert len(training.evidence["steps_ms"]) == 2
+
+
+@pytest.mark.parametrize("compiled_step", [False, True])
+def test_a_compiled_training_has_no_graph_more(start, tmp_path, evidence, compiled_step):
+    """A compiled step of an optimizer is not seen: to look into it would break its graph."""
+    from torch._dynamo.utils import counters
+
+    def graphs():
+        torch._dynamo.reset()
+        counters.clear()
+        names = space()
+        model = names["Model"]().bfloat16()
+        optimizer = torch.optim.AdamW(model.parameters())
+        step = torch.compile(optimizer.step, backend="eager") if compiled_step else optimizer.step
+        compiled = torch.compile(model, backend="aot_eager")
+        for number in range(9):
+            ids = torch.randint(0, 48, (4, 24), generator=torch.Generator().manual_seed(number))
+            torch.nn.functional.cross_entropy(compiled(ids).float().flatten(0, 1), ids.flatten()).backward()
+            step()
+            optimizer.zero_grad()
+        breaks, recompiles = (sum(counters[name].values()) for name in ("graph_break", "recompiles"))
+        return counters["stats"]["unique_graphs"], breaks, recompiles
+
+    alone = graphs()
+    start()
+    assert graphs() == alone
+    if compiled_step:
+        assert list(tmp_path.iterdir()) == []
+    else:
+        assert judge(evidence()).verdict == "ON", evidence()["reason"]
