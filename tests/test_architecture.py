@@ -26,8 +26,8 @@ TORCH = (
     "unsloth",
     "deepspeed",
 )
-WITH_TORCH = ("worker", "backends", "zoo")
-"""Folders whose code runs in an arm's process."""
+WITH_TORCH = ("worker", "backends", "zoo", "watch.observer", "watch.model")
+"""What runs in an arm's process, or in a script that is watched."""
 MODEL_FIXTURES = {("fixtures", "_model")}
 """The one function that imports torch in pytest's process, for the fixtures bf16_model and fp8_model."""
 PYTEST_S_SIDE = (
@@ -48,6 +48,7 @@ NEVER = {
     "questions": ("worker", "arms", "backends", "baselines", *PYTEST_S_SIDE),
     "worker": ("arms", "baselines", "rules", *PYTEST_S_SIDE),
     "backends": ("arms", "baselines", "rules", "questions", *PYTEST_S_SIDE),
+    "watch": ("arms", "baselines", "rules", "backends", "zoo", *PYTEST_S_SIDE),
     "zoo": ("arms", "baselines", "rules", "questions", "worker", *PYTEST_S_SIDE),
     "arms": ("worker", "baselines", "rules", *PYTEST_S_SIDE),
     "baselines": ("worker", "arms", "backends", "plugin", "session", "fixtures", "markers", "pair", "compare"),
