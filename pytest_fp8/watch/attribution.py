@@ -49,7 +49,8 @@ class Class:
         names = [layer["name"] for layer in self.layers]
         if len(names) == 1:
             return str(names[0])
-        ends = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+        # An adapter's last part is the adapter's own name.
+        ends = list(dict.fromkeys(name.removesuffix(".default").rpartition(".")[2] for name in names))
         ends = list(dict.fromkeys(names)) if any(end.isdigit() for end in ends) else ends
         return ", ".join(ends[:3]) + (f" and {len(ends) - 3} more" if len(ends) > 3 else "")
 

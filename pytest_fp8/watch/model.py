@@ -116,7 +116,7 @@ def weights_of(module: Any) -> Iterator[tuple[str, Any, int, int, bool]]:
             yield "", weight, module.in_features, module.out_features, True
     elif kind == "Conv1D" and hasattr(module, "nf"):
         yield "", weight, weight.shape[0], module.nf, True
-    elif not any(word in kind for word in ("Embedding", "Norm", "Conv")):
+    elif not any(word in kind for word in ("Embedding", "Conv")):
         for own, parameter in module._parameters.items():
             if parameter is not None and parameter.dim() in (2, 3):
                 yield own, parameter, parameter.shape[-1], parameter.shape[-2], False

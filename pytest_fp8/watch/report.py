@@ -185,6 +185,11 @@ def step_lines(training: Training) -> Iterator[str]:
     for first, second in zip(cells[::2], [*cells[1::2], ""], strict=False):
         yield f"  {first}    {second}".rstrip()
     yield from told("", waits)
+    if loose := sum(kernel.milliseconds for kernel in window.loose):
+        said = (
+            f"of no operator that is known, and not in the share: {loose:.1f} ms, most of them {window.loose[0].name}"
+        )
+        yield from told("", f"kernels with a product's name {said}")
     for wire in window.wire[:2]:
         size = f"{wire.bytes / 2**20:,.0f} MiB"
         yield from told("", f"{wire.count} {wire.operation} of {wire.dtype}, {size}, {wire.milliseconds:.1f} ms")

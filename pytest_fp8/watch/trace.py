@@ -25,8 +25,8 @@ ENGINE = "autograd::engine::evaluate_function: "
 COMPILED = ("Torch-Compiled Region", "CompiledFunction", "## Call CompiledFxGraph")
 LOADER = "enumerate(DataLoader)"
 BACKWARD, OPTIMIZER = "backward", "optimizer"
-PRODUCT_KERNEL = re.compile(r"nvjet|gemm|matmul|xmma|cutlass.*mma", re.IGNORECASE)
-FP8_KERNEL = re.compile(r"nvjet_sm\d+_[qr][qr]|e4m3|e5m2|fp8|float8|w8a8", re.IGNORECASE)
+PRODUCT_KERNEL = re.compile(r"nvjet|gemm|matmul|xmma|cutlass.*mma|triton_tem", re.IGNORECASE)
+FP8_KERNEL = re.compile(r"nvjet_sm\d+_[qr][qr]|e4m3|e5m2|fp8|float8|w8a8|_scaled_mm", re.IGNORECASE)
 CAST_KERNEL = re.compile(
     r"amax|abs_max|absfunctor|maxops|float8|fp8|quantize|cast_transpose|_scaled_mm|e4m3", re.IGNORECASE
 )
@@ -69,7 +69,9 @@ def read_window(rows: Iterable[Sequence[Any]]) -> Window:
     whole = TraceEvent(STEP, False, min(e.start for e in host), max(e.end for e in host), 0, 0)
     read = read_profile([*(widened.get(id(event), event) for event in events), *phases, whole])
     products = [product for product in read["products"] if product.phase != OPTIMIZER]
-    casts = sum(kernel.milliseconds for kernel in read["rest"] if CAST_KERNEL.search(kernel.name))
+    loose = [kernel for kernel in read["rest"] if PRODUCT_KERNEL.search(kernel.name)]
+    casting = [kernel for kernel in read["rest"] if CAST_KERNEL.search(kernel.name) and kernel not in loose]
+    casts = sum(kernel.milliseconds for kernel in casting)
     return Window(
         products,
         sum(phase.name == PHASE + BACKWARD for phase in phases),
@@ -81,7 +83,7 @@ def read_window(rows: Iterable[Sequence[Any]]) -> Window:
         {**read["milliseconds"], "casts": casts, "rest": max(0.0, read["milliseconds"]["rest"] - casts)},
         sorted({family for families in read["attention"].values() for family in families}),
         read["wire"],
-        [kernel for kernel in read["rest"] if PRODUCT_KERNEL.search(kernel.name)],
+        loose,
     )
 
 
@@ -121,8 +123,10 @@ def phases_of(host: Sequence[TraceEvent]) -> list[TraceEvent]:
         if index >= 0 and event.end <= spans[index][1]:
             recomputed = event.end
             found.append(replace(event, name=PHASE + RECOMPUTE, sequence=-1, shapes=(), dtypes=()))
+    # Kernels belong to a range of the thread that launched them; the engine has a thread of its own on a GPU.
+    own = next((event.thread for event in reversed(host) if not event.name.startswith(ENGINE)), 0)
     end = max(event.end for event in host)
-    return [*found, TraceEvent(PHASE + OPTIMIZER, False, spans[-1][1], end + 1, 0, 0)]
+    return [*found, TraceEvent(PHASE + OPTIMIZER, False, spans[-1][1], end + 1, own, 0)]
 
 
 def inner_finder(host: Sequence[TraceEvent]) -> Any:

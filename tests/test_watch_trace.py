@@ -1,0 +1,126 @@
+"""What is read of a profile of a GPU, by hand-made events: phases, times by kind of kernel, who launched what."""
+
+from __future__ import annotations
+
+from pytest_fp8.watch.attribution import attribute
+from pytest_fp8.watch.trace import ENGINE, read_window
+
+MAIN, ENGINE_S = 1, 2
+FP8, BF16 = "c10::Float8_e4m3fn", "c10::BFloat16"
+
+
+class Events:
+    """Rows as the observer writes them; each host event launches at most one kernel."""
+
+    def __init__(self):
+        self.rows, self.now, self.numbers = [], 0, 0
+
+    def host(self, name, thread=MAIN, shapes=(), dtypes=(), sequence=-1, kernel="", inner=()):
+        start = self.now
+        self.now += 1000
+        for each in inner:
+            each()
+        if kernel:
+            self.numbers += 1
+            self.rows.append(
+                ["cudaLaunchKernel", False, self.now, self.now + 10, thread, self.numbers, [], [], -1, None]
+            )
+            self.rows.append([kernel, True, self.now, self.now + 2_000_000, 7, self.numbers, [], [], -1, None])
+            self.now += 2_000_000
+        self.rows.append(
+            [name, False, start, self.now, thread, 0, list(map(list, shapes)), list(dtypes), sequence, None]
+        )
+        self.now += 1000
+
+    def product(self, left, right, dtype, thread=MAIN, kernel="nvjet_sm90_tst"):
+        name = "aten::_scaled_mm" if dtype == FP8 else "aten::mm"
+        self.host(name, thread, (left, right), (dtype, dtype), kernel=kernel)
+
+    def backward(self, node, *inner):
+        self.host(f"{ENGINE}{node}", ENGINE_S, inner=[lambda: self.host(node, ENGINE_S, sequence=5, inner=inner)])
+
+
+def layer(name, inputs, outputs, order):
+    return {
+        "name": name,
+        "in": inputs,
+        "out": outputs,
+        "order": order,
+        "sure": True,
+        "adapter": False,
+        "fp8_layer": True,
+    }
+
+
+def test_a_step_of_a_gpu():
+    """A Linear of 64 to 32 of 16 rows in FP8, recomputed in BF16; its casts, a collective and the optimizer."""
+    events = Events()
+    events.host("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
+    region = lambda: events.product((16, 64), (64, 32), FP8, kernel="nvjet_sm90_qqtst_64x8")  # noqa: E731
+    events.host("aten::abs", kernel="void at::native::elementwise<AbsFunctor>")
+    events.host("Torch-Compiled Region: 0/0", inner=[region])
+    events.host("aten::scaled_dot_product_attention", kernel="flash_fwd")
+    again = lambda: events.product((16, 64), (64, 32), BF16, ENGINE_S)  # noqa: E731
+    events.backward(
+        "MmBackward0",
+        lambda: events.host("aten::linear", ENGINE_S, sequence=9, inner=[again]),
+        lambda: events.product((16, 32), (32, 64), FP8, ENGINE_S, "nvjet_sm90_qrtst_64x8"),
+        lambda: events.product((32, 16), (16, 64), FP8, ENGINE_S, "nvjet_sm90_qrtst_64x8"),
+    )
+    events.host("c10d::allreduce_", ENGINE_S, kernel="ncclDevKernel_AllReduce_Sum")
+    events.host("aten::_fused_adamw_", kernel="multi_tensor_apply_kernel")
+    window = read_window(events.rows)
+    assert [(product.phase, product.kind) for product in window.products] == [
+        ("", "fp8"),
+        ("recompute", "bfloat16"),
+        ("backward", "fp8"),
+        ("backward", "fp8"),
+    ]
+    assert (window.backward_passes, window.compiled, window.emulated) == (1, 1, 0)
+    assert window.milliseconds == {
+        "fp8 products": 6.0,
+        "other products": 2.0,
+        "attention": 2.0,
+        "optimizer": 2.0,
+        "communication": 2.0,
+        "casts": 2.0,
+        "rest": 0.0,
+        "busy": 16.0,
+    }
+    found = attribute(window.products, [layer("proj", 64, 32, 0)])
+    roles = {role: [product.kind for product in products] for role, products in found.classes[0].products.items()}
+    assert roles == {"fprop": ["fp8"], "recompute": ["bfloat16"], "dgrad": ["fp8"], "wgrad": ["fp8"]}
+
+
+def test_two_backward_passes_are_told_apart_by_what_runs_between_them():
+    events = Events()
+    for _ in range(2):
+        events.product((16, 64), (64, 32), BF16)
+        events.backward("A", lambda: events.product((16, 32), (32, 64), BF16, ENGINE_S))
+        events.backward("B", lambda: events.product((32, 16), (16, 64), BF16, ENGINE_S))
+    assert read_window(events.rows).backward_passes == 2
+
+
+def test_a_product_kernel_of_no_operator_is_loose():
+    events = Events()
+    events.host("cudaGraphLaunch-like", kernel="nvjet_sm90_qqtst_64x8")
+    events.backward("A", lambda: None)
+    assert [kernel.name for kernel in read_window(events.rows).loose] == ["nvjet_sm90_qqtst_64x8"]
+
+
+def test_layers_of_swapped_sizes():
+    """Up is in FP8 and down is not: their backward products have equal extents."""
+    events = Events()
+    events.product((16, 64), (64, 128), FP8)
+    events.product((16, 128), (128, 64), BF16)
+    events.backward("D", lambda: events.product((16, 64), (64, 128), BF16, ENGINE_S))
+    events.backward("W", lambda: events.product((64, 16), (16, 128), BF16, ENGINE_S))
+    events.backward("D", lambda: events.product((16, 128), (128, 64), FP8, ENGINE_S))
+    events.backward("W", lambda: events.product((128, 16), (16, 64), FP8, ENGINE_S))
+    found = attribute(read_window(events.rows).products, [layer("up", 64, 128, 0), layer("down", 128, 64, 1)])
+    kinds = {
+        each.label: {product.kind for products in each.products.values() for product in products}
+        for each in found.classes
+    }
+    assert kinds == {"up": {"fp8"}, "down": {"bfloat16"}}
+    assert found.others == []
