@@ -101,6 +101,15 @@ def test_two_backward_passes_are_told_apart_by_what_runs_between_them():
     assert read_window(events.rows).backward_passes == 2
 
 
+def test_tokens_are_not_positions():
+    """A small vocabulary has fewer rows than there are positions, and more ids."""
+    events = Events()
+    events.host("aten::embedding", shapes=((37, 64), (4, 48)), dtypes=("float", "long int"))
+    events.host("aten::embedding", shapes=((48, 64), (48,)), dtypes=("float", "long int"))
+    events.backward("A", lambda: events.host("aten::embedding", ENGINE_S, ((37, 64), (4, 48)), ("float", "long int")))
+    assert read_window(events.rows).tokens == 4 * 48
+
+
 def test_a_product_kernel_of_no_operator_is_loose():
     events = Events()
     events.host("cudaGraphLaunch-like", kernel="nvjet_sm90_qqtst_64x8")

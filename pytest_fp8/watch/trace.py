@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,7 +46,7 @@ class Window:
     emulated: int
     """Products whose operands held FP8 values and were multiplied in a wider type."""
     tokens: int
-    """Ids that the largest embedding looked up; 0 where none was seen, as in compiled code."""
+    """Ids looked up in the embedding that is asked for the most; 0 where none was seen, as in compiled code."""
     input_wait_ms: float
     waits: int
     """Values that the host read from tensors: ``.item()`` and its like."""
@@ -176,7 +176,9 @@ def compiled_products(host: Sequence[TraceEvent]) -> int:
 
 def tokens_of(host: Sequence[TraceEvent], phases: Sequence[TraceEvent]) -> int:
     back = [(phase.start, phase.end) for phase in phases]
-    looked = [event for event in host if event.name == "aten::embedding" and len(event.shapes) > 1]
-    forward = [event for event in looked if not any(start <= event.start < end for start, end in back)]
-    largest = max((event.shapes[0] for event in forward), default=())
-    return sum(math.prod(event.shapes[1]) for event in forward if event.shapes[0] == largest)
+    ids: Counter[tuple[int, ...]] = Counter()
+    for event in host:
+        looked = event.name == "aten::embedding" and len(event.shapes) > 1
+        if looked and not any(start <= event.start < end for start, end in back):
+            ids[event.shapes[0]] += math.prod(event.shapes[1])
+    return max(ids.values(), default=0)

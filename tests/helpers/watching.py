@@ -81,7 +81,7 @@ def train(model, optimizer, steps=8, forward=None):
     losses = []
     for step in range(steps):
         ids = torch.randint(0, 48, (4, 24), generator=torch.Generator().manual_seed(step))
-        logits = (forward or model)(ids)
+        logits = (model if forward is None else forward)(ids)
         loss = F.cross_entropy(logits.float().flatten(0, 1), ids.flatten())
         loss.backward()
         optimizer.step()
