@@ -58,7 +58,8 @@ def test_a_step_of_a_gpu():
     events.host("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
     region = lambda: events.product((16, 64), (64, 32), FP8, kernel="nvjet_sm90_qqtst_64x8")  # noqa: E731
     events.host("aten::abs", kernel="void at::native::elementwise<AbsFunctor>")
-    events.host("Torch-Compiled Region: 0/0", inner=[region])
+    compiled = lambda: events.host("CompiledFunction", inner=[region])  # noqa: E731
+    events.host("Torch-Compiled Region: 0/0", inner=[compiled])
     events.host("aten::scaled_dot_product_attention", kernel="flash_fwd")
     again = lambda: events.product((16, 64), (64, 32), BF16, ENGINE_S)  # noqa: E731
     events.backward(

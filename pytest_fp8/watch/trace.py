@@ -22,7 +22,8 @@ from pytest_fp8.worker.watch.profile import PHASE, STEP, read_profile
 from pytest_fp8.worker.watch.trace import TraceEvent
 
 ENGINE = "autograd::engine::evaluate_function: "
-COMPILED = ("Torch-Compiled Region", "CompiledFunction", "## Call CompiledFxGraph")
+COMPILED = ("CompiledFunction", "## Call CompiledFxGraph")
+"""Ranges of compiled code itself. ``Torch-Compiled Region`` is wider: it holds what runs uncompiled at a graph break."""
 LOADER = "enumerate(DataLoader)"
 BACKWARD, OPTIMIZER = "backward", "optimizer"
 PRODUCT_KERNEL = re.compile(r"nvjet|gemm|matmul|xmma|cutlass.*mma|triton_tem", re.IGNORECASE)
