@@ -23,7 +23,7 @@ from pytest_fp8.worker.watch.trace import TraceEvent
 
 ENGINE = "autograd::engine::evaluate_function: "
 COMPILED = ("CompiledFunction", "## Call CompiledFxGraph")
-"""Ranges of compiled code itself. ``Torch-Compiled Region`` is wider: it holds what runs uncompiled at a graph break."""
+"""Ranges of compiled code. ``Torch-Compiled Region`` is wider: it holds what runs uncompiled at a graph break."""
 LOADER = "enumerate(DataLoader)"
 BACKWARD, OPTIMIZER = "backward", "optimizer"
 PRODUCT_KERNEL = re.compile(r"nvjet|gemm|matmul|xmma|cutlass.*mma|triton_tem", re.IGNORECASE)
