@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.watching import HEALTHY, watched_script
+from helpers.watching import HEALTHY, Forked, script, watched_script
 from pytest_fp8.codes import W
+from pytest_fp8.watch.report import report
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def forked():
+    process = Forked()
+    yield process
+    process.close()
 
 
 def codes(training):
@@ -142,11 +150,13 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_script_that_loses_fp8(tmp_path, name):
+def test_a_script_that_loses_fp8(tmp_path, forked, name):
     text, verdict, expected = FAILURES[name]
-    variables = {"USE_FP8": "1"} if name == "nothing read it" else {}
-    training, done = watched_script(tmp_path, text, **variables)
-    assert (training["verdict"], codes(training)) == (verdict, expected), done.stderr
+    training = forked.watched(script(tmp_path, text), **({"USE_FP8": "1"} if name == "nothing read it" else {}))
+    said = "\n".join(report([training]))
+    assert (training.verdict, [note.code for note in training.notes]) == (verdict, expected), said
+    assert all(note.code in said for note in training.notes)
+    assert len(said.splitlines()) <= 25
 
 
 TRAINER = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 
@@ -122,6 +123,43 @@ def test_gradients_of_several_passes_and_two_optimizers(start, evidence, capsys)
     assert (training.window.backward_passes, training.window.tokens) == (3, 3 * 96)
     assert training.found is not None
     assert len(training.found.classes[0].products["fprop"]) == 6
+
+
+def test_calls_without_a_forward_pass_between_them_are_one_step(start, evidence):
+    """ZeRO steps its inner optimizer once for each group of parameters."""
+    names = space()
+    model = names["Model"]().bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters())
+    plain = optimizer.step
+
+    class Engine:
+        def step(self):
+            plain()
+            plain()
+
+        zero_grad = optimizer.zero_grad
+
+    start()
+    names["train"](model, Engine())
+    training = judge(evidence())
+    assert (training.verdict, training.evidence["optimizers_a_step"], training.evidence["steps"]) == ("ON", 1, 6)
+
+
+def test_a_script_that_hides_its_objects_from_gc(start, evidence):
+    """nanochat freezes gc after its first step, and has an fp8.py of its own."""
+    names = space()
+    model = names["Model"]().bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters())
+    start()
+    try:
+        names["train"](model, optimizer, steps=1)
+        gc.freeze()
+        names["train"](model, optimizer, steps=7)
+    finally:
+        gc.unfreeze()
+    training = judge(evidence())
+    assert training.verdict == "ON", training.reason
+    assert [len(each.layers) for each in training.found.classes] == [2, 2, 1]
 
 
 def test_an_optimizer_in_the_backward_pass_has_steps_and_no_profile(start, evidence):

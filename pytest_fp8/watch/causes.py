@@ -50,7 +50,7 @@ def notes_of(training: Training, window: Window, found: Attributed) -> Iterator[
 def asked(training: Training) -> list[str]:
     """Where FP8 is asked for: ``NAME=value`` of the environment, arguments of the command line, accelerate's state."""
     environment = [f"{name}={value}" for name, value in training.evidence.get("environment", {}).items() if on(value)]
-    arguments = [word for word in training.evidence.get("command", [])[1:] if "fp8" in word.lower()]
+    arguments = [word for word in training.evidence.get("arguments", []) if "fp8" in word.lower()]
     words = [word for word in arguments if "/" not in word and not word.endswith(".py")]
     return [*environment, *words]
 

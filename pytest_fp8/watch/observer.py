@@ -255,7 +255,7 @@ def process_told(pid: int) -> dict[str, Any]:
         "rank": int(os.environ.get("RANK") or 0),
         "world": int(os.environ.get("WORLD_SIZE") or 1),
         "run": os.environ.get("MASTER_PORT", "") if os.environ.get("WORLD_SIZE") else "",
-        "command": sys.orig_argv[-40:],
+        "arguments": [word[:80] for word in sys.argv[1:]],
         "python": ".".join(map(str, sys.version_info[:3])),
         "torch": torch.__version__,
         "device": device,

@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pytest_fp8.watch.command import evidence_in
+from pytest_fp8.watch.judge import judge
+from pytest_fp8.watch.training import Training
+
 OWN_FP8 = '''
 import torch
 from torch import nn
@@ -109,6 +113,47 @@ def environment(**more: str) -> dict[str, str]:
     quiet = {"FP8_WATCH_STEPS": "2", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     root = str(Path(__file__).parents[2])
     return {**os.environ, **quiet, "PYTHONPATH": root, **more}
+
+
+FORKS = """
+import json, os, runpy, sys
+import torch
+from pytest_fp8.watch.observer import start
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    if os.fork() == 0:
+        os.environ.update(asked["variables"])
+        start(sys.modules["torch.optim.optimizer"], asked["folder"])
+        runpy.run_path(asked["script"], run_name="__main__")
+        sys.stdout.flush()
+        os._exit(0)
+    os.wait()
+    print("done", flush=True)
+"""
+
+
+class Forked:
+    """Scripts run and watched in forks of one process that has torch, instead of each importing it."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", FORKS]
+        self.process = subprocess.Popen(
+            command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def watched(self, path: Path, **variables: str) -> Training:
+        """What is said of a script's only training."""
+        asked = {"script": str(path), "folder": str(path.parent), "variables": variables}
+        print(json.dumps(asked), file=self.process.stdin, flush=True)
+        for line in self.process.stdout:
+            if line == "done\n":
+                break
+        (training,) = [judge(evidence) for evidence in evidence_in(path.parent)]
+        return training
+
+    def close(self) -> None:
+        self.process.communicate()
 
 
 def watch(folder: Path, *command: str | Path, options: tuple[str, ...] = (), **more: str):
