@@ -163,6 +163,7 @@ def test_usage(capsys):
 
     assert main(["watch", "--expect", "fp8", "--"]) == 2
     assert main(["watch", "--share", "70", "--", "true"]) == 2
+    assert main(["watch", "--json", "no/such/folder.json", "--", "true"]) == 2
     assert main(["watch", "--", "no-such-command-at-all"]) == 2
     assert "R08" in capsys.readouterr().err
 

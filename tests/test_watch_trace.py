@@ -34,7 +34,8 @@ class Events:
 
     def product(self, left, right, dtype, thread=MAIN, kernel="nvjet_sm90_tst"):
         name = "aten::_scaled_mm" if dtype == FP8 else "aten::mm"
-        self.host(name, thread, (left, right), (dtype, dtype), kernel=kernel)
+        node = -1 if thread == ENGINE_S else 4
+        self.host(name, thread, (left, right), (dtype, dtype), node, kernel)
 
     def backward(self, node, *inner):
         self.host(f"{ENGINE}{node}", ENGINE_S, inner=[lambda: self.host(node, ENGINE_S, sequence=5, inner=inner)])

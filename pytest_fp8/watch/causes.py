@@ -32,16 +32,20 @@ def notes_of(training: Training, window: Window, found: Attributed) -> Iterator[
     if training.verdict != OFF and adapters:
         count = sum(len(each.layers) for each in adapters)
         share = sum(each.flops for each in adapters) / max(1, sum(product.flops for product in found.counted))
-        yield Note(
-            W.ADAPTERS,
-            f"{count} adapter products' weights in high precision, {share:.1%} of the FLOPs: expected. The frozen "
-            "base has no wgrad, so that FP8 earns less than in full training",
-        )
+        said = f"{count} weights of adapters in high precision, {share:.1%} of the FLOPs: expected"
+        yield Note(W.ADAPTERS, f"{said}. {frozen_base(classes)}")
     yield from options_dropped(training)
     if training.evidence.get("compiled_while_timed"):
         yield Note(
             W.COMPILED_WHILE_TIMED, "new graphs were compiled while steps were timed", "look for shapes that change"
         )
+
+
+def frozen_base(classes: Sequence[Class]) -> str:
+    frozen = [each for each in classes if not any(layer["trained"] for layer in each.layers)]
+    if any(each.products.get(WGRAD) for each in frozen):
+        return "The base is frozen, and its wgrad is computed all the same: uncompiled, torchao does so"
+    return "The frozen base has no wgrad, so that FP8 earns less than in full training"
 
 
 # -- off ----------------------------------------------------------------------------------------------------------
@@ -139,11 +143,16 @@ def converted_too_late(training: Training) -> Iterator[Note]:
         if layer["trained"] and not layer["stepped"] and [layer["out"], layer["in"]] in orphans
     ]
     if lost:
+        # Its default wraps the weights for FSDP2, in new parameters, and prepare() leaves the optimizer the old ones.
+        wraps = training.settings("accelerate") == "fp8" and training.settings("torchao")
+        gathers = "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false"
         yield Note(
             W.CONVERTED_TOO_LATE,
             f"the optimizer holds {len(orphans)} parameters that no module has, and not the weight of "
             f"{names(lost)}: these layers never learn",
-            "convert the model first, then make the optimizer",
+            f"set {gathers}: accelerate's default wraps the weights anew"
+            if wraps
+            else "convert the model first, then make the optimizer",
         )
 
 

@@ -56,14 +56,16 @@ def run(options: argparse.Namespace) -> int:
         refuse(R.BAD_VALUE, "no command to watch", next_step="pytest-fp8 watch -- python train.py")
     if not 0 <= options.share <= 1:
         refuse(R.BAD_VALUE, "--share is a part of 1", seen=str(options.share), next_step="--share 0.7")
+    if options.json is not None and not options.json.absolute().parent.is_dir():
+        refuse(R.NOT_WRITABLE, "--json is in no folder", seen=str(options.json), next_step="make the folder first")
     with TemporaryDirectory(prefix="fp8-watch-") as folder:
         code = watched(command, Path(folder), options.stop)
-        trainings = [judge(evidence) for evidence in evidence_in(Path(folder))]
+        trainings = [judged(evidence) for evidence in evidence_in(Path(folder))]
     found = groups(trainings)
     for group in found:
         print("", *report(group), sep="\n", file=sys.stderr)
     if not found:
-        print("", *nothing_seen(), sep="\n", file=sys.stderr)
+        print("", *nothing_seen(code), sep="\n", file=sys.stderr)
     if options.json is not None:
         options.json.write_text(json.dumps(plain(found, command, code), indent=1) + "\n")
     if options.expect is None or code:
@@ -71,10 +73,20 @@ def run(options: argparse.Namespace) -> int:
     return answer([verdict_of(group) for group in found], options.share)
 
 
-def nothing_seen() -> list[str]:
+def judged(evidence: dict[str, Any]) -> Training:
+    """What a process showed. A fault in the reading is said, and takes neither report nor exit code from the script."""
+    try:
+        return judge(evidence)
+    except Exception as error:
+        said = f"its evidence was not understood: {error!r}"
+        return Training(evidence).unknown(W.NOT_OBSERVED, said, "please report this script's way of training")
+
+
+def nothing_seen(code: int) -> list[str]:
     if os.environ.get(SWITCH) == "0":
         return told("FP8 UNKNOWN", f"{W.NO_TRAINING}: {SWITCH}=0 switches the observer off")
-    said = "no process of the command made a step with an optimizer of torch, or none could be observed"
+    ended = f"the command ended with exit code {code}, and " if code else ""
+    said = f"{ended}no process of it made a step with an optimizer of torch, or none could be observed"
     step = "python -I, -E, -S, ssh, containers and Ray hand no PYTHONPATH on; a whole step in a CUDA graph is not seen"
     return [*told("FP8 UNKNOWN", f"{W.NO_TRAINING}: {said}"), *told("  next", step)]
 
@@ -123,8 +135,9 @@ def watched(command: Sequence[str], folder: Path, stop: bool) -> int:
                     end(process)
                     return 0
             except KeyboardInterrupt:
-                # The script got it as well, and decides itself when it ends.
-                continue
+                # The script got it as well, and decides itself when it ends; one in a group of its own did not.
+                if stop:
+                    process.send_signal(signal.SIGINT)
 
 
 @contextmanager
@@ -140,10 +153,10 @@ def handed_on(process: subprocess.Popen[Any]) -> Iterator[None]:
 
 
 def complete(folder: Path) -> bool:
-    """Whether each process that began to train, and each of its ranks, has finished its evidence."""
+    """Whether each process that began to train, and each of its ranks here, has finished its evidence."""
     found = list(evidence_in(folder))
-    worlds = [each.get("world", 1) for each in found]
-    return bool(found) and len(found) >= max(worlds) and all(each["state"] != "running" for each in found)
+    ranks = [each.get("here", 1) for each in found]
+    return bool(found) and len(found) >= max(ranks) and all(each["state"] != "running" for each in found)
 
 
 def end(process: subprocess.Popen[Any]) -> None:

@@ -254,6 +254,7 @@ def process_told(pid: int) -> dict[str, Any]:
         "pid": pid,
         "rank": int(os.environ.get("RANK") or 0),
         "world": int(os.environ.get("WORLD_SIZE") or 1),
+        "here": int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1),
         "run": os.environ.get("MASTER_PORT", "") if os.environ.get("WORLD_SIZE") else "",
         "arguments": [word[:80] for word in sys.argv[1:]],
         "python": ".".join(map(str, sys.version_info[:3])),

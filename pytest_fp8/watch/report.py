@@ -73,7 +73,9 @@ def told(title: str, text: str) -> list[str]:
 def opening(group: Sequence[Training], lead: Training) -> Iterator[str]:
     evidence = lead.evidence
     device = evidence.get("device", {"name": "?"})["name"]
-    many = f"{len(group)} training process{'es' if len(group) > 1 else ''} on {device}"
+    ranks = int(evidence.get("world", 1))
+    of_all = f" of {ranks}" if len(group) < ranks else ""
+    many = f"{len(group)}{of_all} training process{'es' if ranks > 1 else ''} on {device}"
     parts = [many, f"torch {evidence.get('torch', '?')}"]
     if evidence.get("optimizers"):
         optimizers = " and ".join(dict.fromkeys(evidence["optimizers"]))

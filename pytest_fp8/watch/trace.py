@@ -19,6 +19,7 @@ from pytest_fp8.questions.layers.products import Product
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.watch.operators import OPERANDS
 from pytest_fp8.worker.watch.profile import PHASE, STEP, read_profile
+from pytest_fp8.worker.watch.te_products import TE_RANGE
 from pytest_fp8.worker.watch.trace import TraceEvent
 
 ENGINE = "autograd::engine::evaluate_function: "
@@ -104,7 +105,7 @@ def phases_of(host: Sequence[TraceEvent]) -> list[TraceEvent]:
         return []
     named = {event.name.removeprefix(ENGINE) for event in nodes}
     spans: list[list[int]] = []
-    outside = sorted(event.start for event in host if event.name.startswith(("aten::", "fp8 te product: ")))
+    outside = sorted(event.start for event in host if event.name.startswith(("aten::", TE_RANGE)))
 
     def quiet(start: int, end: int) -> bool:
         return bisect_left(outside, start) == bisect_left(outside, end)
