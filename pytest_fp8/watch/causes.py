@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -238,7 +239,7 @@ def options_dropped(training: Training) -> Iterator[Note]:
     wanted, recipes = training.settings("te_asked") or {}, training.evidence.get("recipes", {})
     for name in ("amax_compute_algo", "amax_history_len", "margin", "fp8_format"):
         said, used = wanted.get(name), [recipe for recipe in recipes if f"{name}=" in recipe]
-        if said and used and not any(f"{name}={said}" in recipe.replace("'", "") for recipe in used):
+        if said and used and not any(re.search(rf"\b{name}={said}\b", recipe) for recipe in used):
             yield Note(
                 W.OPTION_DROPPED,
                 f"TERecipeKwargs({name}={said!r}) is not what runs: {used[0][:80]}",

@@ -18,6 +18,8 @@ WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."
 FP8_CLASSES = ("Float8", "FP8", "Fp8", "MXFP8", "NVFP4")
 TE = "transformer_engine."
 ARGUMENTS = ("bf16", "fp16", "mixed_precision")
+RECIPE = ("fp8_format", "margin", "amax_history_len", "amax_compute_algo")
+"""Options of a recipe that launchers pass on."""
 
 
 def objects(kinds: Sequence[type] = (), names: Sequence[str] = ()) -> Iterator[Any]:
@@ -161,9 +163,16 @@ def recipes_in_force(roots: Iterable[Any]) -> dict[str, int]:
     for module in [module for root in roots if root is not None for module in root.modules()]:
         meta = getattr(module, "fp8_meta", None)
         if type(module).__module__.startswith(TE) and isinstance(meta, dict):
-            said = repr(meta.get("recipe")) if getattr(module, "fp8", False) else "off"
+            said = recipe_told(meta.get("recipe")) if getattr(module, "fp8", False) else "off"
             found[said] = found.get(said, 0) + 1
     return found
+
+
+def recipe_told(recipe: Any) -> str:
+    """A recipe of Transformer Engine with its options; its own text leaves some of them out."""
+    held = {name: getattr(recipe, name) for name in RECIPE if hasattr(recipe, name)}
+    options = [f"{name}={getattr(value, 'name', value)}" for name, value in held.items()]
+    return f"{type(recipe).__name__}({', '.join(options)})"
 
 
 def plain_fields(value: Any) -> dict[str, str]:
