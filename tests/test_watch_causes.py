@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_fp8.codes import W
+from pytest_fp8.watch.causes import asked
 from pytest_fp8.watch.judge import judge
 from pytest_fp8.watch.report import groups, verdict_of
 from pytest_fp8.watch.trace import ENGINE
@@ -70,6 +71,25 @@ def test_an_option_that_accelerate_drops(algorithm, expected):
 )
 def test_off(told, expected):
     assert found("c10::BFloat16", **told) == ("OFF", expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--fp8"], ["--fp8"]),
+        (["--fp8", "--steps", "0"], ["--fp8"]),
+        (["--fp8", "1"], ["--fp8"]),
+        (["--fp8", "0"], []),
+        (["--use_fp8=False"], []),
+        (["--no-fp8"], []),
+        (["--precision=fp8"], ["--precision=fp8"]),
+        (["--precision", "fp8"], ["fp8"]),
+        (["fp8", "0"], ["fp8"]),
+        (["runs/fp8/config.yaml"], []),
+    ],
+)
+def test_arguments_that_ask_for_fp8(arguments, expected):
+    assert asked(judge(evidence("c10::BFloat16", arguments=arguments))) == expected
 
 
 def test_a_recipe_says_the_options_that_its_own_text_leaves_out():

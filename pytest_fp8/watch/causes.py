@@ -55,9 +55,18 @@ def frozen_base(classes: Sequence[Class]) -> str:
 def asked(training: Training) -> list[str]:
     """Where FP8 is asked for: ``NAME=value`` of the environment, arguments of the command line, accelerate's state."""
     environment = [f"{name}={value}" for name, value in training.evidence.get("environment", {}).items() if on(value)]
-    arguments = [word for word in training.evidence.get("arguments", []) if "fp8" in word.lower()]
-    words = [word for word in arguments if "/" not in word and not word.endswith(".py")]
-    return [*environment, *words]
+    words = training.evidence.get("arguments", [])
+    named = [word for word, following in zip(words, [*words[1:], ""], strict=False) if asks(word, following)]
+    return [*environment, *named]
+
+
+def asks(word: str, following: str) -> bool:
+    """Whether an argument asks for FP8, as ``--fp8`` and ``--precision=fp8`` do; not ``--fp8 0`` and ``--no-fp8``."""
+    name, _, value = word.lower().partition("=")
+    if "fp8" not in f"{name}={value}" or "/" in word or name.endswith(".py") or name.lstrip("-").startswith("no"):
+        return False
+    given = value or ("" if following.startswith("-") or not name.startswith("-") else following)
+    return not given or on(given)
 
 
 def on(value: str) -> bool:
