@@ -7,10 +7,12 @@ import pytest
 
 from matrix import GROUPS, group_of
 from pytest_fp8.gpu import visible
-from pytest_fp8.items import case_of
+from pytest_fp8.items import case_of, question_of
 
 HERE = Path(__file__).parent
 PUBLISHED = "published"
+ASKS_ACCELERATE = "launch-drops-environment"
+"""The control without an arm that asks what ``resolved`` is asked."""
 CONFIG = """
 compute_environment: LOCAL_MACHINE
 distributed_type: 'NO'
@@ -25,6 +27,7 @@ fp8_config:
 def pytest_configure(config):
     for name, what in GROUPS.items():
         config.addinivalue_line("markers", f"{name}: {what}")
+    config.addinivalue_line("markers", 'nightly: left out for each commit by `-m "not nightly"`; a release needs it')
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -46,6 +49,8 @@ def pytest_collection_modifyitems(config, items):
         group = group_of(case) if case is not None else ""
         if group:
             item.add_marker(group)
+        if case is not None and case.emulated and not_each_commit(case, question_of(item)):
+            item.add_marker("nightly")
         if group == PUBLISHED and PUBLISHED not in config.option.markexpr:
             left_out.append(item)
     if left_out:
@@ -53,15 +58,21 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in left_out]
 
 
+def not_each_commit(case, question):
+    """Emulated curves of more than micro take half of the suite's time, and so does all that tiny is asked."""
+    return case.model == "tiny" or (case.model == "own" and question == "loss")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """``-n 2`` without a GPU: a case's tests, and each control, go to one worker; so do a file's others, which share
-    fixtures that take seconds."""
+    """``-n 2`` without a GPU: a case's tests, and each control, go to one worker; so do the others, which share answers
+    of Accelerate that take seconds."""
     from pytest_fp8.session import SESSION
     from pytest_fp8.xdist import by_case, case_of
 
     def together(nodeid):
-        return case_of(nodeid) if "-emulated" in nodeid or "test_control[" in nodeid else nodeid.partition("::")[0]
+        alone = "-emulated" in nodeid or ("test_control[" in nodeid and ASKS_ACCELERATE not in nodeid)
+        return case_of(nodeid) if alone else ""
 
     if SESSION not in config.stash or config.getoption("dist") != "load":
         return None
@@ -107,24 +118,20 @@ def with_accelerate():
 def resolved(with_accelerate, tmp_path_factory):
     """``resolved(way, flag)``: the precision that is trained in, with the Trainer's own flag (``bf16``) or none.
 
-    Three ways to ask for FP8, each a process, all started at once: the environment alone, a config file through
+    Three ways to ask for FP8, each a process that is started once: the environment alone, a config file through
     ``accelerate launch``, and ``accelerate launch`` without a file.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     from resolve import resolve
 
     file = tmp_path_factory.mktemp("accelerate") / "fp8.yaml"
     file.write_text(CONFIG)
-    with ThreadPoolExecutor() as pool:
-        ways = {
-            "environment": pool.submit(resolve, "fp8"),
-            "file": pool.submit(resolve, "", file),
-            "launch": pool.submit(resolve, "fp8", launch=True, asked=("",)),
-        }
+    ways = {
+        "environment": lambda: resolve("fp8"),
+        "file": lambda: resolve("", file),
+        "launch": lambda: resolve("fp8", launch=True, asked=("",)),
+    }
 
     def answer(way, flag):
-        # An error in one way is raised in the tests of that way alone.
-        return next(switches for switches in ways[way].result() if switches.arguments == flag)
+        return next(switches for switches in ways[way]() if switches.arguments == flag)
 
     return answer

@@ -20,7 +20,7 @@ RESUMED = ("tensorwise", "delayed")
 
 EMULATED = [
     Case("tiny", "torchao", "tensorwise", loss_steps=14, emulated=True),
-    *(Case("micro", "torchao", recipe, emulated=True) for recipe in ("rowwise", "rowwise_with_gw_hp")),
+    *(Case("micro", "torchao", recipe, emulated=True) for recipe in TORCHAO),
     Case("micro", "torchao", "tensorwise", lora=8, emulated=True),
     Case("micro", "torchao", "tensorwise", loss_steps=14, loss_seeds=2, emulated=True, gpus=2, parallel="fsdp2"),
     Case(
@@ -33,8 +33,9 @@ EMULATED = [
         parallel="fsdp2",
     ),
 ]
-"""torchao's numerics on any processor. Three seeds of fourteen steps of tiny take half a minute. The last two on
-two processes each; Accelerate's shards train as the other's do, and are asked what they compute."""
+"""torchao's numerics on any processor. Tiny is asked each night, as three seeds of fourteen of its steps take half a
+minute. The last two on two processes each; Accelerate's shards train as the other's do, and are asked what they
+compute."""
 
 # Tiny is launch-bound: its step time says nothing about FP8. It is asked everything but speed.
 TINY = [Case("tiny", b, r, questions=UNTIMED) for b, r in RECIPES]

@@ -12,6 +12,10 @@ from controls.control import GPU, micro
 from pytest_fp8 import Verdict
 
 HEALTHY = [micro(recipe) for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")]
+CONTROLS = [
+    pytest.param(control, id=f"{control.number:02d}-{control.id}", marks=[pytest.mark.nightly] * control.nightly)
+    for control in CATALOGUE
+]
 CHECKPOINTED = micro(activation_checkpointing=True)
 
 
@@ -54,7 +58,7 @@ def require(request, control):
 
 
 @pytest.mark.usefixtures("healthy_alone")
-@pytest.mark.parametrize("control", CATALOGUE, ids=lambda control: f"{control.number:02d}-{control.id}")
+@pytest.mark.parametrize("control", CONTROLS)
 def test_control(request, runner, control):
     require(request, control)
     outcome = runner.run(control)

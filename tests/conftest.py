@@ -25,23 +25,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 ENVIRONMENT = dict(os.environ)
 CHANGED_BY_PYTESTER = ("HOME", "USERPROFILE", "PYTEST_DEBUG_TEMPROOT", "TOX_ENV_DIR")
 REPORT = Path(__file__).parent.parent / ".fp8-report"
+FAST = "not slow and not nightly"
 SLOW_MODULE = "\npytestmark = pytest.mark.slow\n"
-ANY_PYTEST = (
-    "test_arm_starts.py",
-    "test_crowded.py",
-    "test_left_behind.py",
-    "test_loss_unit.py",
-    "test_own_model.py",
-    "test_own_ranks.py",
-    "test_ranks.py",
-    "test_ranks_apart.py",
-    "test_report_json.py",
-    "test_reports.py",
-    "test_strange_but_sound.py",
-    "test_zero3.py",
-)
-"""Their inner pytest is a way to an arm's answer or a report: the oldest one shows nothing more."""
-
 DRAW_PAGES = (
     "test_docs.py",
     "test_formats.py",
@@ -60,18 +45,14 @@ def pytest_configure(config):
             signal.signal(number, default)
     if config.args_source is config.ArgsSource.TESTPATHS and not config.option.markexpr:
         # A bare `pytest` in a clone is somebody's first: the whole takes a quarter of an hour.
-        config.option.markexpr = "not slow"
-    config.addinivalue_line(
-        "markers",
-        "inner_pytest: runs pytest with the plugin; added to the first case of each test that uses `pytester`.",
-    )
-    config.addinivalue_line(
-        "markers",
-        "any_pytest: another release shows nothing more in its inner pytest; `-m inner_pytest` leaves it out.",
-    )
+        config.option.markexpr = FAST
     config.addinivalue_line(
         "markers", "slow: imports torch, starts an arm or starts workers of pytest-xdist; the fast set leaves it out."
     )
+    config.addinivalue_line(
+        "markers", "nightly: repeats for other inputs what a test for each commit asserts; a release needs it."
+    )
+    config.addinivalue_line("markers", "oldest: touches pytest's API; run with the oldest pytest, too.")
 
 
 def pytest_sessionstart():
@@ -80,20 +61,19 @@ def pytest_sessionstart():
 
 
 def fast(config):
-    """Whether this run is of the fast set: ``-m "not slow"``."""
-    return config.option.markexpr == "not slow"
+    """Whether this run is of the fast set, as a bare ``pytest`` is."""
+    return config.option.markexpr == FAST
 
 
 def pytest_ignore_collect(collection_path, config):
     """What ``-m`` leaves out whole is not even imported, since most of it imports torch: the slow modules in the fast
-    set, and those without `pytester` where only tests with an inner pytest are asked."""
-    if collection_path.suffix == ".py":
-        text = collection_path.read_text()
-        if fast(config) and SLOW_MODULE in text:
-            return True
-        if config.option.markexpr == "inner_pytest":
-            return "pytester" not in text or collection_path.name in ANY_PYTEST or None
-    return None
+    set, and those without a test for the night or for the oldest pytest where such tests alone are asked."""
+    if not collection_path.name.startswith("test_"):
+        return None
+    text, asked = collection_path.read_text(), config.option.markexpr.partition(" ")[0]
+    if fast(config) and SLOW_MODULE in text:
+        return True
+    return (asked in ("nightly", "oldest") and f"pytest.mark.{asked}" not in text) or None
 
 
 def pytest_collection_finish(session):
@@ -101,17 +81,12 @@ def pytest_collection_finish(session):
         raise pytest.UsageError("a module of the fast set imports torch: mark it as slow, whole")
 
 
+LONGEST_FIRST = ("test_zero3.py", "test_own_ranks.py", "test_ranks.py")
+"""Two processes each: at the end they would run beside each other, or one alone."""
+
+
 def pytest_collection_modifyitems(items):
-    asked = set()
-    for item in items:
-        if "pytester" in item.fixturenames and item.get_closest_marker("any_pytest") is None:
-            # Further parameters meet the same part of pytest, as a rule; those that meet another one are marked.
-            test = item.path, item.cls, item.originalname
-            if test not in asked:
-                item.add_marker("inner_pytest")
-            asked.add(test)
-    # The longest, and two processes each: at the end they would run beside each other, or one alone.
-    items.sort(key=lambda item: item.path.name != "test_zero3.py")
+    items.sort(key=lambda item: LONGEST_FIRST.index(item.path.name) if item.path.name in LONGEST_FIRST else 99)
 
 
 @pytest.fixture(autouse=True)

@@ -51,6 +51,7 @@ def test_a_full_temporary_folder_is_one_clear_error(pytester):
     result.stdout.no_fnmatch_line("*Error:*mkdir*")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_what_the_fork_server_could_not_import_is_told_and_not_what_came_of_it(pytester, monkeypatch):
     """The first import leaves half of a library behind; a second one would end in another error."""

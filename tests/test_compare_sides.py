@@ -89,6 +89,7 @@ def test_two_commits_run_their_own_code_with_one_instrument(project):
     assert not Path(base.import_path[0]).exists(), "the checkout is gone"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_another_interpreter_brings_its_own_libraries_and_none_of_ours(project, tmp_path, monkeypatch):
     other = tmp_path / "other"
@@ -132,6 +133,7 @@ def test_a_checkout_below_the_root_of_a_repository(project):
         assert (folder / "here.txt").read_text() == "x"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_arm_of_another_environment_leaves_nothing_behind(project):
     environment = probed("head", sys.executable, project)

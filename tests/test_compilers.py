@@ -39,11 +39,13 @@ def said_by(program: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_where_torch_may_compile_in_one_thread_none_are_started():
     assert said_by(STARTS.format(threads=1)) == ["False"] * 3
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_where_they_have_ended_others_may_start_and_nobody_waits_for_them():
     """As where the system has no memory or no more processes for them. torch itself would wait for ever."""
@@ -68,7 +70,9 @@ main.import_ahead("torchao")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("gpu", "said"), [(True, ["started", "False", "False"]), (False, [])])
+@pytest.mark.parametrize(
+    ("gpu", "said"), [(True, ["started", "False", "False"]), pytest.param(False, [], marks=pytest.mark.nightly)]
+)
 def test_an_arm_on_a_gpu_starts_them_before_its_other_imports(gpu, said):
     assert said_by(IMPORTS.format(gpu=gpu)) == said
 
@@ -85,7 +89,11 @@ def test_an_arm_on_the_cpu_of_a_machine_with_a_gpu_starts_none(monkeypatch):
     assert given == [{}, COMPILES_NOTHING]
 
 
-@pytest.mark.parametrize("imports", ["", "import torch._inductor.async_compile as torchs;"], ids=["none", "unused"])
+@pytest.mark.parametrize(
+    "imports",
+    ["", pytest.param("import torch._inductor.async_compile as torchs;", marks=pytest.mark.nightly)],
+    ids=["none", "unused"],
+)
 def test_where_nothing_compiles_none_are_started_and_none_waited_for(imports):
     program = (
         f"import sys; {imports} from pytest_fp8.worker import compilers; took = compilers.wait();"
@@ -113,6 +121,7 @@ def test_a_process_says_that_it_imports_nothing_more_once_these_do_not_either(mo
     assert imported.exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_arm_that_is_built_has_none_that_still_start():
     def build():

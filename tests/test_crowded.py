@@ -213,10 +213,19 @@ SUITE = """
 """
 
 OPERATIONS = ("blocks", "layers", "ledger", "numerics", "curve", "memory")
+CROWDED = [
+    pytest.param(
+        operation,
+        alone,
+        id=f"{operation}-{'alone' if alone else 'all'}",
+        marks=[pytest.mark.nightly] * ((operation, alone) not in (("blocks", False), ("numerics", True))),
+    )
+    for operation in OPERATIONS
+    for alone in (False, True)
+]
 
 
-@pytest.mark.parametrize("one_by_one", [False, True], ids=["all", "alone"])
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(("operation", "one_by_one"), CROWDED)
 def test_a_session_whose_arms_turn_out_crowded_answers_all_the_same(pytester, monkeypatch, operation, one_by_one):
     world = install(monkeypatch, H200)
     pytester.makepyfile(SUITE)

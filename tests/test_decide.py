@@ -62,7 +62,7 @@ def test_a_loss_just_at_the_margin_is_not_called_either_way_too_often():
     assert loss_rate(0.02, Verdict.PASS) <= 1.3 * (1 - LOSS_CONFIDENCE), "over all looks; 1500 cases are +-0.011"
 
 
-@pytest.mark.parametrize("first", [2, 3, 4, 8])
+@pytest.mark.parametrize("first", [3, *(pytest.param(count, marks=pytest.mark.nightly) for count in (2, 4, 8))])
 def test_a_pass_holds_its_confidence_over_all_looks(first, monkeypatch):
     """Whatever the spread, and from whatever number of seeds the question starts."""
     rng = np.random.default_rng(7)

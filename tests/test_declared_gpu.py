@@ -160,6 +160,7 @@ def test_without_a_gpu_a_session_that_asked_nothing_says_why_and_how_to_go_on(py
     )
 
 
+@pytest.mark.oldest
 @pytest.mark.slow
 def test_under_xdist_the_controller_has_the_whole_table(suite, monkeypatch):
     pytest.importorskip("xdist")

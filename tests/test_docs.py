@@ -230,6 +230,7 @@ def test_every_python_example_can_be_read(name):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_runnable_examples_pass(tmp_path):
     """In one session, so that torch is imported once."""
     examples = [(name, code) for name in TEXTS for above, code in blocks(name, "python") if above == RUNNABLE]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from helpers.fakes import H100, SUITE, FakeProcess, install
 from pytest_fp8.report.durations import added, duration_lines, shares
 
@@ -38,6 +40,7 @@ def test_workers_are_added():
     assert ONE["waited"]["8b-bf16"]["build"] == 30.0, "what a worker sent is left as it is"
 
 
+@pytest.mark.oldest
 def test_the_option_prints_them_and_the_report_has_them_always(pytester, monkeypatch):
     install(monkeypatch, H100)
     real = FakeProcess.receive

@@ -21,7 +21,16 @@ TEST = """
 """
 
 
-@pytest.mark.parametrize(("encoding", "rule"), [("ascii", "---"), ("latin-1", "---"), ("utf-8", "\u2500\u2500\u2500")])
+@pytest.mark.parametrize(
+    ("encoding", "rule"),
+    [
+        ("ascii", "---"),
+        *(
+            pytest.param(*row, marks=pytest.mark.nightly)
+            for row in (("latin-1", "---"), ("utf-8", "\u2500\u2500\u2500"))
+        ),
+    ],
+)
 def test_the_closing_table_keeps_its_lines(pytester, monkeypatch, encoding, rule):
     monkeypatch.setenv("PYTHONIOENCODING", encoding)
     monkeypatch.setenv("PYTHONUTF8", "0")

@@ -75,9 +75,9 @@ def reported(pytester):
     ("number", "options"),
     [
         (signal.SIGTERM, ()),
-        (signal.SIGTERM, ("-n1",)),
-        (signal.SIGINT, ()),
-        pytest.param(signal.SIGINT, ("-n1",), marks=pytest.mark.inner_pytest),
+        pytest.param(signal.SIGTERM, ("-n1",), marks=pytest.mark.nightly),
+        pytest.param(signal.SIGINT, (), marks=pytest.mark.nightly),
+        pytest.param(signal.SIGINT, ("-n1",), marks=pytest.mark.oldest),
     ],
 )
 def test_a_signal_ends_the_session_as_ctrl_c_does(pytester, temporary, number, options):
@@ -92,7 +92,6 @@ def test_a_signal_ends_the_session_as_ctrl_c_does(pytester, temporary, number, o
     assert left_in(temporary) == []
 
 
-@pytest.mark.any_pytest
 def test_a_session_that_is_killed_leaves_the_report_of_what_was_known(pytester, temporary):
     session, pids = started(pytester, temporary)
     os.kill(session.pid, signal.SIGKILL)
@@ -105,7 +104,6 @@ def test_a_session_that_is_killed_leaves_the_report_of_what_was_known(pytester, 
     assert left_in(temporary) == []
 
 
-@pytest.mark.any_pytest
 def test_a_controller_that_is_killed_takes_its_workers_along_and_they_leave_nothing(pytester, temporary):
     session, pids = started(pytester, temporary, "-n1")
     os.kill(session.pid, signal.SIGKILL)

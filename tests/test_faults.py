@@ -14,35 +14,40 @@ from pytest_fp8.shipping import ship, unship
 
 pytestmark = pytest.mark.slow
 
-QUICK = [
+EACH_COMMIT = [
     "os._exit(0)",
     "closes every file descriptor",
-    "KeyboardInterrupt",
     "an exception whose text raises",
+    "a fork that stays, in a session of its own",
+    "fills its temporary folder with folders of mode 000",
+]
+"""One a kind: an end, a channel, an exception, what it leaves running, what it leaves on the disk."""
+NIGHTLY = [
+    "KeyboardInterrupt",
     "an exception with escape sequences",
     "an exception with lone surrogates",
     "no more files (RLIMIT_NOFILE)",
     "raises where its output goes to a full disk",
     "a program that stays, in a session of its own",
-    "a fork that stays, in a session of its own",
     "deletes its temporary folder, then dies",
-    "fills its temporary folder with folders of mode 000",
     "makes its socket non-blocking",
 ]
+QUICK = [*EACH_COMMIT, *(pytest.param(what, marks=pytest.mark.nightly) for what in NIGHTLY)]
+BY_WHAT = {wrong.what: wrong for wrong in CATALOGUE}
 
 
 def test_the_catalogue_is_long_and_each_of_its_names_is_one():
     assert len({wrong.what for wrong in CATALOGUE}) == len(CATALOGUE) >= 50
 
 
-@pytest.mark.parametrize("wrong", [w for w in CATALOGUE if w.what in QUICK], ids=lambda wrong: wrong.what)
-def test_a_misbehaviour_is_one_error_with_its_cause_and_leaves_nothing(wrong):
-    assert try_one(wrong, fork=True).faults == []
+@pytest.mark.parametrize("what", QUICK)
+def test_a_misbehaviour_is_one_error_with_its_cause_and_leaves_nothing(what):
+    assert try_one(BY_WHAT[what], fork=True).faults == []
 
 
+@pytest.mark.nightly
 def test_an_arm_that_becomes_another_program_has_closed_its_socket():
-    (wrong,) = [wrong for wrong in CATALOGUE if wrong.what == "becomes the program sleep"]
-    assert try_one(wrong, fork=True).faults == []
+    assert try_one(BY_WHAT["becomes the program sleep"], fork=True).faults == []
 
 
 def test_temporary_files_of_an_arm_lie_in_its_own_folder():

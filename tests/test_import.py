@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "numpy", "transformers", "torchao", "rich", "cloudpickle", "pynvml", "yaml")
 
@@ -36,6 +38,7 @@ def test_collecting_the_marked_tests_loads_no_torch(pytester):
     result.stdout.fnmatch_lines(["TORCH False False"])
 
 
+@pytest.mark.oldest
 def test_pytest_does_not_rewrite_this_packages_modules(pytester):
     """It would do so anew in each start where it cannot keep the result."""
     pytester.makepyfile("import pytest\n@pytest.mark.fp8(emulated=True)\ndef test_a(fp8_pair): pass")

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torchao")
 hatchling = pytest.importorskip("hatchling.build")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 ROOT = Path(__file__).parents[1]
 MY_PROJECT = '''

@@ -51,6 +51,7 @@ def files(pytester, monkeypatch):
     return run
 
 
+@pytest.mark.oldest
 def test_a_known_failure_stands_beside_the_verdict_of_what_else_was_asked(files):
     _, report, summary, html = files(LAYERS)
     assert report["entries"]["tiny-torchao-rowwise"]["known"] == ["layers"]

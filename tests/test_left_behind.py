@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.arms import all_end, call, either_way, fresh_process, running, spec
+from helpers.arms import all_end, call, fresh_process, running, spec
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ def fresh(request):
         yield process
 
 
-@either_way
+@pytest.mark.parametrize("fresh", [False, True], ids=["interpreter", "fork"], indirect=True)
 def test_closing_ends_the_whole_group_and_its_log(fresh):
     fresh.build(spec())
     child = call(fresh, lambda: subprocess.Popen(["sleep", "600"]).pid)
@@ -52,6 +52,7 @@ def test_no_arm_outlives_a_parent_that_was_killed():
     assert all_end(*pids)
 
 
+@pytest.mark.nightly
 def test_no_arm_outlives_a_parent_that_closed_nothing():
     done = parent("")
     one, other, *logs = done.stdout.split()

@@ -2,15 +2,19 @@
 
 import re
 
+import pytest
+
 from helpers.marks import collect, ids
 from pytest_fp8.markers import ARGUMENTS
 
 
+@pytest.mark.oldest
 def test_a_user_s_own_empty_list_of_cases_is_skipped_as_pytest_does(pytester):
     result = collect(pytester, "@pytest.mark.parametrize('fp8_case', [], indirect=True)")
     result.assert_outcomes(skipped=1)
 
 
+@pytest.mark.oldest
 def test_lists_multiply_as_parametrize_does(pytester):
     code = "@pytest.mark.fp8(model=['tiny', '1b'])\n@pytest.mark.fp8(recipe=['tensorwise', 'rowwise'])\n"
     found = ids(pytester, code + "def test_mine(fp8_case): pass")
@@ -31,6 +35,7 @@ def test_two_marks_at_one_place_that_give_one_argument_are_refused(pytester):
     )
 
 
+@pytest.mark.oldest
 def test_the_mark_of_a_function_wins_over_that_of_its_module(pytester):
     code = "pytestmark = pytest.mark.fp8(model='tiny', recipe='rowwise')\n@pytest.mark.fp8(recipe='tensorwise')\n"
     assert ids(pytester, code + "def test_mine(fp8_case): pass") == ["tiny-torchao-tensorwise"]
@@ -42,6 +47,7 @@ def test_the_marker_is_registered(pytester):
     assert not [name for name in ARGUMENTS if not re.search(rf"\b{name}\b", result.stdout.str())]
 
 
+@pytest.mark.oldest
 def test_tests_of_one_case_come_together_and_presence_comes_first(pytester):
     pytester.makepyfile(
         """

@@ -20,7 +20,8 @@ from pytest_fp8.shipping import ship, unship
 pytestmark = pytest.mark.slow
 
 
-STARTED = pytest.mark.parametrize("arm", [False, True], ids=["interpreter", "fork"], indirect=True)
+INTERPRETER = pytest.param(False, id="interpreter", marks=pytest.mark.nightly)
+STARTED = pytest.mark.parametrize("arm", [INTERPRETER, pytest.param(True, id="fork")], indirect=True)
 """Where it matters how the process was started. An interpreter of its own takes seconds."""
 
 

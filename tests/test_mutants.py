@@ -24,6 +24,10 @@ COUNT = int(os.environ.get("MUTANTS", "300"))
 """Files in all. 10 000 take about ten minutes: ``MUTANTS=10000 pytest tests/test_mutants.py``."""
 SLOWEST = 5.0
 """Seconds of one command, on a machine that does other things too: they take some 20 ms."""
+BASELINES = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.nightly] * (number > 0))
+    for number, path in enumerate(some_baselines(ROOT))
+]
 SUITE = "from pytest_fp8 import Case\nALL = [Case('1b', 'torchao', 'tensorwise')]\n"
 
 
@@ -73,7 +77,7 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("original", some_baselines(ROOT), ids=lambda path: path.stem)
+@pytest.mark.parametrize("original", BASELINES)
 def test_a_mutated_baseline_is_refused_or_reads_as_the_untouched_one(project, original):
     true, text = load_baseline(original), original.read_text()
     path = project / "baselines/h200" / original.name
@@ -101,7 +105,7 @@ def test_a_mutated_baseline_is_refused_or_reads_as_the_untouched_one(project, or
     assert seen >= {"refused", "signed"}
 
 
-@pytest.mark.parametrize("original", some_baselines(ROOT), ids=lambda path: path.stem)
+@pytest.mark.parametrize("original", BASELINES)
 def test_every_field_of_a_baseline_is_checked(original):
     """Whatever stands in a file, a value of another kind in its place is refused although the digest fits."""
     text = original.read_text()

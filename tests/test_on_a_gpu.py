@@ -37,6 +37,7 @@ def test_without_baselines_a_gate_in_ci_is_not_green(suite, monkeypatch):
     assert suite.runpytest("--fp8-gpu=h200", "--fp8-undecided=warn").ret == 0
 
 
+@pytest.mark.oldest
 def test_strict_fails_what_was_not_exercised(suite, monkeypatch):
     install(monkeypatch, H200)
     result = suite.runpytest("--fp8-gpu=h200", "--fp8-strict")
@@ -44,6 +45,7 @@ def test_strict_fails_what_was_not_exercised(suite, monkeypatch):
     result.stdout.fnmatch_lines(["*NOT_EXERCISED FP8-S01: no baseline to hold the speedup against*"])
 
 
+@pytest.mark.oldest
 def test_an_update_writes_and_a_second_run_passes_against_it(suite, monkeypatch):
     install(monkeypatch, H200)
     first = suite.runpytest(*UPDATE)
@@ -167,6 +169,7 @@ def test_what_a_test_only_looks_at_is_its_own_affair(pytester, monkeypatch):
     assert pytester.runpytest("--fp8-gpu=h200").ret == 0
 
 
+@pytest.mark.oldest
 def test_junit_has_each_tests_case_and_verdict(suite, monkeypatch):
     install(monkeypatch, H200, strangers=(4242,))
     suite.runpytest("--fp8-gpu=h200", "--junitxml=out.xml", "-k", "test_faster and rowwise")

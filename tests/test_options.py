@@ -18,6 +18,7 @@ def test_defaults(pytester):
     assert settings.baseline_dir == pytester.path / "baselines"
 
 
+@pytest.mark.oldest
 def test_an_option_beats_the_environment_which_beats_the_ini_file(pytester, monkeypatch):
     pytester.makeini("[pytest]\nfp8_gpu = h100\nfp8_strict = true")
     assert settings_of(pytester).gpu == "h100"
@@ -143,6 +144,7 @@ def test_an_argument_file_gives_what_it_holds(pytester):
     assert settings_of(pytester, "@args.txt").update
 
 
+@pytest.mark.oldest
 @pytest.mark.skipif(pytest.version_tuple < (9,), reason="a table with types is pytest 9's")
 def test_values_of_an_ini_table_have_types(pytester):
     folder = pytester.mkdir("my folder")
@@ -245,6 +247,7 @@ def test_a_word_that_is_neither_true_nor_false(pytester, monkeypatch):
     result.stderr.fnmatch_lines(["*--fp8-strict*", "*true or false*"])
 
 
+@pytest.mark.oldest
 def test_the_header_says_what_is_in_use(pytester):
     pytester.makepyfile("def test_a(): pass")
     pytester.runpytest().stdout.fnmatch_lines(["fp8: *(--fp8-gpu: auto); torch *; baselines: *"])

@@ -167,17 +167,21 @@ def test(fp8_pair):
 @pytest.mark.parametrize(
     "module",
     [
+        WRAPPED_LAYERS,
+        ONE_BLOCK_SHARDED,
+        THE_ROOT_HAS_A_LAYER_AND_THE_STEP_EVALUATES,
+        REDUCES_LATE.replace("MADE", "hooked"),
         *(
-            WRAPPED_LAYERS,
-            ONE_BLOCK_SHARDED,
-            GATHERS_FP8,
-            THE_ROOT_HAS_A_LAYER_AND_THE_STEP_EVALUATES,
-            A_LARGE_WEIGHT_IN_BF16_AND_A_LAYER_THAT_IS_NOT_SHARDED,
-            BY_HAND,
-            GIVES_THE_LOSS,
+            pytest.param(module, marks=pytest.mark.nightly)
+            for module in (
+                GATHERS_FP8,
+                A_LARGE_WEIGHT_IN_BF16_AND_A_LAYER_THAT_IS_NOT_SHARDED,
+                BY_HAND,
+                GIVES_THE_LOSS,
+                *(f"FIRST = {rank}\n{OTHER_MODULES}" for rank in range(2)),
+                REDUCES_LATE.replace("MADE", "lambda given: Reducing(given, 1e-3)"),
+            )
         ),
-        *(f"FIRST = {rank}\n{OTHER_MODULES}" for rank in range(2)),
-        *(REDUCES_LATE.replace("MADE", made) for made in ("hooked", "lambda given: Reducing(given, 1e-3)")),
     ],
 )
 def test_a_sound_way_of_ones_own_passes(pytester, module):
@@ -294,7 +298,11 @@ def test(fp8_pair):
         ),
         (NOT_REDUCED_IN_FP8, ["*not reduced over the ranks in the FP8 arm alone*; on rank 0 a gradient of norm*"]),
         (A_COPY, ["*gave another model than the one it was given*", "*wrap the model that*"]),
-        (A_COPY.replace("DistributedDataParallel(copy.deepcopy(model))", "(model, mesh)"), ["*gave a tuple, and*"]),
+        pytest.param(
+            A_COPY.replace("DistributedDataParallel(copy.deepcopy(model))", "(model, mesh)"),
+            ["*gave a tuple, and*"],
+            marks=pytest.mark.nightly,
+        ),
         (DRIFTS, ["*differs from rank 0: weights after training, 0.0.weight*", "*replicas go apart in training*"]),
         (LOADS_ALONE, ["*weights before the conversion, 0.0.weight*", "*weights that one rank alone loads*"]),
         (RENAMED, ["*no module '0.0'*", "*wrap modules in build()*"]),

@@ -101,6 +101,7 @@ def own_output(written):
     return re.sub(rb"[\x01\x02]", b"", marked).decode()
 
 
+@pytest.mark.oldest
 def test_a_live_line_says_case_question_work_and_times_and_is_gone_before_each_result(run):
     written = run("-v")
     [line, *_] = lines = [line.decode() for line in DRAWN.findall(written)]
@@ -133,14 +134,22 @@ def test_without_capture_it_is_there_too(run):
     assert re.search(r"^test_suite\.py printed\n\.printed\n\.printed\n\.\.$", own_output(written), re.M)
 
 
-@pytest.mark.parametrize("ends", ["raise KeyboardInterrupt", "fp8_pair.fp8.request('blocks_of_nothing')"])
+@pytest.mark.parametrize(
+    "ends",
+    ["raise KeyboardInterrupt", pytest.param("fp8_pair.fp8.request('blocks_of_nothing')", marks=pytest.mark.nightly)],
+)
 def test_the_line_is_gone_where_a_test_ends_badly(run, ends):
     own = own_output(run("-v", ends=ends))
     assert "KeyboardInterrupt" in own or "1 failed, 3 passed" in own
 
 
 @pytest.mark.parametrize(
-    "args", [("-q",), ("-p", "no:terminal"), pytest.param(("-n1",), marks=pytest.mark.inner_pytest)]
+    "args",
+    [
+        ("-q",),
+        pytest.param(("-p", "no:terminal"), marks=pytest.mark.nightly),
+        pytest.param(("-n1",), marks=pytest.mark.oldest),
+    ],
 )
 def test_it_says_nothing_when_quiet_without_a_reporter_and_under_xdist(run, args):
     if args == ("-n1",):
@@ -148,7 +157,7 @@ def test_it_says_nothing_when_quiet_without_a_reporter_and_under_xdist(run, args
     assert b"build of" not in run(*args)
 
 
-@pytest.mark.parametrize("args", [(), pytest.param(("-v",), marks=pytest.mark.inner_pytest)])
+@pytest.mark.parametrize("args", [(), pytest.param(("-v",), marks=pytest.mark.oldest)])
 def test_a_log_has_whole_lines_between_those_of_pytest(run, args):
     own = run(*args, terminal=False).decode()
     told = [line for line in own.splitlines() if "fp8: tiny-torchao-rowwise" in line]

@@ -109,6 +109,7 @@ def test_a_test_that_timed_its_arms_and_then_skipped_answered_nothing(pytester, 
     result.stdout.fnmatch_lines(["*no FP8 test ran on it: not today. A gate that ran nothing is not green*"])
 
 
+@pytest.mark.oldest
 def test_a_run_that_was_interrupted_at_once_is_not_said_to_have_run_nothing(pytester, monkeypatch, capsys):
     install(monkeypatch, H200)
     pytester.makeconftest("def pytest_runtest_call(item):\n    raise KeyboardInterrupt\n")
@@ -148,6 +149,7 @@ def test_a_test_that_is_expected_to_fail_ran_where_it_asked_something(pytester, 
     result.stdout.fnmatch_lines([f"*no FP8 test ran on it: {says}. A gate that ran nothing is not green*"])
 
 
+@pytest.mark.oldest
 def test_pytest_exit_before_the_first_test_is_no_green_gate(pytester, monkeypatch):
     install(monkeypatch, H200)
     pytester.makeconftest("import pytest\ndef pytest_runtest_setup(item):\n    pytest.exit('no', returncode=0)\n")

@@ -48,6 +48,7 @@ def test_a_rank_that_raises_is_named_though_another_waits_for_it(fresh, monkeypa
     assert all_end(*pids)
 
 
+@pytest.mark.nightly
 def test_a_rank_without_memory_is_an_arm_without_memory(fresh, monkeypatch):
     monkeypatch.setattr(ranks, "GRACE_SECONDS", 1.0)
 
@@ -63,6 +64,7 @@ def test_a_rank_without_memory_is_an_arm_without_memory(fresh, monkeypatch):
     assert failure.value.code is R.OUT_OF_MEMORY
 
 
+@pytest.mark.nightly
 def test_ranks_that_raise_alike_end_since_a_step_may_have_stopped_in_the_middle(fresh):
     fresh.build(own())
     pids = fresh.pids

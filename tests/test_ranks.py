@@ -41,7 +41,7 @@ def on_one():
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-@pytest.mark.parametrize("backend", ["bf16", "torchao"])
+@pytest.mark.parametrize("backend", [pytest.param("bf16", marks=pytest.mark.nightly), "torchao"])
 def test_two_ranks_train_as_one_process_on_the_whole_batch(arm, on_one, backend, parallel):
     arm.build(ArmSpec(micro(parallel, backend), "cpu", threads=1))
     curve = arm.request("curve", seed=1, steps=STEPS)
@@ -167,7 +167,7 @@ BLOCKS = """
 """
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.nightly), "fsdp2"])
 def test_blocks_that_end_in_a_linear_and_statistics_of_each_rank_are_sound(pytester, parallel):
     """FSDP2 gathers such a block's weights only after the gradient of its output came. Running statistics differ by
     rank, and a checkpoint holds one copy. No collective takes int16."""

@@ -68,6 +68,7 @@ def test_a_test_that_fails_beside_its_answers_is_in_the_summary(pytester, monkey
     assert "1 test(s) failed with something else than an answer" in summary
 
 
+@pytest.mark.oldest
 def test_a_test_that_fails_with_its_answer_is_told_once(pytester, monkeypatch):
     install(monkeypatch, H200, executed_roles=("fprop",))
     pytester.makepyfile(ONE.format(after="pass"))

@@ -142,7 +142,6 @@ def test_a_function_may_mention_a_module_of_a_class_of_its_own():
     assert elsewhere(ship(build, "a function")) == "torch.backends.cudnn"
 
 
-@pytest.mark.any_pytest
 @pytest.mark.slow
 def test_a_test_file_may_set_flags_of_cudnn(pytester):
     pytester.makepyfile(

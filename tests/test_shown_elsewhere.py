@@ -78,6 +78,7 @@ def test_elsewhere_there_are_none(suite, monkeypatch):
     assert of_github(suite.runpytest("--fp8-gpu=h200")) == []
 
 
+@pytest.mark.oldest
 @pytest.mark.slow
 def test_xdist_s_controller_annotates(suite):
     pytest.importorskip("xdist")

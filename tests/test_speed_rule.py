@@ -59,12 +59,13 @@ def rate(change, *verdicts, repeats=500, **how):
     return np.mean([gate(rng, change, **how) in verdicts for _ in range(repeats)])
 
 
-@pytest.mark.parametrize("stored", [1, 4])
+@pytest.mark.parametrize("stored", [pytest.param(1, marks=pytest.mark.nightly), 4])
 def test_a_session_of_thirty_healthy_cases_fails_less_often_than_alpha(stored):
     # A rate of 0.01 / 30 per case: 2000 cases would show less than one failure.
     assert rate(0.0, Verdict.FAIL, Verdict.IMPROVED, repeats=2000, stored=stored) <= 2 * ALPHA / GATED_CASES + 0.001
 
 
+@pytest.mark.nightly
 def test_what_is_gated_on_busy_time_fails_as_rarely_and_shows_what_it_can_hold():
     """Sessions differ more there, and a process has 26 steps. So far seven degrees of freedom say by how much."""
     busy = {"components": MEASURED.of_busy(), "session": MEASURED.busy, "within": 0.015, "tolerance": 0.024}
@@ -80,18 +81,19 @@ def test_a_healthy_case_is_rarely_left_undecided():
     assert rate(0.0, Verdict.PASS, stored=1) > 0.95
 
 
+@pytest.mark.nightly
 def test_sessions_that_differ_more_than_assumed_cost_power_before_false_alarms():
     assert rate(0.0, Verdict.FAIL, session=1.5 * MEASURED.session, repeats=1000) <= 0.005
 
 
-@pytest.mark.parametrize("stored", [1, 4])
+@pytest.mark.parametrize("stored", [pytest.param(1, marks=pytest.mark.nightly), 4])
 def test_a_loss_of_what_is_gated_on_rarely_passes(stored):
     history = history_of(np.random.default_rng(0), stored)
     loss = max(TOLERANCE, holds(history, KNOWN))
     assert rate(-loss, Verdict.PASS, stored=stored) <= BETA + 0.02
 
 
-@pytest.mark.parametrize(("change", "power"), [(-0.03, 0.97), (-0.08, 0.99)])
+@pytest.mark.parametrize(("change", "power"), [(-0.03, 0.97), pytest.param(-0.08, 0.99, marks=pytest.mark.nightly)])
 def test_a_real_regression_fails_with_four_sessions_stored(change, power):
     assert rate(change, Verdict.FAIL, repeats=300) >= power
 
@@ -103,6 +105,7 @@ def test_what_a_history_is_said_to_hold_it_holds():
         assert caught == pytest.approx(POWER, abs=0.08)
 
 
+@pytest.mark.nightly
 def test_more_sessions_hold_a_finer_tolerance_and_a_young_history_says_how_coarse_it_is():
     histories = [history_of(np.random.default_rng(1), n) for n in (1, 2, 4, 8)]
     held = [holds(histories[-1][: len(history)], KNOWN) for history in histories]

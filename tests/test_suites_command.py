@@ -85,6 +85,7 @@ def test_without_the_plugin_the_suites_skip_and_say_so():
     assert "passed" not in done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_reports_stay_in_the_folder_and_a_case_is_the_one_of_the_clone(installed, project):
     """A model that a test file defines: its hash is of its source, wherever the file is."""
@@ -100,6 +101,7 @@ def test_reports_stay_in_the_folder_and_a_case_is_the_one_of_the_clone(installed
     assert entries[0] == entries[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_suites_run_where_the_plugin_is_named_and_not_installed():
     """``PYTEST_PLUGINS=pytest_fp8.plugin``: a clone on a machine that pip must not touch."""

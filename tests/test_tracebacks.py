@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.oldest
 def test_an_error_is_shown_at_the_line_that_asked(pytester):
     pytester.makepyfile("from pytest_fp8.gpu import known\ndef test_mine():\n    known('x100')")
     result = pytester.runpytest("-p", "no:benchmark")

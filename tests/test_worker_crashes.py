@@ -42,12 +42,13 @@ MORE_TESTS = """
 """
 
 
+@pytest.mark.oldest
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [2, *(pytest.param(count, marks=pytest.mark.nightly) for count in (1, 3))])
 @pytest.mark.parametrize(
     "more",
     # What the scheduler is told of a crash is the same with two tests a case.
-    [pytest.param("", id="one test a case", marks=pytest.mark.any_pytest), pytest.param(MORE_TESTS, id="two")],
+    [pytest.param("", id="one test a case", marks=pytest.mark.nightly), pytest.param(MORE_TESTS, id="two")],
 )
 def test_a_worker_that_crashes_takes_no_test_with_it_and_nobody_waits(host, pytester, monkeypatch, workers, more):
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
@@ -78,8 +79,9 @@ CRASHES_ONCE = """
 """
 
 
+@pytest.mark.oldest
 @pytest.mark.slow
-@pytest.mark.parametrize("crashes", ["gw0", "gw1", "gw2"])
+@pytest.mark.parametrize("crashes", ["gw1", *(pytest.param(gw, marks=pytest.mark.nightly) for gw in ("gw0", "gw2"))])
 def test_a_worker_that_stands_in_for_a_crashed_one_takes_its_gpu(host, pytester, monkeypatch, crashes):
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     pytester.makepyfile(f"CRASHES = {crashes!r}\n" + textwrap.dedent(CRASHES_ONCE))

@@ -17,6 +17,7 @@ def host(pytester, monkeypatch):
     return session_on_gpus(pytester, monkeypatch)
 
 
+@pytest.mark.oldest
 @pytest.mark.slow
 def test_each_worker_has_a_gpu_and_each_case_a_worker(host):
     result, seen = host(2, "-n2", "--fp8-gpu=h200")
@@ -77,6 +78,7 @@ def test_conditions_of_several_gpus_are_those_of_the_worst(monkeypatch):
     assert seen == gpus.Conditions(1500, ("software thermal",), (77,))
 
 
+@pytest.mark.oldest
 def test_an_update_s_options_are_the_controller_s_and_reach_the_workers(pytester):
     pytester.makepyfile("def test_a(): pass")
     result = pytester.runpytest_subprocess("-n1", "--fp8-update-baselines", "--fp8-reason=torch 2.13")

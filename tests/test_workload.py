@@ -166,7 +166,6 @@ MODELS = """
 """
 
 
-@pytest.mark.any_pytest
 @pytest.mark.slow
 def test_a_second_model_under_one_mark_is_asked_for_itself_and_stored_nowhere(pytester):
     pytester.makepyfile(MODELS)

@@ -115,6 +115,7 @@ def test_the_next_step_is_a_value_of_the_field(pytester):
         collect(pytester, f"@pytest.mark.fp8({given})").stdout.fnmatch_lines([f"*next: *{meant}"])
 
 
+@pytest.mark.oldest
 def test_a_test_that_names_no_case_says_how(pytester):
     pytester.makepyfile("def test_mine(fp8_pair): pass")
     result = pytester.runpytest()
@@ -137,6 +138,7 @@ def test_a_test_without_a_mark_does_not_begin_with_an_empty_name(pytester):
     result.stdout.fnmatch_lines(["*seen:*", "*cause:*", "*next:*"])
 
 
+@pytest.mark.oldest
 def test_a_mark_on_a_parameter_is_refused_by_name(pytester):
     pytester.makepyfile(
         """

@@ -29,7 +29,12 @@ def on_one():
 
 
 @pytest.mark.parametrize(
-    ("backend", "converted"), [("torchao", 14), ("accelerate_torchao", 13), ("accelerate_bf16", 0)]
+    ("backend", "converted"),
+    [
+        pytest.param("torchao", 14, marks=pytest.mark.nightly),
+        ("accelerate_torchao", 13),
+        pytest.param("accelerate_bf16", 0, marks=pytest.mark.nightly),
+    ],
 )
 def test_it_trains_as_one_process_and_its_products_are_seen(on_one, backend, converted):
     arm = RankedProcess(2, fork=True)
@@ -52,6 +57,7 @@ def test_it_trains_as_one_process_and_its_products_are_seen(on_one, backend, con
         arm.close()
 
 
+@pytest.mark.nightly
 def test_nothing_is_compiled_for_it(monkeypatch, tmp_path):
     """DeepSpeed's own collectives through shared memory: a minute, and an error without a compiler."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
@@ -106,6 +112,7 @@ def test_it_carries_weights_and_optimizer_of_which_each_rank_has_a_part(tmp_path
         arm.close()
 
 
+@pytest.mark.nightly
 def test_a_weight_that_no_gradient_reaches_is_seen_to_stand_still():
     def build():
         from torch import nn
@@ -128,6 +135,7 @@ def test_a_weight_that_no_gradient_reaches_is_seen_to_stand_still():
         arm.close()
 
 
+@pytest.mark.nightly
 def test_its_optimizer_has_the_groups_that_were_made_of_whole_weights():
     """DeepSpeed leaves parts with one dimension: a factory that sorts by dimensions would sort them otherwise."""
 
@@ -181,6 +189,7 @@ print("outputs:", *outputs)
 """
 
 
+@pytest.mark.nightly
 def test_weights_are_filled_after_a_forward_pass_without_a_backward_one():
     """DeepSpeed then has weights on their way for the backward pass. Seen on two H200s: "Cannot partition a param in
     flight"."""
@@ -223,6 +232,7 @@ OWN = """
 """
 
 
+@pytest.mark.nightly
 def test_gradients_of_a_users_model_are_read_once_they_are_reduced(pytester):
     """DeepSpeed reduces its last ones after autograd's backward pass."""
     pytester.makepyfile(OWN)

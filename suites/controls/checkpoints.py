@@ -39,6 +39,7 @@ class LoadedIntoNothing(Control):
     ``strict=False`` then matches none of them."""
 
     number, id = 20, "prefixed-keys"
+    nightly = True
     title = "prefixed keys loaded into nothing"
     question = "checkpoints"
     code = K.NOTHING_LOADED
@@ -77,6 +78,7 @@ class CopyNotRenewed(Control):
     stepped. Loading a checkpoint does not drop it, so that evaluate, load, evaluate computes with the old weights."""
 
     number, id = 89, "copy-not-renewed"
+    nightly = True
     title = "a cached FP8 weight that a load does not renew"
     question = "checkpoints"
     code = K.STALE_COPIES
@@ -150,6 +152,7 @@ class OwnOptimizerLost(OwnFunctions):
     """The user's ``save()`` leaves the optimizer out."""
 
     number, id = 76, "own-optimizer-lost"
+    nightly = True
     title = "own save() without the optimizer"
     code = K.OPTIMIZER_LOST
     about = "weights were loaded and the optimizer was not"
@@ -185,6 +188,7 @@ class OwnStoredInFp8(OwnFunctions):
     """The user's ``save()`` stores matrices as e4m3."""
 
     number, id = 79, "own-stored-in-fp8"
+    nightly = True
     title = "own save() of FP8 copies"
     code = K.STORED_IN_FP8
     about = "the FP8 copies were saved in place of the master weights"
@@ -200,6 +204,7 @@ class KeysRenamed(OwnFunctions):
     """One block was renamed between save and load; ``strict=False`` drops its keys."""
 
     number, id = 80, "keys-renamed"
+    nightly = True
     title = "renamed keys, strict=False"
     code = K.WEIGHTS_MISSING
 
@@ -211,6 +216,7 @@ class CastToHalf(OwnFunctions):
     """The user's ``save()`` stores weights as float16, whose smallest numbers are larger than bfloat16's."""
 
     number, id = 81, "cast-to-half"
+    nightly = True
     title = "own save() in float16"
     code = K.CAST_ON_THE_WAY
     about = "float16"
@@ -225,6 +231,7 @@ class AverageLost(OwnFunctions):
     """The optimizer keeps an average of the weights as an attribute, which its ``state_dict()`` does not hold."""
 
     number, id = 82, "average-lost"
+    nightly = True
     title = "an average of the weights is not saved"
     code = K.ATTRIBUTES_LOST
 
@@ -236,6 +243,7 @@ class OtherOrderOfData(Control):
     """After a checkpoint was loaded, batches come from another place of the data."""
 
     number, id = 83, "other-order"
+    nightly = True
     title = "a resumed run draws another order of data"
     question = "checkpoints"
     code = K.DATA_NOT_CARRIED

@@ -59,6 +59,8 @@ class Control(FaultPoints):
     """Whether the arm itself says what is wrong, in an error: its ranks disagree."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Packages beyond the backend's own."""
+    nightly: ClassVar[bool] = False
+    """Whether it runs each night alone, since another test asserts its code for each commit."""
 
     def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
         meant = convert()

@@ -46,6 +46,7 @@ class TrainerBf16Wins(Control):
     """transformers' own ``Trainer(bf16=True)`` under ``ACCELERATE_MIXED_PRECISION=fp8``."""
 
     number, id = 2, "trainer-bf16"
+    nightly = True
     title = "bf16=True wins over the environment"
     source = f"[transformers, TrainingArguments]({TRANSFORMERS}/training_args.py)"
     question = "layers"
@@ -144,6 +145,7 @@ class AdaptersConverted(Control):
     """peft's adapters are in the model, and the filter knows ``lm_head`` alone: the adapters are converted, too."""
 
     number, id = 24, "adapters-converted"
+    nightly = True
     title = "LoRA adapters converted"
     source = FILTER
     question = "layers"

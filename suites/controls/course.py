@@ -20,6 +20,7 @@ class RateDoubles(Control):
     """From step 11 of each curve on, the FP8 arm trains at twice the learning rate."""
 
     number, id = 84, "rate-doubles"
+    nightly = True
     title = "the FP8 arm's learning rate doubles on the way"
     question = "loss"
     code = D.OTHER_RATES
@@ -35,6 +36,7 @@ class MasterWeights(Control):
     """The FP8 arm's optimizer keeps a float32 copy of each weight, and the reference's does not."""
 
     number, id = 85, "master-weights"
+    nightly = True
     title = "float32 master weights in the FP8 arm alone"
     question = "loss"
     code = D.OTHER_OPTIMIZER_STATE
@@ -50,6 +52,7 @@ class GradientsLeft(Control):
     """Gradients of the norms are never cleared in the FP8 arm, so that those of all steps add up."""
 
     number, id = 86, "gradients-left"
+    nightly = True
     title = "gradients that no zero_grad() reaches"
     question = "loss"
     code = D.GRADIENTS_LEFT

@@ -163,6 +163,7 @@ class OneScaleOffByTwo(Control):
     """One layer's weight is divided by half the scale it was multiplied with: fprop and dgrad are twice as large."""
 
     number, id = 12, "scale-off-by-two"
+    nightly = True
     title = "one layer's scale is off by two"
     question = "numerics"
     code = N.WRONG_SCALE

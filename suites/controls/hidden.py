@@ -61,6 +61,7 @@ class LastTile(Control):
     """The last 16 of 1280 rows of a weight's gradient stay zero, as where a kernel's last tile is left out."""
 
     number, id = 111, "wgrad-last-tile"
+    nightly = True
     title = "the last 16 of 1280 rows of a wgrad are zero"
     question = "numerics"
     code = N.TILE_LEFT_OUT
@@ -89,6 +90,7 @@ class EachSecondStep(WrongBackward):
     to and not written."""
 
     number, id = 112, "wgrad-each-second-step"
+    nightly = True
     title = "one layer's wgrad is doubled in each second step"
     code = N.WRONG_SCALE
     about = "wgrad of model.layers.1.self_attn.q_proj"
@@ -108,6 +110,7 @@ class CastsLeftOut(Control):
     sensitive steps has it."""
 
     number, id = 113, "casts-left-out"
+    nightly = True
     title = "torchao's own function without casts in two of three steps"
     question = "loss"
     code = C.TOO_EXACT
@@ -129,6 +132,7 @@ class WrongInEvaluations(Control):
     """Each FP8 layer's output is a tenth too large in eval mode, and right in training."""
 
     number, id = 114, "wrong-in-evaluations"
+    nightly = True
     title = "outputs are 10 % too large in eval mode alone"
     question = "numerics"
     code = N.WRONG_SCALE
@@ -148,6 +152,7 @@ class CopyOnTheParameter(Control):
     layer with another tensor in the parameter's place finds a fresh copy."""
 
     number, id = 115, "copy-on-the-parameter"
+    nightly = True
     title = "one layer's copy of its weight, kept on the parameter, is never renewed"
     question = "numerics"
     code = N.STALE
@@ -167,6 +172,7 @@ class OtherApproximation(Control):
     """The conversion also changes how the GELU is computed: by its approximation with tanh."""
 
     number, id = 116, "other-approximation"
+    nightly = True
     title = "another approximation of the GELU in the FP8 arm"
     question = "layers"
     code = D.OTHER_OPERATOR_SETTING
@@ -198,6 +204,7 @@ class LateGradient(Control):
     """The gradient of one layer's weight is that of the step before; in the first step, which has none, it is right."""
 
     number, id = 118, "late-gradient"
+    nightly = True
     title = "one layer trains on the gradient of the step before"
     question = "numerics"
     code = N.GRADIENT_REPLACED

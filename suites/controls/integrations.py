@@ -30,6 +30,7 @@ class OptimizerMadeBefore(Control):
     """The optimizer is made first. The conversion then puts new parameters in place of those that it knows."""
 
     number, id = 29, "optimizer-too-early"
+    nightly = True
     title = "the optimizer knows the weights from before the conversion"
     source = f"[Accelerate, AORecipeKwargs]({ACCELERATE}/utils/dataclasses.py)"
     question = "loss"
@@ -91,6 +92,7 @@ class BaseUnfrozen(Control):
     """The converted weights are new parameters, which take gradients even where the replaced ones took none."""
 
     number, id = 33, "base-unfrozen"
+    nightly = True
     title = "the frozen base under adapters takes gradients again"
     source = f"[Accelerate, convert_model]({ACCELERATE}/utils/transformer_engine.py)"
     question = "layers"

@@ -49,6 +49,7 @@ class HalfInTheForwardPass(ChangedBeside):
     """The model itself drops half of the rows once it is converted, so that the same batch enters both arms."""
 
     number, id = 37, "half-batch-forward"
+    nightly = True
     title = "the converted model drops half of its rows"
     question = "loss"
     code = D.OTHER_WORK
@@ -114,6 +115,7 @@ class DropoutOff(ChangedBeside):
     """Dropout has the rate 0 in the FP8 arm, which learns a batch faster for it."""
 
     number, id = 42, "dropout-off"
+    nightly = True
     title = "dropout is off in the FP8 arm alone"
     question = "loss"
     code = D.OTHER_WORK
@@ -176,6 +178,7 @@ class ClipsAlone(ChangedBeside):
     """The reference clips its gradients, the FP8 arm does not."""
 
     number, id = 46, "clips-alone"
+    nightly = True
     title = "one arm clips its gradients"
     question = "loss"
     code = D.OTHER_WORK
@@ -229,6 +232,7 @@ class OtherMicroBatches(ChangedBeside):
     """The reference takes four micro-batches, the FP8 arm two."""
 
     number, id = 49, "micro-batches"
+    nightly = True
     title = "the arms split a batch into other micro-batches"
     code = D.OTHER_WORK
     breaks = ("bf16",)

@@ -44,6 +44,7 @@ class NothingLearns(Control):
     """After each step of the FP8 arm a callback puts the weights of the curve's start back."""
 
     number, id = 65, "nothing-learns"
+    nightly = True
     title = "an arm in which no weight moves"
     question = "loss"
     code = C.WEIGHTS_STAND_STILL
@@ -93,6 +94,7 @@ class TrainsTwice(Control):
     own: the arms' optimizers step equally often."""
 
     number, id = 67, "trains-twice"
+    nightly = True
     title = "the FP8 arm trains each batch twice"
     question = "loss"
     code = C.LOWER
@@ -115,6 +117,7 @@ class WeightsInFp8(Control):
     """The weights are rounded to E4M3 after each step, as where FP8 copies take the master weights' place."""
 
     number, id = 68, "weights-in-fp8"
+    nightly = True
     title = "the weights themselves are kept in FP8"
     question = "loss"
     code = D.OTHER_UPDATES
@@ -136,6 +139,7 @@ class RateTooSmall(Control):
     """Both arms train at a learning rate at which 3 % of the bfloat16 weights can move."""
 
     number, id = 69, "rate-too-small"
+    nightly = True
     title = "a learning rate that moves no bfloat16 weight"
     source = "[8B at rate 5e-6](findings.md#eight-billion-parameters-do-not-learn-in-a-minute)"
     question = "loss"
@@ -152,6 +156,7 @@ class MomentsCarryOn(Control):
     """Both arms' optimizers keep their moments from curve to curve, as where a step has an average of its own."""
 
     number, id = 119, "moments-carry-on"
+    nightly = True
     title = "a curve begins with the moments of the last one"
     question = "loss"
     code = C.NOT_ANEW

@@ -103,6 +103,7 @@ class WgradThreePercentLow(WrongBackward):
     """3 % of the weight gradient are missing, evenly: AdamW divides it away."""
 
     number, id = 51, "wgrad-three-percent-low"
+    nightly = True
     title = "one layer's wgrad is 3 % too small"
     code = N.WRONG_SCALE
     about = "wgrad of model.layers.1.self_attn.q_proj"
@@ -187,6 +188,7 @@ class StaleAmax(WrongBackward):
     """The input is cast with the scale of an input eight times as small: its large values saturate."""
 
     number, id = 57, "stale-amax"
+    nightly = True
     title = "one layer's input saturates"
     code = N.PART_MISSING
     about = "fprop of model.layers.1.self_attn.q_proj"
@@ -220,6 +222,7 @@ class WgradRowsPermuted(WrongBackward):
     """The weight gradient's rows are another order's, as where a kernel takes one layout for another."""
 
     number, id = 59, "wgrad-rows-permuted"
+    nightly = True
     title = "one layer's wgrad has its rows in another order"
     code = N.UNRELATED
     about = "wgrad of model.layers.1.self_attn.q_proj"
@@ -232,6 +235,7 @@ class DgradOfAnotherLayer(WrongBackward):
     """The input's gradient is that of another batch row, as from a buffer that was used again too early."""
 
     number, id = 60, "dgrad-of-another"
+    nightly = True
     title = "one layer's dgrad is another product's"
     code = N.UNRELATED
     about = "dgrad of model.layers.1.self_attn.q_proj"
@@ -244,6 +248,7 @@ class OneInAHundred(WrongBackward):
     """One value in a hundred of the weight gradient is lost."""
 
     number, id = 61, "wgrad-one-in-a-hundred"
+    nightly = True
     title = "one in a hundred values of a wgrad is wrong"
     code = N.TOO_COARSE
     about = "wgrad of model.layers.1.self_attn.q_proj"
@@ -259,6 +264,7 @@ class ForwardPlusThreePercent(Control):
     """Every layer's output is 3 % too large, in both directions of the pass: within any loss's noise."""
 
     number, id = 62, "forward-three-percent-high"
+    nightly = True
     title = "all outputs are 3 % too large"
     question = "numerics"
     code = N.WRONG_SCALE

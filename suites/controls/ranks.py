@@ -36,6 +36,7 @@ class OneRankOnOtherData(Control):
     """Rank 1 draws its part of each batch from another seed, as a sampler that was seeded by rank does."""
 
     number, id = 103, "rank-other-data"
+    nightly = True
     title = "one rank of the FP8 arm trains on other data"
     question = "loss"
     code = D.OTHER_DATA
@@ -76,6 +77,7 @@ class GradientsNotReduced(Disagreeing):
     """The step calls the model inside DistributedDataParallel: each rank trains a model of its own."""
 
     number, id = 105, "gradients-not-reduced"
+    nightly = True
     title = "gradients are not reduced over the ranks"
     question, code, about = "loss", R.RANKS_DISAGREE, "gradients are not reduced over all ranks"
     case = DDP
@@ -88,6 +90,7 @@ class ShardNotSaved(Control):
     """Rank 1 writes zeros in place of its shards, as where only rank 0 saves what it holds."""
 
     number, id = 106, "shard-not-saved"
+    nightly = True
     title = "a rank's shards are not in the checkpoint"
     question = "checkpoints"
     code = K.WEIGHTS_CHANGED
@@ -101,6 +104,7 @@ class Bf16OnTheWire(Control):
     """Converted weights are plain parameters again before FSDP2 shards them: it gathers them in BF16."""
 
     number, id = 107, "bf16-on-the-wire"
+    nightly = True
     title = "FP8 all-gather gathers BF16"
     question = "layers"
     code = L.GATHERS_BF16
@@ -117,6 +121,7 @@ class AmaxGroupOfOne(Control):
     """Each rank casts its shards by their own largest magnitude, and the gathered weight is read by its own scale."""
 
     number, id = 108, "amax-group-of-one"
+    nightly = True
     title = "weights' scales are not reduced over the ranks"
     question = "numerics"
     code = N.TOO_COARSE

@@ -30,6 +30,7 @@ class OffInTwoSteps(Control):
     """Each FP8 layer multiplies BF16 in steps 3 and 7 of each curve, as a guard against outliers has it."""
 
     number, id = 91, "off-in-two-steps"
+    nightly = True
     title = "FP8 is off in two steps in the middle of each run"
     question = "loss"
     code = C.FP8_LOST
@@ -47,6 +48,7 @@ class RareTile(Control):
     """Every 41st call of an FP8 layer leaves a quarter of its output zero, as in a race."""
 
     number, id = 92, "rare-tile"
+    nightly = True
     title = "one call in 41 loses a tile of its output"
     question = "loss"
     code = C.RARE_PRODUCT
@@ -76,6 +78,7 @@ class BiasTwice(Control):
     """One layer adds its bias a second time. The product itself is right."""
 
     number, id = 93, "bias-twice"
+    nightly = True
     title = "one layer adds its bias twice"
     question = "numerics"
     code = N.WRONG_BIAS
@@ -107,6 +110,7 @@ class WeightGradientInE4m3(Control):
     """Gradients of the FP8 layers' weights are kept in E4M3 without a scale: small ones become zero."""
 
     number, id = 95, "weight-gradient-e4m3"
+    nightly = True
     title = "weight gradients are kept in E4M3 without a scale"
     question = "numerics"
     code = N.GRADIENT_STORED
@@ -169,6 +173,7 @@ class OtherNorm(Control):
     """The norms of the FP8 arm do not subtract the mean."""
 
     number, id = 98, "other-norm"
+    nightly = True
     title = "another norm in the FP8 arm"
     question = "numerics"
     code = D.OTHER_WORK
@@ -189,6 +194,7 @@ class TiedWeightsTrainApart(Control):
     copies."""
 
     number, id = 99, "tied-weights-train-apart"
+    nightly = True
     title = "tied weights become two, and both are trained"
     question = "checkpoints"
     code = K.UNTIED

@@ -54,6 +54,7 @@ class NanInOneRun(Control):
     """One weight becomes NaN in one seed of four, before step 12."""
 
     number, id = 28, "nan-one-run-in-four"
+    nightly = True
     title = "NaN in one run out of four"
     source = f"[torchao 4652]({TORCHAO}/pull/4652)"
     question = "loss"
@@ -79,6 +80,7 @@ class SmallGradientsLost(Control):
     more slowly, and ends about 3 % higher."""
 
     number, id = 11, "loss-drift"
+    nightly = True
     title = "the loss ends 3 % higher"
     source = f"[Megatron-LM 1152]({GITHUB}/NVIDIA/Megatron-LM/issues/1152)"
     question = "loss"

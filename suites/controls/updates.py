@@ -55,6 +55,7 @@ class SeededInEachStep(ChangedBeside):
     """A hook of the conversion seeds torch before each forward pass, so that each step has the same dropout mask."""
 
     number, id = 101, "seeded-in-each-step"
+    nightly = True
     title = "the FP8 arm draws the same dropout mask in each step"
     code = D.OTHER_RANDOM_NUMBERS
     about = "the arms draw other random numbers in the same step"

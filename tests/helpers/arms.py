@@ -44,7 +44,9 @@ def fresh_process(request):
     return closing(ArmProcess(fork=getattr(request, "param", True)))
 
 
-either_way = pytest.mark.parametrize("fresh", [False, True], ids=["interpreter", "fork"], indirect=True)
+INTERPRETER = pytest.param(False, id="interpreter", marks=pytest.mark.nightly)
+either_way = pytest.mark.parametrize("fresh", [INTERPRETER, pytest.param(True, id="fork")], indirect=True)
+"""test_left_behind.py has one for each commit."""
 
 
 @contextmanager
