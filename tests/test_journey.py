@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torchao")
 hatchling = pytest.importorskip("hatchling.build")
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 MY_PROJECT = '''
@@ -99,6 +99,7 @@ def python(folder, installed, *arguments):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.nightly
 def test_the_readme_s_test_passes_for_a_vision_transformer(tmp_path, installed):
     code, output = run(tmp_path, installed, MY_PROJECT)
     assert code == 0, output
@@ -109,6 +110,7 @@ def test_the_readme_s_test_passes_for_a_vision_transformer(tmp_path, installed):
     assert "1 passed" in output
 
 
+@pytest.mark.nightly
 def test_a_broken_model_fails_in_the_same_test_and_says_where(tmp_path, installed):
     code, output = run(tmp_path, installed, MY_PROJECT + BROKEN)
     assert code == 1, output
@@ -116,6 +118,7 @@ def test_a_broken_model_fails_in_the_same_test_and_says_where(tmp_path, installe
     assert "vit.layers.0.mlp.fc1.linear, vit.layers.1.mlp.fc1.linear" in output
 
 
+@pytest.mark.nightly
 def test_what_init_writes_passes(tmp_path, installed):
     assert python(tmp_path, installed, "-m", "pytest_fp8.cli", "init")[0] == 0
     code, output = python(tmp_path, installed, "-m", "pytest", "-p", "no:cacheprovider", "-k", "emulated")
@@ -123,6 +126,7 @@ def test_what_init_writes_passes(tmp_path, installed):
     assert "1 passed" in output
 
 
+@pytest.mark.nightly
 def test_the_suites_come_with_the_wheel(tmp_path, installed):
     code, output = python(tmp_path, installed, "-m", "pytest_fp8.cli", "suites", "--collect-only", "-q")
     assert code == 0, output
@@ -130,6 +134,7 @@ def test_the_suites_come_with_the_wheel(tmp_path, installed):
     assert "suites/test_controls.py::" in output
 
 
+@pytest.mark.nightly
 def test_the_plugin_under_test_is_the_installed_one(tmp_path, installed):
     where = "import pytest_fp8, sys; print(pytest_fp8.__file__)"
     environment = {**os.environ, "PYTHONPATH": str(installed)}
