@@ -167,13 +167,13 @@ def test(fp8_pair):
 @pytest.mark.parametrize(
     "module",
     [
-        WRAPPED_LAYERS,
-        ONE_BLOCK_SHARDED,
         THE_ROOT_HAS_A_LAYER_AND_THE_STEP_EVALUATES,
         REDUCES_LATE.replace("MADE", "hooked"),
         *(
             pytest.param(module, marks=pytest.mark.nightly)
             for module in (
+                WRAPPED_LAYERS,
+                ONE_BLOCK_SHARDED,
                 GATHERS_FP8,
                 A_LARGE_WEIGHT_IN_BF16_AND_A_LAYER_THAT_IS_NOT_SHARDED,
                 BY_HAND,
@@ -296,7 +296,11 @@ def test(fp8_pair):
                 "*never called on rank 1: b.0, b.2*",
             ],
         ),
-        (NOT_REDUCED_IN_FP8, ["*not reduced over the ranks in the FP8 arm alone*; on rank 0 a gradient of norm*"]),
+        pytest.param(
+            NOT_REDUCED_IN_FP8,
+            ["*not reduced over the ranks in the FP8 arm alone*; on rank 0 a gradient of norm*"],
+            marks=pytest.mark.nightly,
+        ),
         (A_COPY, ["*gave another model than the one it was given*", "*wrap the model that*"]),
         pytest.param(
             A_COPY.replace("DistributedDataParallel(copy.deepcopy(model))", "(model, mesh)"),

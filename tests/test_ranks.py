@@ -49,6 +49,7 @@ def test_two_ranks_train_as_one_process_on_the_whole_batch(arm, on_one, backend,
     assert arm.request("curve", seed=1, steps=STEPS) == curve
 
 
+@pytest.mark.nightly
 def test_accelerates_fsdp2_trains_in_float32_weights_in_both_arms(arm):
     pytest.importorskip("accelerate")
     case = micro("fsdp2", "accelerate_torchao", questions=("layers", "loss"))
@@ -64,6 +65,7 @@ def test_accelerates_fsdp2_trains_in_float32_weights_in_both_arms(arm):
     assert {one["dtype"] for one in wires[0]} == {"bfloat16"}
 
 
+@pytest.mark.nightly
 def test_accelerates_ddp_trains_as_one_process_in_both_arms(arm, on_one):
     pytest.importorskip("accelerate")
     case, wires = micro("ddp", "accelerate_torchao"), []
@@ -78,6 +80,7 @@ def test_accelerates_ddp_trains_as_one_process_in_both_arms(arm, on_one):
     assert "all-reduce" in {one["operation"] for one in wires[0]}
 
 
+@pytest.mark.nightly
 def test_weights_gathered_in_fp8_train_alike(arm, on_one):
     reduced = []
     for options in ({"float8_all_gather": True}, {"float8_all_gather": True, "precompute_scale": True}):
@@ -167,7 +170,8 @@ BLOCKS = """
 """
 
 
-@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.nightly), "fsdp2"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_blocks_that_end_in_a_linear_and_statistics_of_each_rank_are_sound(pytester, parallel):
     """FSDP2 gathers such a block's weights only after the gradient of its output came. Running statistics differ by
     rank, and a checkpoint holds one copy. No collective takes int16."""
