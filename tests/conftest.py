@@ -15,11 +15,6 @@ import pytest
 import pytest_fp8.arms.forked  # noqa: F401
 
 pytest_plugins = ["pytester"]
-with contextlib.suppress(ImportError):
-    # pytester forgets what an inner run imports, and half of matplotlib imported twice does not fit the other half.
-    import matplotlib.backends.backend_svg
-    import matplotlib.figure
-    import matplotlib.ticker  # noqa: F401
 sys.path.insert(0, str(Path(__file__).parent))
 
 ENVIRONMENT = dict(os.environ)
@@ -43,6 +38,8 @@ def pytest_configure(config):
     for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, default)
+    # Files go to workers of `--dist loadfile` in their order, not by their numbers of tests.
+    config.option.loadscopereorder = False
     if config.args_source is config.ArgsSource.TESTPATHS and not config.option.markexpr:
         # A bare `pytest` in a clone is somebody's first: the whole takes a quarter of an hour.
         config.option.markexpr = FAST
@@ -142,5 +139,13 @@ def pytester(_torch_once, pytester, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _pages_where_they_are_looked_at(request, monkeypatch):
-    if "pytester" in request.fixturenames and request.node.path.name not in DRAW_PAGES:
+    if "pytester" not in request.fixturenames:
+        return
+    if request.node.path.name not in DRAW_PAGES:
         monkeypatch.setattr("pytest_fp8.report.page.write.missing", lambda: ["matplotlib"])
+        return
+    with contextlib.suppress(ImportError):
+        # pytester forgets what an inner run imports, and half of matplotlib imported twice does not fit the other half.
+        import matplotlib.backends.backend_svg
+        import matplotlib.figure
+        import matplotlib.ticker  # noqa: F401

@@ -55,7 +55,7 @@ WITHOUT_A_CASE = """
         from pytest_fp8.session import SESSION
 
         with request.config.stash[SESSION].pool().stopwatch.clock("micro-bf16-emulated", "curve"):
-            time.sleep(0.6)
+            time.sleep(0.4)
 """
 DRAWN = re.compile(rb"\x1bD\x1b\[A\x1b7\x1b\[B\r\x1b\[2K(.*?)\x1b8")
 """The line below is emptied and written; the cursor comes back."""
@@ -67,7 +67,7 @@ STYLE = re.compile(rb"\x1b\[[0-9;]*m")
 def run(pytester):
     """``run(*args)``: the bytes that pytest writes to a terminal, or with ``terminal=False`` to a pipe."""
 
-    def run(*args, columns=100, terminal=True, ends="pass", build=0.6, lasts=0.3, more="", **env):
+    def run(*args, columns=100, terminal=True, ends="pass", build=0.4, lasts=0.15, more="", **env):
         tests = str(Path(__file__).parent)
         pytester.makeconftest(SLOW_ARMS.format(tests=tests, build=build, lasts=lasts))
         pytester.makepyfile(test_suite=SUITE.format(ends=ends) + more)
