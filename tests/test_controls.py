@@ -59,6 +59,14 @@ def test_the_arm_of_a_control_is_broken_by_the_class_that_its_spec_names(control
     assert any(getattr(control, name) is not getattr(FaultPoints, name) for name in points), "it breaks nothing"
 
 
+def test_the_code_of_a_control_that_runs_each_night_has_a_test_for_each_commit():
+    """`python -m benchmarks.killers` runs them without the check."""
+    each_commit = {control.code for control in CATALOGUE if not control.nightly}
+    texts = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    others = {control.code for control in CATALOGUE if control.nightly} - each_commit
+    assert [code for code in others if f"{type(code).__name__}.{code.name}" not in texts] == []
+
+
 def test_the_docs_hold_the_catalogue():
     assert table() in (ROOT / "docs/controls.md").read_text(), "cd suites && python -m controls.catalogue"
 
