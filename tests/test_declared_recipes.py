@@ -44,7 +44,13 @@ def entry(name, options, convert=None):
     return Sound(name, "", lambda: Workload(build=Net, batch=rows, loss=apart, convert=convert), {"options": options})
 
 
-@pytest.mark.parametrize("convert", [None, by(lambda name: "tensorwise", **{ROUNDED: True})], ids=["library", "own"])
+@pytest.mark.parametrize(
+    "convert",
+    [
+        pytest.param(None, id="library", marks=pytest.mark.nightly),
+        pytest.param(by(lambda name: "tensorwise", **{ROUNDED: True}), id="own"),
+    ],
+)
 def test_rounded_scales_that_the_mark_declares_pass(runner, convert):
     answers = list(runner.ask(entry("declared", {ROUNDED: True}, convert), "tensorwise"))
     assert not [answer.message for answer in answers if answer.alarm]

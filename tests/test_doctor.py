@@ -176,4 +176,9 @@ def test_a_product_is_really_computed_in_a_process_of_its_own():
     pytest.importorskip("torchao")
     answer = its.tried("torchao", "tensorwise", emulated=True)
     assert its.judged("torchao", "tensorwise", answer).state == "ok", answer
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_product_that_cannot_be_computed_is_an_error():
     assert "error" in its.tried("torchao", "no-such-recipe", emulated=True)

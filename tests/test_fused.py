@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -211,9 +212,19 @@ def test_both_arms_train_alike(fused, reference):
     assert one["data"] == other["data"]
 
 
-@pytest.mark.parametrize("optimizer", [False, True], ids=["weights", "training state"])
-@pytest.mark.parametrize("store", ["safetensors", "dcp"])
-@pytest.mark.parametrize("forth", [True, False], ids=["fused to plain", "plain to fused"])
+EACH_COMMIT = {(True, "dcp", True), (False, "safetensors", False)}
+"""One of each direction, store and content."""
+WAYS = [
+    pytest.param(
+        *way,
+        id=f"{'fused to plain' if way[0] else 'plain to fused'}-{way[1]}-{'training state' if way[2] else 'weights'}",
+        marks=[pytest.mark.nightly] * (way not in EACH_COMMIT),
+    )
+    for way in product((True, False), ("safetensors", "dcp"), (False, True))
+]
+
+
+@pytest.mark.parametrize(("forth", "store", "optimizer"), WAYS)
 def test_checkpoints_are_interchangeable(fused, reference, forth, store, optimizer, tmp_path):
     source, target = (fused, reference) if forth else (reference, fused)
     source.curve(seed=2, steps=3)

@@ -33,7 +33,10 @@ def tallies_of(noise, job, plan=FEW):
     return {tally.rule: tally for tally in found}
 
 
-@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "condition",
+    [pytest.param(each, id=each.name, marks=[pytest.mark.nightly] * (each is not QUIET)) for each in CONDITIONS],
+)
 def test_hardly_a_false_alarm_in_healthy_sessions(noise, condition):
     mine = tallies_of(noise, simulate.Job(condition, 0.0, 4, 0.5, 10))[simulate.OURS]
     # One in a hundred is promised: two in ten would be seen once in two hundred times.
