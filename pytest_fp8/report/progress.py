@@ -186,7 +186,8 @@ def follow(config: pytest.Config, ledger: Ledger) -> Progress | None:
     if reporter is None or config.getoption("verbose") < 0 or config.pluginmanager.has_plugin("dsession"):
         return None
     # Some CI systems run jobs in a pseudo-terminal and show what was written line by line.
-    live = reporter.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not ci_variable(os.environ)
+    # isatty is a boolean in pytest 8, and in 9 one that can be called.
+    live = bool(reporter.isatty) and os.environ.get("TERM", "dumb") != "dumb" and not ci_variable(os.environ)
     capture = config.pluginmanager.get_plugin("capturemanager")
     past_capture = capture.global_and_fixture_disabled if capture else contextlib.nullcontext
     display = (LiveLine if live else LogLines)(reporter, past_capture)
