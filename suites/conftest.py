@@ -59,8 +59,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def not_each_commit(case, question):
-    """Emulated curves of more than micro take half of the suite's time, and so does all that tiny is asked."""
-    return case.model == "tiny" or (case.model == "own" and question == "loss")
+    """Emulated curves of other models than micro, and of two processes, take half of the suite's time; so does tiny."""
+    return case.model == "tiny" or (question == "loss" and (case.model == "own" or case.gpus > 1))
 
 
 @pytest.hookimpl(optionalhook=True)

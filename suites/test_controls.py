@@ -11,7 +11,8 @@ from controls.catalogue import CATALOGUE
 from controls.control import GPU, micro
 from pytest_fp8 import Verdict
 
-HEALTHY = [micro(recipe) for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")]
+HEALTHY = [micro("tensorwise")]
+OTHER_RECIPES = [micro("rowwise"), micro("rowwise_with_gw_hp")]
 CONTROLS = [
     pytest.param(control, id=f"{control.number:02d}-{control.id}", marks=[pytest.mark.nightly] * control.nightly)
     for control in CATALOGUE
@@ -66,11 +67,20 @@ def test_control(request, runner, control):
     assert outcome.caught, f"control {control.id} expects {expected}\n{outcome.message}"
 
 
-@pytest.mark.fp8(cases=HEALTHY)
-def test_healthy_arms_are_left_alone(runner, fp8_case):
-    pair = runner.pair_of(fp8_case)
+def all_pass(pair):
     for decision in (pair.layers(), pair.numerics(), pair.loss(), pair.checkpoints()):
         assert decision.verdict is Verdict.PASS, decision.message
+
+
+@pytest.mark.fp8(cases=HEALTHY)
+def test_healthy_arms_are_left_alone(runner, fp8_case):
+    all_pass(runner.pair_of(fp8_case))
+
+
+@pytest.mark.nightly
+@pytest.mark.fp8(cases=OTHER_RECIPES)
+def test_healthy_arms_of_other_recipes_are_left_alone(runner, fp8_case):
+    all_pass(runner.pair_of(fp8_case))
 
 
 @pytest.mark.fp8(cases=[CHECKPOINTED])

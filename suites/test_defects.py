@@ -92,6 +92,7 @@ WRAPPED = "enable_fsdp_float8_all_gather, on by default, wraps weights into para
 )
 @pytest.mark.usefixtures("healthy_alone")
 class TestTrainerWithTorchAO:
+    @pytest.mark.nightly
     @known("accelerate", WRAPPED, Known)
     def test_every_weight_is_trained(self, fp8_pair):
         judge(fp8_pair.loss(), "in no optimizer of the FP8 arm")
