@@ -78,12 +78,24 @@ def pytest_collection_finish(session):
         raise pytest.UsageError("a module of the fast set imports torch: mark it as slow, whole")
 
 
-LONGEST_FIRST = ("test_zero3.py", "test_own_ranks.py", "test_ranks.py")
-"""Two processes each: at the end they would run beside each other, or one alone."""
+LONGEST_FIRST = (
+    "test_zero3.py",
+    "test_progress.py",
+    "test_own_ranks.py",
+    "test_healthy.py",
+    "test_ranks.py",
+    "test_own_model.py",
+    "test_declared_gpu.py",
+    "test_ending.py",
+    "test_ledger_arms.py",
+    "test_fused.py",
+)
+"""Each goes to one worker: at the end it would run alone."""
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: LONGEST_FIRST.index(item.path.name) if item.path.name in LONGEST_FIRST else 99)
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 @pytest.fixture(autouse=True)
