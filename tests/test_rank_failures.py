@@ -48,7 +48,6 @@ def test_a_rank_that_raises_is_named_though_another_waits_for_it(fresh, monkeypa
     assert all_end(*pids)
 
 
-@pytest.mark.nightly
 def test_a_rank_without_memory_is_an_arm_without_memory(fresh, monkeypatch):
     monkeypatch.setattr(ranks, "GRACE_SECONDS", 1.0)
 
