@@ -205,7 +205,7 @@ def test(fp8_pair):
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        (WRONG_NOW_AND_THEN, "*a layer's product is wrong in some steps*"),
+        pytest.param(WRONG_NOW_AND_THEN, "*a layer's product is wrong in some steps*", marks=pytest.mark.nightly),
         (MORE_WORK, "*INVALID FP8-D04: the arms do not do the same work: matrix products of code outside all modules*"),
         (ONE_RANK_S_GRADIENTS, "*the same gradients*"),
     ],

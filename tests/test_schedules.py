@@ -56,6 +56,7 @@ def own_step(model, batch, optimizer, precision):
     return loss.detach()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
 @pytest.mark.parametrize(("backend", "step"), [("torchao", None), ("torchao", own_step), ("accelerate_torchao", None)])
@@ -67,6 +68,7 @@ def test_of_zero3(backend, step):
         begins_each_curve_anew(arm)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
 def test_a_step_that_sets_the_rate_under_zero3_sets_the_one_that_is_used():
