@@ -60,7 +60,7 @@ def code_of(read):
     return 0
 
 
-@pytest.mark.parametrize("name", ["../../x", "/tmp/x", ".hidden", "", "a/b"])
+@pytest.mark.parametrize("name", ["../../x", "/tmp/x", ".hidden", "", "a/b", 241 * "y"])
 def test_a_case_s_name_leaves_no_folder(report, tmp_path, name):
     data = json.loads(report.read_text())
     data["entries"] = {name: next(iter(data["entries"].values()))}

@@ -14,8 +14,9 @@ from pytest_fp8.plain import PlainDataError
 
 MAX_BYTES = 1 << 20
 """Of one file. The largest baseline, eight sessions of eight processes, has about 60 kB."""
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-"""What may name a case, a GPU and a library: a file's name that leaves no folder and is no hidden file."""
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,239}"
+"""What may name a case, a GPU and a library: a file's name, of 255 bytes with its ending, that leaves no folder and is
+not hidden."""
 
 Check = Callable[[Any, str], None]
 """A rule of an annotated field; raises :class:`Unsound` and names the field."""
