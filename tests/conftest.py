@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing.forkserver  # noqa: F401
 import os
 import signal
 import sys
+from collections import defaultdict
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -49,10 +52,30 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "nightly: repeats for other inputs what a test for each commit asserts; a release needs it."
     )
+    config.addinivalue_line("markers", "nightly_beyond(n): nightly from the parameter after the first n on.")
     config.addinivalue_line("markers", "oldest: touches pytest's API; run with the oldest pytest, too.")
 
 
+class Kept:
+    """An installed distribution that reads its files once. Each inner pytest asks all of them for plugins, 50 ms of the
+    150 that it takes; what is installed does not change meanwhile."""
+
+    def __init__(self, distribution):
+        self.distribution = distribution
+
+    def __getattr__(self, name):
+        value = getattr(self.distribution, name)
+        if name in ("entry_points", "files", "metadata"):
+            setattr(self, name, value)
+        return value
+
+
+KEPT = [Kept(each) for each in metadata.distributions()]
+ALL_DISTRIBUTIONS = metadata.distributions
+
+
 def pytest_sessionstart():
+    metadata.distributions = lambda **asked: ALL_DISTRIBUTIONS(**asked) if asked else iter(KEPT)
     # As pytester sets it; not before this session's own terminal is made.
     os.environ["PY_COLORS"] = "0"
 
@@ -93,7 +116,13 @@ LONGEST_FIRST = (
 """Each goes to one worker: at the end it would run alone."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    seen = defaultdict(itertools.count)
+    for item in items:
+        beyond = item.get_closest_marker("nightly_beyond")
+        if beyond is not None and next(seen[item.path, item.originalname]) >= beyond.args[0]:
+            item.add_marker("nightly")
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 

@@ -225,6 +225,7 @@ CROWDED = [
 ]
 
 
+@pytest.mark.nightly_beyond(3)
 @pytest.mark.parametrize(("operation", "one_by_one"), CROWDED)
 def test_a_session_whose_arms_turn_out_crowded_answers_all_the_same(pytester, monkeypatch, operation, one_by_one):
     world = install(monkeypatch, H200)

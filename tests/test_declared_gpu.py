@@ -55,6 +55,7 @@ MARKED = """
 TINY = "model='tiny', recipe='tensorwise'"
 
 
+@pytest.mark.nightly_beyond(2)
 @pytest.mark.parametrize("gpu", [B200, L40S, H100], ids=["b200", "l40s", "h100"])
 @pytest.mark.parametrize("declared", [True, False])
 def test_a_mark_that_names_no_chip_runs_on_each_gpu_that_its_recipe_runs_on(pytester, monkeypatch, gpu, declared):

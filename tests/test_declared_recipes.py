@@ -44,6 +44,7 @@ def entry(name, options, convert=None):
     return Sound(name, "", lambda: Workload(build=Net, batch=rows, loss=apart, convert=convert), {"options": options})
 
 
+@pytest.mark.nightly_beyond(1)
 @pytest.mark.parametrize(
     "convert",
     [

@@ -86,6 +86,7 @@ def distances(products, role):
     return [p["own_sqnr"] - p["sqnr"] for p in products if p["role"] == role and p["power"]]
 
 
+@pytest.mark.nightly_beyond(3)
 @pytest.mark.parametrize("operand", [INPUT, WEIGHT, GRADIENT])
 @pytest.mark.parametrize("factor", [0.7, 1.5, 2.0, 1 / 64])
 def test_a_scale_of_past_steps_may_saturate_a_little_or_leave_room(operand, factor):

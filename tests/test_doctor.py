@@ -171,6 +171,7 @@ def test_the_command_of_a_library_is_what_the_extra_of_it_brings():
     assert wanted("no-such-package-at-all") == "no-such-package-at-all"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_product_is_really_computed_in_a_process_of_its_own():
     pytest.importorskip("torchao")

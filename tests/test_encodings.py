@@ -21,6 +21,7 @@ TEST = """
 """
 
 
+@pytest.mark.nightly_beyond(1)
 @pytest.mark.parametrize(
     ("encoding", "rule"),
     [

@@ -71,6 +71,7 @@ def reported(pytester):
     return {question: decision["verdict"] for question, decision in entry["decisions"].items()}
 
 
+@pytest.mark.nightly_beyond(1)
 @pytest.mark.parametrize(
     ("number", "options"),
     [

@@ -224,6 +224,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.nightly_beyond(3)
 @pytest.mark.parametrize(("forth", "store", "optimizer"), WAYS)
 def test_checkpoints_are_interchangeable(fused, reference, forth, store, optimizer, tmp_path):
     source, target = (fused, reference) if forth else (reference, fused)

@@ -33,6 +33,7 @@ def tallies_of(noise, job, plan=FEW):
     return {tally.rule: tally for tally in found}
 
 
+@pytest.mark.nightly_beyond(2)
 @pytest.mark.parametrize(
     "condition",
     [pytest.param(each, id=each.name, marks=[pytest.mark.nightly] * (each is not QUIET)) for each in CONDITIONS],

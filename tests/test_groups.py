@@ -63,6 +63,7 @@ def test_a_group_is_chosen_by_its_mark():
             assert (case.id in cases) == (matrix.group_of(case) == group), (group, case.id)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_commands_of_the_ci_page_ask_every_case_once():
     rows = re.findall(r"^\| .* \| .* \| `(-.*)` \|$", (ROOT / "docs/ci.md").read_text(), re.MULTILINE)

@@ -88,6 +88,7 @@ def test_ranks_whose_collectives_do_not_fit_together_are_told_so(fresh):
     assert "a rank that goes another way" in failure.value.cause
 
 
+@pytest.mark.nightly
 def test_a_torchrun_around_pytest_is_not_that_of_the_ranks(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     arm = RankedProcess(2, fork=True)

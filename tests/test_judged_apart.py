@@ -92,6 +92,7 @@ def test_each_test_has_the_checkpoints_it_asks_for(pytester, monkeypatch, reques
     assert any(name == "resume" for _, name, _ in requests)
 
 
+@pytest.mark.nightly_beyond(4)
 @pytest.mark.parametrize("floor", ["0", "-1", "float('nan')", "float('inf')", "'1.0'", "True"])
 @pytest.mark.parametrize("emulated", [False, True])
 def test_a_floor_that_nothing_can_be_held_against_is_refused(pytester, monkeypatch, floor, emulated):

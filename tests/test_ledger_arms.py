@@ -77,6 +77,7 @@ SOUND = {
 }
 
 
+@pytest.mark.nightly_beyond(2)
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_workload_has_no_difference(name):
     # torchao's other recipes do not take a transposed input of three dimensions.

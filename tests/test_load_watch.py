@@ -76,6 +76,7 @@ def test_a_copy_that_load_state_dict_does_not_renew_is_named(renewed_by, everywh
     assert "blocks.0.down" in decision.message
 
 
+@pytest.mark.nightly_beyond(2)
 @pytest.mark.parametrize("case", [CASE, replace(CASE, recipe="rowwise")], ids=["tensorwise", "rowwise"])
 @pytest.mark.parametrize("parts", [{"loss": loss}, {"step": loop(2)}], ids=["loss", "own step"])
 def test_a_sound_copy_is_left_alone(case, parts):

@@ -93,6 +93,7 @@ def judged_rate(verdict, factor=1.0, noise=0.01, end=0.003, repeats=600):
     return np.mean([judged(rng, factor, noise, end) is verdict for _ in range(repeats)])
 
 
+@pytest.mark.nightly_beyond(2)
 @pytest.mark.parametrize("end", [0.5, 3e-3, 3e-6])
 @pytest.mark.parametrize("noise", [0.003, 0.03, 0.3])
 def test_a_healthy_small_loss_rarely_fails_however_it_wanders(noise, end):
@@ -105,6 +106,7 @@ def test_a_small_loss_that_is_half_as_high_again_fails_and_a_like_one_passes():
     assert judged_rate(Verdict.PASS, factor=1.0) > 0.95
 
 
+@pytest.mark.nightly
 def test_a_gap_as_large_as_the_references_own_drift_is_hardly_ever_called_one(monkeypatch):
     """The margin is 5 % of the loss at most, and BF16 ends 10 % from itself."""
     assert judged_rate(Verdict.FAIL, factor=1.1, noise=0.1) <= LOSS_ALPHA

@@ -84,6 +84,7 @@ def from_dcp(model, optimizer, folder):
     optimizer.scheduler.load_state_dict(held["schedule"])
 
 
+@pytest.mark.nightly_beyond(2)
 @BOTH
 @pytest.mark.parametrize(
     "functions",

@@ -164,6 +164,7 @@ def test(fp8_pair):
 """
 
 
+@pytest.mark.nightly_beyond(2)
 @pytest.mark.parametrize(
     "module",
     [
@@ -286,6 +287,7 @@ def test(fp8_pair):
 """
 
 
+@pytest.mark.nightly_beyond(3)
 @pytest.mark.parametrize(
     ("module", "lines"),
     [

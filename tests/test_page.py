@@ -145,6 +145,7 @@ def test_hostile_text_is_escaped_wherever_it_stands(tmp_path):
     assert not any(name.startswith("on") for _, attributes in read.tags for name in attributes)
 
 
+@pytest.mark.nightly
 def test_two_hundred_cases_with_long_names(tmp_path, monkeypatch):
     monkeypatch.setattr("pytest_fp8.report.page.view.PICTURED", 5)
     names = [f"{index}-" + "a-very-long-name-" * 20 for index in range(200)]

@@ -60,6 +60,7 @@ CUT_SHORT = """
 """
 
 
+@pytest.mark.nightly_beyond(2)
 @pytest.mark.parametrize(
     "how", ["raise KeyboardInterrupt", "pytest.fail('first of all')", "pytest.exit('enough', returncode=3)"]
 )

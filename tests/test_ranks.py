@@ -40,6 +40,7 @@ def on_one():
     return losses
 
 
+@pytest.mark.nightly_beyond(1)
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("backend", [pytest.param("bf16", marks=pytest.mark.nightly), "torchao"])
 def test_two_ranks_train_as_one_process_on_the_whole_batch(arm, on_one, backend, parallel):
@@ -170,6 +171,7 @@ BLOCKS = """
 """
 
 
+@pytest.mark.nightly_beyond(1)
 @pytest.mark.nightly
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_blocks_that_end_in_a_linear_and_statistics_of_each_rank_are_sound(pytester, parallel):

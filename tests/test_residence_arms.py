@@ -54,6 +54,7 @@ def builds(pool):
     return {arm: len(each) for arm, each in pool.stopwatch.builds.items()}
 
 
+@pytest.mark.nightly
 def test_evidence_and_verdicts_are_those_of_arms_that_stay():
     together, turns = ArmPool(None), taking_turns()
     try:

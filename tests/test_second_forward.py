@@ -76,6 +76,7 @@ def squares(model, x):
 RATES = [{"inside": 0.1}, {"inside": 0.5, "after": 0.2}, {"inside": 0.02}]
 
 
+@pytest.mark.nightly_beyond(1)
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("rates", RATES, ids=str)
 def test_sound_recomputation_has_no_difference(reentrant, rates):

@@ -141,6 +141,7 @@ def test_the_next_question_gets_a_fresh_process(monkeypatch):
     pool.close()
 
 
+@pytest.mark.nightly_beyond(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [1, 3, 7, 9])
 def test_a_real_arm_that_is_killed_between_two_requests_is_one_error_with_its_cause(monkeypatch, before):

@@ -154,6 +154,7 @@ def test_an_arm_of_base_that_has_heads_code_all_the_same_fails(project, tmp_path
     assert "the arm 'own-torchao-tensorwise-emulated on cpu (base)'" in error.value.headline
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_what_head_alone_has_is_none_of_bases_either(project, tmp_path):
     """As an editable install lets base find it: renamed, moved or added since."""

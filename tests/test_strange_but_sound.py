@@ -121,6 +121,7 @@ TRAINER = """
 NEEDED = ("accelerate", "transformers")
 
 
+@pytest.mark.nightly
 def test_classes_of_test_files_go_through_pickle_in_an_arm(pytester):
     """A loader's workers give batches of one back, and a save function stores another; where pickle found them by no
     name, the first never ended."""

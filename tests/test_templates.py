@@ -97,6 +97,7 @@ def accepts(arguments, project):
     assert "tests/test_fp8.py::" in done.stdout
 
 
+@pytest.mark.nightly_beyond(2)
 @pytest.mark.parametrize("arguments", every_command("pytest"))
 def test_pytest_accepts_the_options_in_continuous_integration(arguments, projects):
     accepts(arguments, projects[True])

@@ -224,6 +224,7 @@ print("UNSLOTH BEFORE", "transformers" in sys.modules)
 """
 
 
+@pytest.mark.nightly_beyond(1)
 @pytest.mark.parametrize(("name", "seen"), [("bf16", ""), ("torchao", ""), ("unsloth_bf16", "UNSLOTH BEFORE False\n")])
 def test_only_its_own_arm_imports_the_library_and_before_transformers(tmp_path, name, seen):
     (tmp_path / "unsloth.py").write_text(FAKE)

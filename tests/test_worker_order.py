@@ -76,6 +76,7 @@ ORDER = """
 """
 
 
+@pytest.mark.nightly_beyond(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "order"),

@@ -91,8 +91,8 @@ DIFFERENCES = [  # changes of the FP8 arm, code, what the message names
     ({"optimizer": optimizer(kind="SGD")}, D.OTHER_OPTIMIZER, "SGD"),
     ({"optimizer": optimizer(schedule={"class": "StepLR"})}, D.OTHER_OPTIMIZER, "StepLR"),
     ({"updates": updates(1.2, -2.0, 2.0)}, D.OTHER_UPDATES, "q.weight"),
-    ({"entered": entered(replace(GIVEN, digest="else"))}, D.OTHER_INPUTS, "else"),
-    ({"batch": [replace(GIVEN, digest="else")]}, D.OTHER_DATA, "else"),
+    ({"entered": entered(replace(GIVEN, digest="else"))}, D.OTHER_INPUTS, "other values"),
+    ({"batch": [replace(GIVEN, digest="else")]}, D.OTHER_DATA, "other values"),
     ({"recomputed_otherwise": ["q"]}, D.RECOMPUTED_OTHERWISE, "q"),
     ({"calls": [*HEALTHY.calls, AGAIN]}, D.OTHER_RECOMPUTATION, "recomputed"),
 ]
