@@ -103,6 +103,10 @@ def pytest_collection_finish(session):
 
 LONGEST_FIRST = (
     "test_zero3.py",
+    "test_watch_launchers.py",
+    "test_examples.py",
+    "test_watch_failures.py",
+    "test_watch_faults.py",
     "test_progress.py",
     "test_own_ranks.py",
     "test_healthy.py",

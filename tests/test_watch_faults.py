@@ -183,6 +183,7 @@ def test_an_optimizer_in_the_backward_pass_has_steps_and_no_profile(start, evide
     assert len(training.evidence["steps_ms"]) == 2
 
 
+@pytest.mark.nightly_beyond(1)
 @pytest.mark.parametrize("compiled_step", [False, True])
 def test_a_compiled_training_has_no_graph_more(start, tmp_path, evidence, compiled_step):
     """A compiled step of an optimizer is not seen: to look into it would break its graph."""

@@ -41,7 +41,8 @@ def launch(launcher, path):
     }[launcher]
 
 
-@pytest.mark.parametrize("launcher", ["script", "module", "accelerate", "shell", "torchrun"])
+@pytest.mark.nightly_beyond(3)
+@pytest.mark.parametrize("launcher", ["script", "torchrun", "accelerate", "module", "shell"])
 def test_a_launcher(tmp_path, launcher):
     path = script(tmp_path, RANKS if launcher == "torchrun" else HEALTHY)
     done, told = watch(tmp_path, *launch(launcher, path), options=("--expect", "fp8", "--share", "0.7"))
@@ -66,6 +67,7 @@ def test_the_exit_code_and_the_output_are_the_script_s(tmp_path):
     assert (told["script_exit_code"], told["trainings"][0]["verdict"]) == (7, "ON")
 
 
+@pytest.mark.nightly_beyond(1)
 @pytest.mark.parametrize("form", ["module", "package"])
 def test_the_sitecustomize_that_is_hidden_runs(tmp_path, form):
     (tmp_path / "site").mkdir()
@@ -93,6 +95,7 @@ def test_stop_ends_the_script_and_its_children(tmp_path):
     assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
 
 
+@pytest.mark.nightly_beyond(2)
 @pytest.mark.parametrize(
     ("arguments", "variables", "text", "code"),
     [
