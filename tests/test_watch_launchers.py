@@ -48,7 +48,8 @@ def test_a_launcher(tmp_path, launcher):
     done, told = watch(tmp_path, *launch(launcher, path), options=("--expect", "fp8", "--share", "0.7"))
     assert done.returncode == 0, done.stderr
     ranks = 2 if launcher == "torchrun" else 1
-    assert done.stdout.count("losses [") == ranks
+    # Ranks may write into each other's lines.
+    assert done.stdout.count("losses") == ranks
     (training,) = told["trainings"]
     assert training["fp8_share"] == pytest.approx(32 / 35)
     assert [rank["rank"] for rank in training["ranks"]] == list(range(ranks))
