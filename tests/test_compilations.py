@@ -24,6 +24,7 @@ print(counts)
 """
 
 
+@pytest.mark.nightly
 def test_each_compilation_counts_once():
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[0] == "[0, False, 1, 1, 2, 2]"

@@ -39,6 +39,7 @@ def of(attempts, prefix):
     return chosen
 
 
+@pytest.mark.nightly
 def test_a_reader_always_finds_a_whole_file(attempts):
     assert [row for row in attempts.values() if not row["whole"]] == []
 

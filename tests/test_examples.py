@@ -44,7 +44,6 @@ def test_the_output_shown_has_the_shape_that_is_printed(name):
 @pytest.mark.parametrize(
     "examples",
     [
-        pytest.param([path for path in EXAMPLES if path.parent.name == "script"], id="script"),
         pytest.param([path for path in EXAMPLES if path.name == "test_loop.py"], id="loop"),
         pytest.param(EXAMPLES, id="all", marks=pytest.mark.nightly),
     ],

@@ -67,6 +67,7 @@ def test_temporary_files_of_an_arm_lie_in_its_own_folder():
     assert not os.path.exists(made)
 
 
+@pytest.mark.nightly
 def test_a_temporary_folder_with_a_very_long_name_works(tmp_path, monkeypatch):
     deep = tmp_path / ("x" * 120)
     deep.mkdir()

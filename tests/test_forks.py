@@ -30,6 +30,7 @@ def fresh(request):
         yield process
 
 
+@pytest.mark.nightly
 def test_imports_look_for_no_garbage_and_later_collections_skip_what_they_made():
     program = (
         "import gc; from pytest_fp8.worker.main import import_ahead; before = gc.get_stats()[2]['collections'];"

@@ -55,6 +55,7 @@ def cases_in(tests):
     return {test.rpartition("[")[2].rstrip("]") for test in tests if "[" in test}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_group_is_chosen_by_its_mark():
     for group, tests in zip(matrix.GROUPS, collected(*(["-m", group] for group in matrix.GROUPS)), strict=True):

@@ -20,7 +20,8 @@ def fresh(request):
         yield process
 
 
-@pytest.mark.parametrize("fresh", [False, True], ids=["interpreter", "fork"], indirect=True)
+@pytest.mark.nightly_beyond(1)
+@pytest.mark.parametrize("fresh", [True, False], ids=["fork", "interpreter"], indirect=True)
 def test_closing_ends_the_whole_group_and_its_log(fresh):
     fresh.build(spec())
     child = call(fresh, lambda: subprocess.Popen(["sleep", "600"]).pid)

@@ -104,6 +104,7 @@ def test_two_files_with_two_models_are_two_pairs(pytester):
     result.stdout.fnmatch_lines(["*own-torchao-rowwise-emulated*3/3*"])
 
 
+@pytest.mark.nightly
 def test_models_in_the_tests_own_process_have_the_same_weights(pytester):
     pytester.makepyfile(
         """

@@ -164,7 +164,7 @@ def test(fp8_pair):
 """
 
 
-@pytest.mark.nightly_beyond(2)
+@pytest.mark.nightly_beyond(1)
 @pytest.mark.parametrize(
     "module",
     [

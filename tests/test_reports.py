@@ -33,6 +33,7 @@ def test_a_report_that_is_not_there_is_named_before_what_a_page_needs(monkeypatc
     assert "matplotlib" not in said
 
 
+@pytest.mark.nightly
 def test_a_mutated_report_is_read_or_refused_in_one_line(report, tmp_path, capsys):
     text, out = report.read_text(), tmp_path / "recordings"
     out.mkdir()
