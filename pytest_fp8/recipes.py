@@ -17,6 +17,10 @@ Role = str
 FPROP, DGRAD, WGRAD, RECOMPUTE = "fprop", "dgrad", "wgrad", "recompute"
 ROLES: tuple[Role, ...] = (FPROP, DGRAD, WGRAD)
 
+HEADS = ("lm_head", "embed_out", "output", "head", "classifier", "score")
+"""Names of output projections. Every recipe leaves them in high precision, except through Accelerate: there a head is
+converted like any other Linear, unless torchao is below and the head is the model's first or last Linear."""
+
 
 class Stays(StrEnum):
     """Why a Linear stays in high precision."""

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from pytest_fp8.backends.base import ALIGNMENT, Conversion
-from pytest_fp8.recipes import Reason, Stays
+from pytest_fp8.recipes import HEADS, Reason, Stays
 from pytest_fp8.said import Told
 
 if TYPE_CHECKING:
@@ -19,11 +19,6 @@ SKIPPED = "_fp8_skipped"
 
 COMPILED = "_orig_mod"
 """The name under which ``torch.compile(model)`` holds the model."""
-
-HEADS = ("lm_head", "embed_out", "output", "head", "classifier", "score")
-"""Names of output projections. Every recipe leaves them in high precision, except through Accelerate: there a head is
-converted like any other Linear, unless torchao is below and the head is the model's first or last Linear."""
-
 
 OF_PEFT = r"\.(original_module|modules_to_save\.[^.]+)$"
 """What peft puts behind the name of a layer of which it trains a copy (``modules_to_save``)."""

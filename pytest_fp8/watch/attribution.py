@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_fp8.questions.layers.products import FP8, Product
-from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
+from pytest_fp8.recipes import DGRAD, FPROP, HEADS, RECOMPUTE, WGRAD, Role
 from pytest_fp8.watch.trace import BACKWARD
 
 Layer = Mapping[str, Any]
-HEADS = ("lm_head", "output", "embed_out", "head", "classifier", "score", "out_proj_head", "unembed")
+PROJECTIONS = (*HEADS, "out_proj_head", "unembed")
 
 
 @dataclass
@@ -146,7 +146,7 @@ def with_edges(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def is_head(layer: Layer) -> bool:
-    return layer["name"].rpartition(".")[2] in HEADS
+    return layer["name"].rpartition(".")[2] in PROJECTIONS
 
 
 def odd(layer: Layer) -> bool:

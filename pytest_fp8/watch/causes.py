@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_fp8.codes import W
+from pytest_fp8.questions.precision import VARIABLE as LAUNCHER
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD
 from pytest_fp8.watch.attribution import Attributed, Class, Layer, odd, stays_for
 from pytest_fp8.watch.trace import Window
 from pytest_fp8.watch.training import OFF, Note, Training
 
-LAUNCHER = "ACCELERATE_MIXED_PRECISION"
 NO = ("", "0", "no", "none", "false", "off", "bf16", "fp16")
 
 
