@@ -111,12 +111,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     session = config.stash[SESSION]
-    plan = session.plan() if session.upcoming and config.getoption("verbose") >= 0 else None
-    if plan is None:
+    if session.progress is None or config.getoption("collectonly"):
         return []
-    if session.progress is not None:
-        session.progress.plan = plan
-    return [plan.line(), *(plan.table() if config.getoption("verbose") > 0 else [])]
+    session.progress.recall(config, session.gpu_key)
+    return session.progress.planned([case.id for case in session.upcoming])
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
@@ -263,6 +261,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
         end_workers(config)
     mine.interim.close(mine.ledger)
+    if mine.progress is not None:
+        mine.progress.keep(config, mine.gpu_key, mine.ledger.open_tests or {})
     mine.ledger.partial |= bool(session.shouldstop or session.shouldfail) or mine.ledger.cut_short
     if mine.is_worker:
         config.workeroutput["fp8_ledger"] = mine.ledger.to_json()  # type: ignore[attr-defined]

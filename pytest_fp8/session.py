@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pytest_fp8.compare.session import Comparison
     from pytest_fp8.pair import Fp8Pair
     from pytest_fp8.report.progress import Progress
-    from pytest_fp8.session_plan import SessionPlan
     from pytest_fp8.workload import Workload
 
 
@@ -95,19 +94,6 @@ class Session:
                 names = {replace(case, weights=each).id for each in weights}
                 self.ledger.collected = sorted({*self.ledger.collected, *names})
 
-    def plan(self) -> SessionPlan | None:
-        """What the collected tests have built, and how long they take; ``None`` where none runs on a GPU here."""
-        from pytest_fp8.gpu import detect
-        from pytest_fp8.markers import running
-        from pytest_fp8.session_plan import plan_session
-
-        gpu, run = detect()[0], running(self.upcoming, self.settings)
-        if gpu is None or not run:
-            return None
-        asked = [(case, self._named(case) or set(case.questions)) for case in run]
-        processes = self.settings.processes if self.settings.update else 1
-        return plan_session([(case, frozenset(questions)) for case, questions in asked], gpu, processes)
-
     def pair(self, case: Case, workload: Workload | None, test: str) -> Fp8Pair:
         """The pair of a case, its arms alive. A workload that differs in anything is another pair; so is a mark that
         judges otherwise, with the same arms and what they have answered.
@@ -117,8 +103,7 @@ class Session:
         """
         from pytest_fp8.arms.pair import make_arm
         from pytest_fp8.errors import Fp8Error
-        from pytest_fp8.markers import running
-        from pytest_fp8.session_plan import next_case
+        from pytest_fp8.markers import next_case, running
         from pytest_fp8.shipping import identity
 
         shipped = workload.ship(test) if workload is not None else None
@@ -216,8 +201,6 @@ class Session:
 
             self._pool = ArmPool(detect()[0])
             self._pool.stopwatch.tell = self._waiting
-            if self.progress is not None:
-                self.progress.builds = self._pool.stopwatch.builds
         return self._pool
 
     @contextlib.contextmanager

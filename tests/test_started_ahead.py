@@ -9,9 +9,8 @@ from helpers.later_arms import ahead, built, pairs, spares
 from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.markers import running
+from pytest_fp8.markers import next_case, running
 from pytest_fp8.options import Settings
-from pytest_fp8.session_plan import next_case
 
 RECIPES = ("tensorwise", "rowwise")
 TE = ("transformer_engine", "current")

@@ -9,18 +9,16 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.stopwatch import BUILD
 from pytest_fp8.ci import ci_variable
-from pytest_fp8.session_plan import in_words
 
 if TYPE_CHECKING:
     import pytest
 
     from pytest_fp8.report.ledger import Ledger
-    from pytest_fp8.session_plan import SessionPlan
 
 AT_ONCE_SECONDS = 0.25
 """A wait shorter than this shows no live line; a live line that is gone no longer than this comes back at once."""
@@ -38,6 +36,8 @@ STDOUT = 1
 """Of the process, where a live line goes: pytest writes there, too."""
 Parts = tuple[str, str, str]
 """Of what is told: the case and its question, what is waited for, the times."""
+CACHE = "fp8/seconds"
+"""In pytest's cache: GPU -> case -> seconds that its tests took when they last ran to their end."""
 
 
 class Progress:
@@ -46,13 +46,12 @@ class Progress:
     def __init__(self, display: LogLines, open_cases: Callable[[], Collection[str]]) -> None:
         """``open_cases``: those with tests that have not finished."""
         self._display, self._open_cases = display, open_cases
-        self.plan: SessionPlan | None = None
-        self.builds: Mapping[str, Sequence[Mapping[str, float]]] = {}
-        """Seconds of each phase of each build so far, by arm."""
+        self.last: Mapping[str, float] = {}
+        """Case -> seconds that it took when it last ran here."""
         self._case, self._question, self._arm = "", "", ""
         self._began: float | None = None
         self._case_began = self._stage_began = time.monotonic()
-        self._took: dict[str, float] = {}
+        self.took: dict[str, float] = {}
         """Seconds of each case before the one that runs."""
         self._stage: tuple[str, ...] = ()
         self._told = False
@@ -61,9 +60,30 @@ class Progress:
         """A test begins; what is waited for from now on is for it. ``case``: of a test without one its name."""
         if case != self._case:
             now = time.monotonic()
-            self._took[self._case] = self._took.get(self._case, 0.0) + now - self._case_began
+            self.took[self._case] = self.took.get(self._case, 0.0) + now - self._case_began
             self._case_began = now
         self._case, self._question = case, question or ""
+
+    def recall(self, config: pytest.Config, gpu: str) -> None:
+        """Take what :meth:`keep` has kept for this GPU: its folder of baselines."""
+        cache = getattr(config, "cache", None)
+        self.last = cache.get(CACHE, {}).get(gpu, {}) if cache is not None else {}
+
+    def keep(self, config: pytest.Config, gpu: str, open_tests: Mapping[str, Collection[str]]) -> None:
+        """Keep the seconds of each case whose tests came to their end. ``open_tests``: those that did not, by case."""
+        self.test("", None)
+        took = {case: round(seconds, 1) for case, seconds in self.took.items() if not open_tests.get(case, True)}
+        cache = getattr(config, "cache", None)
+        if took and cache is not None:
+            cache.set(CACHE, {**cache.get(CACHE, {}), gpu: {**self.last, **took}})
+
+    def planned(self, cases: Collection[str]) -> list[str]:
+        """One line on how long these cases took when they last ran; none where that is known of no case."""
+        known = [self.last[case] for case in cases if case in self.last]
+        if not known:
+            return []
+        new = f"; {len(cases) - len(known)} case(s) did not run here before" if len(known) < len(cases) else ""
+        return [f"fp8: {len(known)} case(s) took {in_words(sum(known))} last time{new}"]
 
     @contextlib.contextmanager
     def waiting(self, arm: str, what: str) -> Iterator[None]:
@@ -104,20 +124,13 @@ class Progress:
         )
 
     def _left(self, case: str, now: float) -> str:
-        """How much longer, at the pace of the cases so far: of this one, too, once it takes longer than planned."""
-        if self.plan is None:
+        """How much longer, where it is known of each case that is not done."""
+        spent = self.took.get(case, 0.0) + now - self._case_began
+        waiting = {each: self.last.get(each) for each in self._open_cases()}
+        if not waiting or None in waiting.values():
             return " in all"
-        plan = self.plan.knowing({arm: builds[-1].get("second step", 0.0) for arm, builds in self.builds.items()})
-        took = {**self._took}
-        spent = took.pop(case, 0.0) + now - self._case_began
-        late = 0 < plan.pace(took) * plan.of(case) < spent
-        pace = plan.pace({**took, case: spent} if late else took)
-        left = plan.left(self._open_cases(), case, spent, pace)
-        if left < 1:
-            return ", longer than planned"
-        if late:
-            return f", longer than planned; about {in_words(left)} for what follows"
-        return f", about {in_words(left)} left"
+        seconds = sum(max(0.0, last - spent * (each == case)) for each, last in waiting.items() if last is not None)
+        return f", about {in_words(seconds)} left" if seconds >= 1 else ", longer than last time"
 
 
 class LogLines:
@@ -192,3 +205,7 @@ def follow(config: pytest.Config, ledger: Ledger) -> Progress | None:
     past_capture = capture.global_and_fixture_disabled if capture else contextlib.nullcontext
     display = (LiveLine if live else LogLines)(reporter, past_capture)
     return Progress(display, lambda: [case for case, tests in (ledger.open_tests or {}).items() if tests])
+
+
+def in_words(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
