@@ -39,11 +39,7 @@ class Seen:
 
 
 class SmallArms(ArmPool):
-    """A pool of two processes for many small arms: one for references, one for FP8 arms.
-
-    A process that holds another arm is rebuilt as the arm that is asked. To start a process takes longer than all that
-    is asked of an arm.
-    """
+    """A pool of two small arms, a reference and an FP8 arm, that keeps them until others are asked."""
 
     def __init__(self, fork: bool, stopwatch: Stopwatch) -> None:
         """``fork``: processes may be forked; not beside a GPU. ``stopwatch``: the session's."""
@@ -77,8 +73,10 @@ class SmallArms(ArmPool):
 
     def _become(self, arms: list[Arm]) -> None:
         for arm in arms:
-            _, process = self._held.pop(_side(arm), ("", None))
-            process = process if process is not None and process.alive else self._fresh(arm)
+            _, former = self._held.pop(_side(arm), ("", None))
+            if former is not None:
+                former.close()
+            process = self._fresh(arm)
             self._held[_side(arm)] = (arm.key, process)
             # One thread each: products this small lose more to waiting for each other than they gain.
             process.start_build(replace(arm.spec, threads=1))

@@ -59,10 +59,10 @@ def infinite(model, batch):
     return model(batch).sum() * 0 + float("inf")
 
 
-def test_losses_that_are_not_finite_reach_pytest_as_they_are(fresh):
-    for loss, is_so in ((not_a_number, math.isnan), (infinite, math.isinf)):
-        fresh.build(spec(loss=loss))
-        assert is_so(fresh.request("curve", seed=0, steps=1)["losses"][0])
+@pytest.mark.parametrize(("loss", "is_so"), [(not_a_number, math.isnan), (infinite, math.isinf)])
+def test_losses_that_are_not_finite_reach_pytest_as_they_are(fresh, loss, is_so):
+    fresh.build(spec(loss=loss))
+    assert is_so(fresh.request("curve", seed=0, steps=1)["losses"][0])
 
 
 def test_call_runs_a_users_function_on_the_live_model(arm):

@@ -45,18 +45,6 @@ def test_where_torch_may_compile_in_one_thread_none_are_started():
     assert said_by(STARTS.format(threads=1)) == ["False"] * 3
 
 
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_where_they_have_ended_others_may_start_and_nobody_waits_for_them():
-    """As where the system has no memory or no more processes for them. torch itself would wait for ever."""
-    program = STARTS.format(threads=2).replace("took = compilers.wait()", "END")
-    kills = "(pool,) = torchs._pool_set; pool.process.kill(); pool.process.wait(); took = compilers.wait()"
-    again = "compilers.forget_ended(); none = not torchs._pool_set; compilers.start(); compilers.wait()"
-    program = program.replace("END", f"{kills}; {again}").replace("took > 0.2", "none, took < 10")
-    program = program.replace("ready is not None and ready.done()", "torchs.AsyncCompile._ready_future.done()")
-    assert said_by(program) == ["True"] * 4
-
-
 IMPORTS = """
 import sys
 import torch

@@ -77,17 +77,3 @@ def test_a_restart_takes_back_the_buffers_that_convert_made():
     assert engine.model[1].amax > 0
     engine.restart(0)
     assert engine.model[1].amax == 0
-
-
-def test_a_former_arm_of_a_process_is_freed():
-    import gc
-    import weakref
-
-    from pytest_fp8.worker.main import _free_frozen
-
-    server = serve(loss=square)
-    model = weakref.ref(server.engine.model)
-    del server
-    _free_frozen()
-    assert model() is None
-    gc.unfreeze()

@@ -26,27 +26,10 @@ def wait() -> float:
     """Until they wait for work themselves, if there are any, and :data:`READY_SECONDS` at most. Gives the seconds that
     this took."""
     start = time.perf_counter()
-    # As in start(): without them the first compiled step waits for them, and no answer differs.
-    with contextlib.suppress(Exception):
-        while torchs := _with_pool():
-            if torchs.AsyncCompile.use_process_pool() or time.perf_counter() - start > READY_SECONDS:
-                break
-            forget_ended()
-            time.sleep(0.02)
-    return time.perf_counter() - start
-
-
-def forget_ended() -> None:
-    """Let torch start others where theirs has ended: it would wait for its answers, since it keeps both ends of the
-    pipe that they speak through."""
-    # As in start(): where another release keeps them otherwise, torch itself reports what it cannot compile.
-    with contextlib.suppress(Exception):
-        if (torchs := _with_pool()) and any(pool.process.poll() is not None for pool in torchs._pool_set):
-            torchs.after_fork()
-            torchs.AsyncCompile._ready_future = None
-
-
-def _with_pool() -> Any:
-    """torch's module for compilation, where it has started processes."""
     torchs: Any = sys.modules.get("torch._inductor.async_compile")
-    return torchs if getattr(torchs, "_pool_set", None) else None
+    # As in start(): without them torch compiles in the arm, and no answer differs.
+    with contextlib.suppress(Exception):
+        # torch has no public name for "was a pool started?", and wait_pool_ready() would start one.
+        if torchs._pool_set:
+            torchs.AsyncCompile.wait_pool_ready(READY_SECONDS)
+    return time.perf_counter() - start

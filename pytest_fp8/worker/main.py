@@ -69,22 +69,20 @@ def forked(connection: Connection, log: str, backend: str, env: dict[str, str]) 
 
 
 def serve(connection: Connection, imports: float) -> None:
-    """Answer until no more requests can come. ``imports``: the seconds that they took, in a spare's own time."""
+    """Answer until no more requests can come: ``build`` first, which makes this process one arm. ``imports``: the
+    seconds that they took, in a spare's own time."""
     server, own = None, os.getpid()
-    # Programs that the arm starts, or becomes, do not keep its socket open.
+    # Programs that the arm starts, or execs, do not keep its socket open.
     os.set_inheritable(connection.fileno(), False)
     for request in _requests(connection):
         try:
             if request["operation"] == "build":
-                compilers.forget_ended()
                 if server is not None:
-                    server = None
-                    _free_frozen()
+                    raise RuntimeError("asked to build a second arm")
                 server = _server(request["arguments"]["spec"])
                 compilers_late = compilers.wait()
                 result: Any = server.describe()
                 result["seconds"] = {"imports": imports, **result["seconds"], "compilers": compilers_late}
-                imports = 0.0
             elif server is None:
                 raise RuntimeError("asked before it was built")
             else:
@@ -113,13 +111,6 @@ def _requests(connection: Connection) -> Iterator[dict[str, Any]]:
 def _block(connection: Connection) -> None:
     """Have the socket wait: code of the user may have made every file descriptor non-blocking."""
     os.set_blocking(connection.fileno(), True)
-
-
-def _free_frozen() -> None:
-    """Free the arm that this process was before: the engine freezes its heap, and its objects refer to one another."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
 
 
 def _server(spec: dict[str, Any]) -> Any:

@@ -8,7 +8,6 @@ from typing import Any, cast
 import torch
 
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.backends.accelerate_state import forget_accelerate
 from pytest_fp8.case import OWN_STORE
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.libraries import library_versions
@@ -42,7 +41,6 @@ class ArmServer:
     """An engine and the operations that pytest's process can ask of it."""
 
     def __init__(self, spec: ArmSpec) -> None:
-        forget_accelerate()  # this process may have been another arm, with another precision
         self.engine = Engine(spec, explain_failure=require_aligned_rows)
         require_own_code()
         self.engine.park()
