@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -46,31 +45,11 @@ class ArmServer:
         self.engine.park()
 
     def answer(self, operation: str, arguments: dict[str, Any]) -> Any:
-        operations: dict[str, Callable[..., Any]] = {
-            "layers": self.layers,
-            "ledger": self.ledger,
-            "curve": self.engine.curve,
-            "moved_losses": self.moved_losses,
-            "blocks": self.blocks,
-            "busy": self.busy,
-            "memory": self.memory,
-            "park": self.engine.park,
-            "save": self.save,
-            "load": self.load,
-            "carry_scales": self.carry_scales,
-            "logits": self.logits,
-            "moved_outputs": self.moved_outputs,
-            "moved_resumes": self.moved_resumes,
-            "resume": self.resume,
-            "call": self.call,
-            "numerics": self.numerics,
-            "moved_gradients": self.moved_gradients,
-            "restart": self.engine.restart,
-        }
-        if operation not in operations:
+        """What the method of that name gives."""
+        if operation not in OPERATIONS:
             raise ValueError(f"unknown operation {operation!r}")
         try:
-            result = operations[operation](**arguments)
+            result = getattr(self, operation)(**arguments)
         except (RuntimeError, AssertionError, ValueError):
             if self.engine.case.gpus == 1:
                 explain_rows(self.engine)
@@ -102,6 +81,18 @@ class ArmServer:
                 "step": torch.cuda.max_memory_allocated(),
             }
         return facts
+
+    def park(self) -> None:
+        """Give cached memory back."""
+        self.engine.park()
+
+    def restart(self, seed: int, jitter: bool = False) -> None:
+        """Start training anew."""
+        self.engine.restart(seed, jitter)
+
+    def curve(self, **how: Any) -> dict[str, Any]:
+        """The losses of a run from a seed."""
+        return self.engine.curve(**how)
 
     def layers(self) -> dict[str, Any]:
         """Conversion, recipes in force, and the products that one training step executed."""
@@ -183,3 +174,7 @@ class ArmServer:
         except SettingsError as error:
             kind = type(result).__name__
             raise UnsendableError(f"the function's result, a {kind}, cannot be sent back: {error.seen}") from None
+
+
+OPERATIONS = frozenset(name for name in vars(ArmServer) if name[0] != "_") - {"answer", "describe"}
+"""What pytest's process may ask for."""
