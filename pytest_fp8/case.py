@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -18,6 +19,7 @@ from typing import Any
 
 from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse, refuse_unknown
+from pytest_fp8.plain import PlainDataError, plain_value, types_of
 from pytest_fp8.recipes import (
     BACKENDS,
     FULL_BACKENDS,
@@ -203,15 +205,10 @@ class Case:
         """Raise :class:`SettingsError` for a field of another type: a person typed it in a mark. A list becomes a
         tuple, and a path a text."""
         for each in fields(self):
-            value, kind = getattr(self, each.name), str(each.type).removesuffix(" | None")
-            if value is None and kind != each.type:
-                continue
-            if kind == "tuple[str, ...]" and isinstance(value, list):
-                value = tuple(value)
-            elif each.name == "weights" and isinstance(value, os.PathLike):
+            value = getattr(self, each.name)
+            if each.name == "weights" and isinstance(value, os.PathLike):
                 value = os.fspath(value)
-            object.__setattr__(self, each.name, value)
-            require_value(each.name, kind, value, each.default)
+            object.__setattr__(self, each.name, field_value(each.name, value))
 
     def _require_ranks(self) -> None:
         """Raise :class:`SettingsError` for ranks that cannot train this case together."""
@@ -393,31 +390,23 @@ _LOSS_FIELDS = ("loss_steps", "loss_seeds")
 """In a hash by what they come to: the model's defaults are theirs, too."""
 
 
-def require_value(name: str, kind: str, value: Any, default: Any = 1.0) -> None:
-    """Raise :class:`SettingsError` for a value that the field ``name``, whose annotation is ``kind``, cannot have."""
+def field_value(name: str, value: Any) -> Any:
+    """``value`` as the field ``name`` of a case has it. Raises :class:`SettingsError` for one that it cannot have."""
+    [default] = [each.default for each in fields(Case) if each.name == name]
+    kind = Case.__annotations__[name].removesuffix(" | None")
     what, example = EXAMPLES[kind]
     what, within = WITHIN.get(name, (what, lambda _: True))
-    if not (_is(kind, value) and within(value)):
-        refuse(
-            R.BAD_VALUE,
-            f"{name} of a case",
-            expected=what,
-            seen=f"{value!r:.80}, a {type(value).__name__}",
-            next_step=f"{name}={default!r}" if kind == "float" else f"{name}={example}",
-        )
-
-
-def _is(kind: str, value: Any) -> bool:
-    """Whether a value is of a field's annotation. True is no number here."""
-    if kind == "tuple[str, ...]":
-        return isinstance(value, tuple) and all(isinstance(part, str) for part in value)
-    if kind == "Mapping[str, Any]":
-        return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
-    if kind == "float":
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind == "int":
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, {"str": str, "bool": bool}[kind])
+    with contextlib.suppress(PlainDataError):
+        found = plain_value(types_of(Case)[name], value, name)
+        if found is None or within(found):
+            return found
+    refuse(
+        R.BAD_VALUE,
+        f"{name} of a case",
+        expected=what,
+        seen=f"{value!r:.80}, a {type(value).__name__}",
+        next_step=f"{name}={default!r}" if kind == "float" else f"{name}={example}",
+    )
 
 
 def writable(part: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.arms.arm import Arm
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.baselines.record import Baseline
-from pytest_fp8.case import OWN, Case, require_value
+from pytest_fp8.case import OWN, Case, field_value
 from pytest_fp8.codes import R
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import Settings
@@ -171,8 +171,7 @@ class Fp8Pair:
 
     def faster(self, floor: float | None = None) -> Decision:
         """Is FP8 faster than BF16 by the floor: ``floor`` times, by default the case's own."""
-        bound = self.case.floor if floor is None else floor
-        require_value("floor", "float", bound)
+        bound = self.case.floor if floor is None else field_value("floor", floor)
         return self._speed("faster", bound)
 
     def speedup(self) -> Decision:

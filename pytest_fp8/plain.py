@@ -46,7 +46,7 @@ def from_plain(cls: type[T], data: Any, where: str = "") -> T:
 
 
 def _record(cls: Any, data: Any, where: str) -> Any:
-    wanted = _types(cls)
+    wanted = types_of(cls)
     if not isinstance(data, Mapping):
         raise PlainDataError(f"{where} is {type(data).__name__}, not a record")
     optional = {field.name for field in fields(cls) if field.metadata == MAY_LACK}
@@ -60,7 +60,8 @@ def _record(cls: Any, data: Any, where: str) -> Any:
 
 
 @cache
-def _types(cls: Any) -> dict[str, Any]:
+def types_of(cls: Any) -> dict[str, Any]:
+    """A record's annotation of each field."""
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in fields(cls)}
 
@@ -84,7 +85,10 @@ def plain_value(kind: Any, value: Any, where: str) -> Any:
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             raise PlainDataError(f"{where} is {type(value).__name__}, not a mapping")
-        return {key: plain_value(inner[1], item, f"{where}[{key!r:.60}]") for key, item in value.items()}
+        return {
+            plain_value(inner[0], key, f"a key of {where}"): plain_value(inner[1], item, f"{where}[{key!r:.60}]")
+            for key, item in value.items()
+        }
     if origin is not None and issubclass(origin, (Sequence, tuple)):
         return _sequence(origin, inner, value, where)
     if kind in SCALARS and not (
