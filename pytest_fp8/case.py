@@ -7,13 +7,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -131,60 +130,51 @@ class Case:
     def __post_init__(self) -> None:
         self._require_types()
         for name, instead in SUITE_ALONE.items():
-            if self.model == OWN and getattr(self, name) is not None:
-                refuse(
-                    R.FIELDS_DISAGREE,
-                    f"{name}= with a model of your own",
-                    expected=f"no {name}=, which is for models of the suite",
-                    seen=f"{name}={getattr(self, name)!r:.80}",
-                    next_step=f"take it out of the mark; {instead}",
-                )
+            value = getattr(self, name)
+            _agree(
+                self.model != OWN or value is None,
+                f"{name}= with a model of your own",
+                f"no {name}=, which is for models of the suite",
+                f"{name}={value!r:.80}",
+                f"take it out of the mark; {instead}",
+            )
         object.__setattr__(self, "backend", FULL_BACKENDS.get(self.backend, self.backend))
         if self.emulated and self.backend in BACKENDS:
             self._require_emulation()
-        recipe_facts(self.backend, self.recipe)
-        full = recipe_options(self.backend, self.recipe, self.options)
-        defaults = recipe_facts(self.backend, self.recipe).options
+        full, defaults = self.full_options, recipe_facts(self.backend, self.recipe).options
         object.__setattr__(self, "options", {k: v for k, v in full.items() if v != defaults.get(k)})
-        if self.model != OWN and self.model not in SHAPES:
-            otherwise = "leave model= out, and bring a model of your own with the fixture fp8_workload"
-            refuse_unknown(
-                R.UNKNOWN_NAME,
-                f"unknown model {self.model!r}",
-                self.model,
-                [*SHAPES, OWN],
-                otherwise,
-                takes_list="model",
-            )
+        own = "leave model= out, and bring a model of your own with the fixture fp8_workload"
+        _known("model", self.model, [*SHAPES, OWN], own, takes_list="model")
         if self.emulated:
             object.__setattr__(self, "questions", tuple(q for q in self.questions if q not in ("speedup", "memory")))
             object.__setattr__(self, "compile", False)
-        if self.lora < 0 or (self.lora_targets and not self.lora):
-            refuse(
-                R.FIELDS_DISAGREE,
-                "lora of a case",
-                expected="a rank from 1 with its targets, or 0 and no targets",
-                seen=str(self.lora),
-            )
+        _agree(
+            self.lora > 0 or (self.lora == 0 and not self.lora_targets),
+            "lora of a case",
+            "a rank from 1 with its targets, or 0 and no targets",
+            str(self.lora),
+        )
         if self.backend in ADAPTERS_ALONE:
             self._require_adapters()
-        if self.name and self.model != OWN:
-            refuse(
-                R.FIELDS_DISAGREE,
-                "name of a case",
-                expected="a name for a model of your own, with no model=",
-                seen=self.name,
-            )
-        if self.chip not in ("", *CHIPS):
-            refuse_unknown(R.UNKNOWN_NAME, f"unknown chip {self.chip!r}", self.chip, CHIPS)
-        unknown = [q for q in self.questions if q not in QUESTIONS]
-        if unknown:
-            refuse_unknown(R.UNKNOWN_NAME, f"unknown question {unknown[0]!r}", unknown[0], QUESTIONS)
+        own = "a name for a model of your own, with no model="
+        _agree(not self.name or self.model == OWN, "name of a case", own, self.name)
+        if self.chip:
+            _known("chip", self.chip, CHIPS)
+        for question in self.questions:
+            _known("question", question, QUESTIONS)
         self._require_ranks()
-        formats = self.checkpoint_formats
-        if not formats or not {*formats} <= {*CHECKPOINT_FORMATS, OWN_STORE}:
-            known = (*CHECKPOINT_FORMATS, OWN_STORE)
+        formats, known = self.checkpoint_formats, (*CHECKPOINT_FORMATS, OWN_STORE)
+        if not formats or not {*formats} <= {*known}:
             refuse(R.BAD_VALUE, "checkpoint_formats of a case", expected=f"some of {known}", seen=repr(formats))
+
+    def _require_types(self) -> None:
+        """Raise :class:`SettingsError` for a field of another type: a person typed it in a mark. A list becomes a
+        tuple, and a path a text."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name == "weights" and isinstance(value, os.PathLike):
+                value = os.fspath(value)
+            object.__setattr__(self, each.name, field_value(each.name, value))
 
     def _require_emulation(self) -> None:
         """Raise :class:`SettingsError` for a backend that runs on GPUs alone. The next step names a recipe where the
@@ -201,75 +191,42 @@ class Case:
             next_step=f"backend='torchao'; or without emulated=True, on a GPU: {on_gpu}",
         )
 
-    def _require_types(self) -> None:
-        """Raise :class:`SettingsError` for a field of another type: a person typed it in a mark. A list becomes a
-        tuple, and a path a text."""
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name == "weights" and isinstance(value, os.PathLike):
-                value = os.fspath(value)
-            object.__setattr__(self, each.name, field_value(each.name, value))
-
     def _require_ranks(self) -> None:
         """Raise :class:`SettingsError` for ranks that cannot train this case together."""
-        if (self.gpus > 1) != bool(self.parallel) or self.gpus < 1:
-            refuse(
-                R.FIELDS_DISAGREE,
-                "gpus and parallel of a case",
-                expected=f"gpus=2 or more with parallel= one of {', '.join(PARALLEL)}; or neither",
-                seen=f"gpus={self.gpus!r}, parallel={self.parallel!r}",
-                next_step="parallel='fsdp2' beside gpus=2" if self.gpus > 1 else "gpus=2 beside parallel=, or neither",
-            )
-        if self.options.get("float8_all_gather") and self.parallel not in ("fsdp2", "own"):
-            refuse(
-                R.FIELDS_DISAGREE,
-                "float8_all_gather",
-                expected="FSDP2, whose gathers it casts: parallel='fsdp2' or 'own'",
-                seen=self.id,
-            )
-        if self.options.get("precompute_scale") and not self.options.get("float8_all_gather"):
-            refuse(
-                R.FIELDS_DISAGREE,
-                "precompute_scale",
-                expected="float8_all_gather, whose scales it computes at once",
-                seen=self.id,
-            )
+        _agree(
+            self.gpus >= 1 and (self.gpus > 1) == bool(self.parallel),
+            "gpus and parallel of a case",
+            f"gpus=2 or more with parallel= one of {', '.join(PARALLEL)}; or neither",
+            f"gpus={self.gpus!r}, parallel={self.parallel!r}",
+            "parallel='fsdp2' beside gpus=2" if self.gpus > 1 else "gpus=2 beside parallel=, or neither",
+        )
+        gathers, precomputes = (self.options.get(name) for name in ("float8_all_gather", "precompute_scale"))
+        wants = "FSDP2, whose gathers it casts: parallel='fsdp2' or 'own'"
+        _agree(not gathers or self.parallel in ("fsdp2", "own"), "float8_all_gather", wants, self.id)
+        wants = "float8_all_gather, whose scales it computes at once"
+        _agree(not precomputes or gathers, "precompute_scale", wants, self.id)
         if not self.parallel:
             return
-        if self.parallel not in PARALLEL:
-            refuse_unknown(R.UNKNOWN_NAME, f"unknown parallel {self.parallel!r}", self.parallel, PARALLEL)
-        known = [backend for backend, ways in PARALLEL_BACKENDS.items() if self.parallel in ways]
-        if self.backend not in known:
-            refuse(
-                R.FIELDS_DISAGREE,
-                f"backend under {self.parallel}",
-                expected=f"one of {', '.join(known)}",
-                seen=self.backend,
-            )
-        if self.parallel == "own" and self.model != OWN:
-            refuse(
-                R.FIELDS_DISAGREE,
-                "parallel='own'",
-                expected="a model of your own, Workload(parallelize=...)",
-                seen=self.model,
-            )
-        if self.parallel == "zero3" and self.compile:
-            refuse(
-                R.FIELDS_DISAGREE,
-                "parallel='zero3' is DeepSpeed's, which runs uncompiled",
-                expected="compile=False",
-                seen="compile=True",
-                next_step="parallel='fsdp2' shards weights too, and runs compiled",
-            )
-        tokens = self.tokens
-        if tokens is not None and tokens[0] % self.gpus:
-            refuse(
-                R.FIELDS_DISAGREE,
-                "batch of a case on several GPUs",
-                expected=f"a number of sequences that {self.gpus} ranks can share evenly",
-                seen=str(tokens[0]),
-                next_step=f"batch={self.gpus * max(1, tokens[0] // self.gpus)}",
-            )
+        _known("parallel", self.parallel, PARALLEL)
+        able = [backend for backend, ways in PARALLEL_BACKENDS.items() if self.parallel in ways]
+        _agree(self.backend in able, f"backend under {self.parallel}", f"one of {', '.join(able)}", self.backend)
+        wants = "a model of your own, Workload(parallelize=...)"
+        _agree(self.parallel != "own" or self.model == OWN, "parallel='own'", wants, self.model)
+        _agree(
+            self.parallel != "zero3" or not self.compile,
+            "parallel='zero3' is DeepSpeed's, which runs uncompiled",
+            "compile=False",
+            "compile=True",
+            "parallel='fsdp2' shards weights too, and runs compiled",
+        )
+        sequences = self.tokens[0] if self.tokens is not None else 0
+        _agree(
+            sequences % self.gpus == 0,
+            "batch of a case on several GPUs",
+            f"a number of sequences that {self.gpus} ranks can share evenly",
+            str(sequences),
+            f"batch={self.gpus * max(1, sequences // self.gpus)}",
+        )
 
     def _require_adapters(self) -> None:
         if not self.lora:
@@ -390,23 +347,38 @@ _LOSS_FIELDS = ("loss_steps", "loss_seeds")
 """In a hash by what they come to: the model's defaults are theirs, too."""
 
 
+def _agree(sound: Any, headline: str, expected: str, seen: str, next_step: str = "") -> None:
+    """Raise :class:`SettingsError` unless the fields of a case agree."""
+    if not sound:
+        refuse(R.FIELDS_DISAGREE, headline, expected=expected, seen=seen, next_step=next_step)
+
+
+def _known(what: str, value: str, known: Sequence[str], otherwise: str = "", takes_list: str = "") -> None:
+    """Raise :class:`SettingsError` for a name that is not known."""
+    if value not in known:
+        refuse_unknown(R.UNKNOWN_NAME, f"unknown {what} {value!r}", value, known, otherwise, takes_list=takes_list)
+
+
 def field_value(name: str, value: Any) -> Any:
     """``value`` as the field ``name`` of a case has it. Raises :class:`SettingsError` for one that it cannot have."""
     [default] = [each.default for each in fields(Case) if each.name == name]
     kind = Case.__annotations__[name].removesuffix(" | None")
     what, example = EXAMPLES[kind]
     what, within = WITHIN.get(name, (what, lambda _: True))
-    with contextlib.suppress(PlainDataError):
+    try:
         found = plain_value(types_of(Case)[name], value, name)
-        if found is None or within(found):
-            return found
-    refuse(
-        R.BAD_VALUE,
-        f"{name} of a case",
-        expected=what,
-        seen=f"{value!r:.80}, a {type(value).__name__}",
-        next_step=f"{name}={default!r}" if kind == "float" else f"{name}={example}",
-    )
+        sound = found is None or within(found)
+    except PlainDataError:
+        sound = False
+    if not sound:
+        refuse(
+            R.BAD_VALUE,
+            f"{name} of a case",
+            expected=what,
+            seen=f"{value!r:.80}, a {type(value).__name__}",
+            next_step=f"{name}={default!r}" if kind == "float" else f"{name}={example}",
+        )
+    return found
 
 
 def writable(part: str) -> str:

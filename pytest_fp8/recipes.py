@@ -144,7 +144,9 @@ PARALLEL_BACKENDS = {
 SHARDED_REFERENCES = {"accelerate_torchao": "accelerate_bf16"}
 """Backend -> the backend of its BF16 reference on several GPUs: Accelerate keeps float32 weights there."""
 
-_CHOICES = {
+_VALUES: dict[str, tuple[str | bool, ...] | int] = {
+    "amax_history_len": 1,
+    "margin": 0,
     "fp8_format": ("HYBRID", "E4M3"),
     "amax_compute_algo": ("max", "most_recent"),
     "fp8_all_gather": (True, False),
@@ -152,6 +154,7 @@ _CHOICES = {
     "precompute_scale": (True, False),
     POWERS: (True, False),
 }
+"""Option -> its values, or the least whole number."""
 
 
 def recipe_facts(backend: str, name: str) -> RecipeFacts:
@@ -208,20 +211,13 @@ def recipe_options(backend: str, name: str, given: Mapping[str, Any]) -> dict[st
             refuse_unknown(
                 R.UNKNOWN_NAME, f"recipe {name!r} of {backend!r} has no option {option!r}", option, known, "options={}"
             )
-        # 1 is equal to True and has another name in the case's id.
-        if option in _CHOICES and not any(type(value) is type(one) and value == one for one in _CHOICES[option]):
-            refuse(
-                R.BAD_VALUE,
-                f"option {option!r} of recipe {name!r}",
-                expected=" or ".join(map(str, _CHOICES[option])),
-                seen=repr(value),
-            )
-        if option == "amax_history_len" and (type(value) is not int or value < 1):
-            refuse(
-                R.BAD_VALUE, f"option {option!r} of recipe {name!r}", expected="a whole number from 1", seen=repr(value)
-            )
-        if option == "margin" and (type(value) is not int or value < 0):
-            refuse(
-                R.BAD_VALUE, f"option {option!r} of recipe {name!r}", expected="a whole number from 0", seen=repr(value)
-            )
+        values = _VALUES[option]
+        if isinstance(values, int):
+            sound, expected = type(value) is int and value >= values, f"a whole number from {values}"
+        else:
+            # 1 is equal to True and has another name in the case's id.
+            sound = any(type(value) is type(one) and value == one for one in values)
+            expected = " or ".join(map(str, values))
+        if not sound:
+            refuse(R.BAD_VALUE, f"option {option!r} of recipe {name!r}", expected=expected, seen=repr(value))
     return {**facts.options, **{name: value for name, value in given.items() if value or name not in facts.switches}}
