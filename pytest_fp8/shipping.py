@@ -17,7 +17,7 @@ from typing import Any
 
 from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse
-from pytest_fp8.source_text import is_test_file
+from pytest_fp8.source_text import is_library_file, is_test_file
 from pytest_fp8.zoo.storage import same_storage, storage_of
 
 ITERATOR = re.compile("generator|Iter'|iterator|itertools")
@@ -143,6 +143,7 @@ def _pickled(value: Any) -> bytes:
                         return same_storage, (first,)
                     content = torch.empty(0, dtype=torch.uint8).set_(untyped).numpy().tobytes()
                     return storage_of, (content, dtype)
+            # torch's own names: each class of torch.autograd.Function has another, which is numbered.
             if isinstance(held, type) and "_forward_cls" in vars(held):
                 return getattr, (vars(held)["_forward_cls"], "_backward_cls")
             return super().reducer_override(held)
@@ -166,6 +167,7 @@ def identity(shipped: str) -> str:
     """
     from cloudpickle import cloudpickle
 
+    # cloudpickle's names of classes. A pickler that may be given the names would replace it.
     drawn = getattr(cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
     order: dict[bytes, bytes] = {}
 
@@ -190,6 +192,7 @@ def unship_in_arm(text: str) -> Any:
     stores objects of them, and a DataLoader's workers give them back in batches."""
     from cloudpickle import cloudpickle
 
+    # The classes that came by value. A hook of cloudpickle's for each class that it makes would replace it.
     tracked = getattr(cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
     before = set(tracked)
     value = unship(text)
@@ -255,12 +258,8 @@ def _is_of_tests(name: str, module: ModuleType) -> bool:
     origin = held.get("__file__")
     if origin is None or held.get("__name__") != name or "__path__" in held:
         return False
-    if "-packages" in origin and not is_test_file(origin):
-        return False
-    if name.startswith("pytest_fp8."):
-        return False
     rewritten = type(held.get("__loader__")).__module__ == "_pytest.assertion.rewrite"
-    return rewritten or is_test_file(origin)
+    return not is_library_file(origin) and (rewritten or is_test_file(origin))
 
 
 def _importable(module: ModuleType) -> bool:

@@ -8,10 +8,16 @@ import inspect
 import linecache
 import os
 import sys
+import sysconfig
 import textwrap
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+OURS = f"{Path(__file__).parent}/"
+"""This package's folder."""
+STDLIB = f"{sysconfig.get_path('stdlib')}/"
 
 
 def text_of(value: Any) -> str:
@@ -46,11 +52,14 @@ def text_of(value: Any) -> str:
 
 
 def is_of_a_library(module: str) -> bool:
-    """Whether a module is pytest-fp8's, Python's or an installed one. Installed tests are still tests."""
+    """Whether a module is pytest-fp8's, Python's or an installed one."""
     origin = getattr(sys.modules.get(module), "__file__", None) or ""
-    top = module.partition(".")[0]
-    installed = "-packages" in origin or top in sys.stdlib_module_names or top == "pytest_fp8"
-    return installed and not is_test_file(origin)
+    return module.partition(".")[0] in sys.stdlib_module_names or is_library_file(origin)
+
+
+def is_library_file(file: str) -> bool:
+    """Whether a file is pytest-fp8's, Python's or an installed one. Installed tests are still tests."""
+    return ("-packages" in file or file.startswith((OURS, STDLIB))) and not is_test_file(file)
 
 
 def is_test_file(origin: str) -> bool:

@@ -124,34 +124,24 @@ class Workload:
     def _require_values(self) -> None:
         """Raise :class:`SettingsError` for a value that is of no use where it is read: in an arm."""
         __tracebackhide__ = True
-        if isinstance(self.leave, str):
-            refuse(
-                R.BAD_VALUE,
-                "the workload's leave= is a text",
-                expected="a tuple of name patterns",
-                seen=repr(self.leave),
-                cause="without a comma the brackets make no tuple, and each letter would be a pattern",
-                next_step=f"leave=({self.leave!r},)",
-            )
-        patterns = isinstance(self.leave, (tuple, list, set, frozenset)) and all(isinstance(p, str) for p in self.leave)
-        rate, number = self.learning_rate, isinstance(self.learning_rate, (int, float))
+        leave, rate = self.leave, self.learning_rate
+        patterns = isinstance(leave, (tuple, list, set, frozenset)) and all(isinstance(each, str) for each in leave)
+        number = isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 < rate < math.inf
         for name, sound, expected, example in (
             ("leave", patterns, "a tuple of name patterns", "leave=('*.router',)"),
-            (
-                "learning_rate",
-                rate is None or (number and not isinstance(rate, bool) and 0 < rate < math.inf),
-                "a number above 0",
-                "learning_rate=1e-3",
-            ),
+            ("learning_rate", rate is None or number, "a number above 0", "learning_rate=1e-3"),
             ("version", isinstance(self.version, (int, str)), "a whole number or a text", "version=1"),
         ):
+            value = getattr(self, name)
+            text = name == "leave" and isinstance(value, str)
             if not sound:
                 refuse(
                     R.BAD_VALUE,
                     f"the workload's {name}= cannot be used",
                     expected=expected,
-                    seen=f"{getattr(self, name)!r:.80}, a {type(getattr(self, name)).__name__}",
-                    next_step=example,
+                    seen=f"{value!r:.80}, a {type(value).__name__}",
+                    cause="without a comma the brackets make no tuple" if text else "",
+                    next_step=f"leave=({value!r},)" if text else example,
                 )
 
     def fingerprint(self, first_step: str) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
-import sysconfig
 import traceback
-from functools import cache
-from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from pytest_fp8.source_text import OURS, is_library_file
 from pytest_fp8.workload import ARGUMENTS, Workload
 
 LAST = 3
@@ -21,8 +19,6 @@ SHOWN = 2500
 """Characters of a trace."""
 PRODUCTS = re.compile(r"[/\\](torch|torchao|transformer_engine|accelerate|triton|deepspeed|peft|pytest_fp8)[/\\]")
 """Libraries below a model, and this package: a line of theirs says what failed, and not where."""
-OURS = f"{Path(__file__).parents[1]}/"
-"""This package's folder."""
 
 
 def trace_of(error: BaseException) -> str:
@@ -83,20 +79,10 @@ def code_of(function: Any) -> CodeType | None:
 
 def is_users(filename: str) -> bool:
     """Whether a file is the user's: not a library's, not Python's own, and not this package's."""
-    if filename.startswith("<") or "site-packages" in filename or "dist-packages" in filename:
-        return False
-    return not filename.startswith(_others())
+    return not filename.startswith("<") and not is_library_file(filename)
 
 
 def _is_of_models(filename: str) -> bool:
     """Whether a file is of an installed library that is not below a model, such as transformers."""
     installed = re.search(r"(site|dist)-packages", filename)
     return installed is not None and not PRODUCTS.match(filename, installed.end())
-
-
-@cache
-def _others() -> tuple[str, ...]:
-    """Folders of code that is not the user's, also where it is not installed in site-packages."""
-    import torch
-
-    return OURS, *(f"{folder}/" for folder in (Path(torch.__file__).parent, sysconfig.get_path("stdlib")))

@@ -7,9 +7,9 @@ import re
 import shutil
 import sys
 import traceback
-from typing import Any
 
 import torch
+from torch.nn import Module
 
 from pytest_fp8.codes import Code, R
 from pytest_fp8.said import said
@@ -20,67 +20,55 @@ SLIPS = (NameError, AttributeError, LookupError, ImportError, SystemExit)
 
 
 def known_cause(error: BaseException) -> tuple[Code, str, str]:
-    """Code, cause and next step; the two are empty where there is nothing to say."""
-    empty = _given_no_rows(error)
-    if empty is not None:
-        return empty
+    """Code, cause and next step, which the error itself may have; the two are empty where there is nothing to say."""
+    code, cause, next_step = _given_no_rows(error) or _said(error)
+    return (
+        getattr(error, "fp8_code", "") or code,
+        getattr(error, "fp8_cause", "") or cause,
+        getattr(error, "fp8_next", "") or next_step,
+    )
+
+
+def _said(error: BaseException) -> tuple[Code, str, str]:
+    """The first entry of ``said.toml`` that fits; for others, where to mend a slip."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     frames = traceback.extract_tb(error.__traceback__)
     at = f"{frames[-1].filename} {frames[-1].name}" if frames else ""
     for known in said()["known"]:
         found = re.search(known["says"], str(error))
         if found and known.get("kind", "BaseException") in kinds and re.search(known.get("at", ""), at):
-            facts = found.groupdict() | _facts(error)
+            facts = found.groupdict() | _facts()
             return R[known["code"]], known["cause"].format(**facts), known["next"].format(**facts)
     return R.ARM_RAISED, "", _mend(error)
 
 
-def _facts(error: BaseException) -> dict[str, str]:
+def _facts() -> dict[str, str]:
     """What an entry may say, in braces, of the arm's surroundings."""
-    into, needed = _saved(error)
-    # Not tempfile.gettempdir(), which names another folder where this one is full.
-    into = into or os.environ.get("TMPDIR") or "/tmp"
-    # The folder that pytest's process has, without the session's own in it, which goes at its end.
-    temporary = re.sub(r"/fp8-[^/]+(/.*)?$", "", into) or "/"
+    # Not tempfile.gettempdir(), which names another folder where this one is full. The folder that pytest's process
+    # has, without the session's own in it, which goes at its end.
+    temporary = re.sub(r"/fp8-[^/]+(/.*)?$", "", os.environ.get("TMPDIR") or "/tmp") or "/"
     free = shutil.disk_usage(temporary).free / 2**20 if os.path.isdir(temporary) else 0.0
     room = f"{free:.1f} MB are free in {temporary}"
-    if needed:
-        room = f"one checkpoint of this model takes {needed / 2**20:.1f} MB, and {room}"
     # Not os.getcwd(), which raises where the folder is gone.
     return {"folder": os.readlink("/proc/self/cwd"), "python": sys.executable, "temporary": temporary, "room": room}
 
 
-def _saved(error: BaseException) -> tuple[str, int]:
-    """Where an engine was saved to when the error came, and the bytes of its weights and its optimizer's state."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        engine: Any = frame.f_locals.get("engine")
-        if frame.f_code.co_name == "save" and hasattr(engine, "optimizer"):
-            state = [value for held in engine.optimizer.state.values() for value in held.values()]
-            tensors = [each for each in [*engine.model.parameters(), *state] if isinstance(each, torch.Tensor)]
-            return str(frame.f_locals.get("folder", "")), sum(each.nbytes for each in tensors)
-    return "", 0
-
-
 def _given_no_rows(error: BaseException) -> tuple[Code, str, str] | None:
     """What is said where a layer that multiplies raised it, and was given no rows of the right width."""
-    modules: list[torch.nn.Module] = []
-    scaling = False
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        code, module = frame.f_code, frame.f_locals.get("self")
-        scaling = scaling or code.co_name == "tensor_to_amax"
-        if not isinstance(module, torch.nn.Module):
-            continue
-        modules.append(module)
-        weight = module._parameters.get("weight")
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    owners = [(frame, frame.f_locals["self"]) for frame in frames if isinstance(frame.f_locals.get("self"), Module)]
+    for frame, layer in owners:
+        code, weight = frame.f_code, dict(layer.named_parameters(recurse=False)).get("weight")
         # A library's layer: another forward may raise for reasons of its own.
         if code.co_name != "forward" or is_users(code.co_filename) or weight is None or weight.dim() != 2:
             continue
-        given = [frame.f_locals.get(name) for name in code.co_varnames[1 : code.co_argcount]]
-        for each in given:
-            if isinstance(each, torch.Tensor) and not each.numel() and each.shape[-1] == weight.shape[1]:
-                name = _name_of(module, modules)
-                return _no_rows(f"layer {name!r} was given 0 rows (shape {tuple(each.shape)})", repr(name))
+        for given in (frame.f_locals.get(name) for name in code.co_varnames[1 : code.co_argcount]):
+            if isinstance(given, torch.Tensor) and not given.numel() and given.shape[-1] == weight.shape[1]:
+                names = (name for _, caller in owners for name, each in caller.named_modules() if each is layer)
+                name = next(filter(None, names), type(layer).__name__)
+                return _no_rows(f"layer {name!r} was given 0 rows (shape {tuple(given.shape)})", repr(name))
     # In a backward pass no layer is on the way.
+    scaling = any(frame.f_code.co_name == "tensor_to_amax" for frame in frames)
     of_nothing = scaling and re.search(r"max\(\): Expected reduction dim", str(error))
     return _no_rows("an FP8 layer was given 0 rows", "names") if of_nothing else None
 
@@ -88,12 +76,6 @@ def _given_no_rows(error: BaseException) -> tuple[Code, str, str] | None:
 def _no_rows(seen: str, name: str) -> tuple[Code, str, str]:
     words = said()["no_rows"]
     return R.NO_ROWS, words["cause"].format(seen=seen), words["next"].format(name=name)
-
-
-def _name_of(module: torch.nn.Module, callers: list[torch.nn.Module]) -> str:
-    """In the outermost of the modules that call it."""
-    names = (name for caller in callers for name, each in caller.named_modules() if each is module)
-    return next(names, "") or type(module).__name__
 
 
 def _mend(error: BaseException) -> str:

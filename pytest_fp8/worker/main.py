@@ -24,8 +24,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.codes import R
 from pytest_fp8.ending import when_parent_ends
+from pytest_fp8.plain import from_plain
 from pytest_fp8.worker import compilers
 
 
@@ -71,7 +73,8 @@ def forked(connection: Connection, log: str, backend: str, env: dict[str, str]) 
 def serve(connection: Connection, imports: float) -> None:
     """Answer until no more requests can come: ``build`` first, which makes this process one arm. ``imports``: the
     seconds that they took, in a spare's own time."""
-    server, own = None, os.getpid()
+    server: Any = None
+    own = os.getpid()
     # Programs that the arm starts, or execs, do not keep its socket open.
     os.set_inheritable(connection.fileno(), False)
     for request in _requests(connection):
@@ -79,7 +82,9 @@ def serve(connection: Connection, imports: float) -> None:
             if request["operation"] == "build":
                 if server is not None:
                     raise RuntimeError("asked to build a second arm")
-                server = _server(request["arguments"]["spec"])
+                from pytest_fp8.worker.server import ArmServer
+
+                server = ArmServer(from_plain(ArmSpec, request["arguments"]["spec"]))
                 compilers_late = compilers.wait()
                 result: Any = server.describe()
                 result["seconds"] = {"imports": imports, **result["seconds"], "compilers": compilers_late}
@@ -113,14 +118,6 @@ def _block(connection: Connection) -> None:
     os.set_blocking(connection.fileno(), True)
 
 
-def _server(spec: dict[str, Any]) -> Any:
-    from pytest_fp8.arms.spec import ArmSpec
-    from pytest_fp8.plain import from_plain
-    from pytest_fp8.worker.server import ArmServer
-
-    return ArmServer(from_plain(ArmSpec, spec))
-
-
 def import_ahead(name: str) -> float:
     """Import what an arm of this backend needs, so that a process started early is ready when it is wanted. Gives the
     seconds that this took.
@@ -151,6 +148,8 @@ def _import_libraries(name: str) -> None:
         if torch.cuda.is_available():
             compilers.start()
         import transformers.models.llama.modeling_llama  # noqa: F401
+
+        import pytest_fp8.worker.server  # noqa: F401
 
         if torch.cuda.is_available():
             # The first compiled step would import it: 2.7 to 3.3 s of a build, on two cores.
@@ -204,13 +203,8 @@ def _describe(error: BaseException) -> dict[str, Any]:
         "cause": cause,
         "next": next_step,
     }
-    if isinstance(error, torch.OutOfMemoryError):
-        described["code"] = R.OUT_OF_MEMORY
-        described["cause"] = "the model, its optimizer state and one step's activations do not fit the free GPU memory"
-        described["next"] = "nvidia-smi shows what holds the memory; a smaller batch or seq makes the step smaller"
+    if code is R.OUT_OF_MEMORY:
         torch.cuda.empty_cache()
-    for name in ("code", "cause", "next"):
-        described[name] = getattr(error, f"fp8_{name}", "") or described[name]
     return described
 
 

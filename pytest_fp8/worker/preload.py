@@ -6,11 +6,10 @@ Where an import fails, the arm that needs it reports the error.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 from collections.abc import Iterator
 
-from pytest_fp8.worker.main import die_with
+from pytest_fp8.worker.main import die_with, import_ahead
 
 
 @contextlib.contextmanager
@@ -32,21 +31,16 @@ def _silent() -> Iterator[None]:
 # Without it the fork server outlives pytest by the seconds that Python takes to end with torch loaded; its arms end
 # with it.
 die_with(os.getppid())
-# Imports make next to no garbage, and a collection would write into pages that the arms share.
-gc.disable()
 failed: Exception | None = None
 """What the arms need and could not be imported. Half of it stays behind, and a second import tells of that alone."""
 with _silent():
     try:
-        import transformers.models.llama.modeling_llama  # noqa: F401
-
-        import pytest_fp8.worker.server  # noqa: F401
+        import_ahead("bf16")
     except Exception as error:
         failed = error
     # The arm that needs it imports it again, and reports the error.
     with contextlib.suppress(Exception):
         # torchao's conversion imports it, compiled or not: a third of a second.
         import torch._inductor.codegen.triton  # noqa: F401
-        import torchao.float8  # noqa: F401
-gc.freeze()
-gc.enable()
+
+        import_ahead("torchao")
