@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import inspect
 import io
+import operator
 import re
 import sys
 from types import CodeType, ModuleType
@@ -18,7 +19,7 @@ from typing import Any
 from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse
 from pytest_fp8.source_text import is_library_file, is_test_file
-from pytest_fp8.zoo.storage import same_storage, storage_of
+from pytest_fp8.zoo.storage import storage_of
 
 ITERATOR = re.compile("generator|Iter'|iterator|itertools")
 """In what pickle says of a generator, of a DataLoader's place in its data, of ``itertools.cycle``."""
@@ -41,12 +42,12 @@ def ship(value: Any, what: str, asked_by: str = "") -> str:
     try:
         return base64.b64encode(_pickled(value)).decode()
     except Exception as error:
-        iterator = ITERATOR.search(str(error))
+        iterator, culprit = ITERATOR.search(str(error)), _culprit(value)
         refuse(
             R.CANNOT_SHIP,
             f"{what} cannot be sent to the arm's process" + (f" (asked by {asked_by})" if asked_by else ""),
             expected="functions that close over plain data and modules only",
-            seen=f"{_culprit(value)}{type(error).__name__}: {error}",
+            seen=(f"{culprit}: " if culprit else "") + f"{type(error).__name__}: {error}",
             cause="a function refers to an iterator, which gives each of its batches once: every arm asks for the same "
             "steps, more than once"
             if iterator
@@ -63,37 +64,25 @@ def ship(value: Any, what: str, asked_by: str = "") -> str:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _culprit(value: Any) -> str:
-    """Which function of a workload cannot be sent, and what it refers to that cannot: ``batch, which refers to lock:
-    ``. Empty where it is not known."""
-    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-    named = {field.name: getattr(value, field.name) for field in fields}
-    for name, given in (named or {"": value}).items():
-        if _can_be_pickled(given):
-            continue
-        told = ", which refers to ".join(part for part in (name, _refers_to(given)) if part)
-        return f"{told}: " if told else ""
-    return ""
-
-
-def _refers_to(given: Any, within: tuple[Any, ...] = ()) -> str:
-    """The names by which a function, or a class's methods, refer to what cannot be sent: ``Net, which refers to lock``.
-    ``within``: the classes whose methods led here."""
+def _culprit(value: Any, within: tuple[Any, ...] = ()) -> str:
+    """The names by which a workload, a function or a class's methods refer to what cannot be sent: ``batch, which
+    refers to lock``. Empty where none is known. ``within``: what led here."""
     held: dict[str, Any] = {}
-    for function in vars(given).values() if isinstance(given, type) else (_innermost(given),):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        held = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    for function in vars(value).values() if isinstance(value, type) else (_innermost(value),):
         # A variable that a function closes over and that has no value yet is a ValueError; a callable object has none.
         with contextlib.suppress(ValueError, TypeError):
             variables = inspect.getclosurevars(function)
             held |= {**variables.globals, **variables.nonlocals}
     found = []
-    within = (*within, given)
+    within = (*within, value)
     for name, one in held.items():
         # A method that calls super() refers to its own class.
-        if any(one is each for each in within) or _can_be_pickled(one):
-            continue
-        further = _refers_to(one, within) if isinstance(one, type) else ""
-        found.append(f"{name}, which refers to {further}" if further else name)
-    return ", ".join(found)
+        if not any(one is each for each in within) and not _can_be_pickled(one):
+            further = _culprit(one, within)
+            found.append(f"{name}, which refers to {further}" if further else name)
+    return "; ".join(found)
 
 
 def _can_be_pickled(value: Any) -> bool:
@@ -121,7 +110,8 @@ def _pickled(value: Any) -> bytes:
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, held: Any) -> Any:
             if isinstance(held, CodeType) and held.co_filename != NO_FILE:
-                return code_of_file, (held.replace(co_filename=NO_FILE), held.co_filename)
+                of_file = operator.methodcaller("replace", co_filename=held.co_filename)
+                return of_file, (held.replace(co_filename=NO_FILE),)
             if isinstance(held, ModuleType) and type(held) is not ModuleType:
                 for name, module in list(sys.modules.items()):
                     if module is held:
@@ -140,7 +130,7 @@ def _pickled(value: Any) -> bytes:
                     # each carry all of it.
                     first = storages.setdefault((untyped.data_ptr(), untyped.nbytes(), dtype), held)
                     if first is not held and untyped.nbytes():
-                        return same_storage, (first,)
+                        return operator.itemgetter(0), ((first,),)
                     content = torch.empty(0, dtype=torch.uint8).set_(untyped).numpy().tobytes()
                     return storage_of, (content, dtype)
             # torch's own names: each class of torch.autograd.Function has another, which is numbered.
@@ -151,11 +141,6 @@ def _pickled(value: Any) -> bytes:
     file = io.BytesIO()
     Pickler(file).dump(value)
     return file.getvalue()
-
-
-def code_of_file(code: CodeType, filename: str) -> CodeType:
-    """The code as one that was compiled from the file."""
-    return code.replace(co_filename=filename)
 
 
 def identity(shipped: str) -> str:
@@ -265,19 +250,14 @@ def _is_of_tests(name: str, module: ModuleType) -> bool:
 def _importable(module: ModuleType) -> bool:
     """Whether a process with this one's ``sys.path`` would find the same file under the module's name."""
     name, origin = module.__name__, getattr(module, "__file__", None)
+    above = name.rpartition(".")[0]
     if name.partition(".")[0] == "pytest_fp8":
         # Each arm imports pytest-fp8 from its own environment.
         return True
-    path = None
-    if "." in name:
-        package = sys.modules.get(name.rpartition(".")[0])
-        if package is None or not _importable(package):
-            return False
-        path = package.__path__
-    for finder in sys.meta_path:
-        if type(finder).__module__.startswith("_pytest."):
-            continue
-        spec = finder.find_spec(name, path)
-        if spec is not None:
-            return origin is None or spec.origin == origin
-    return False
+    package = sys.modules.get(above)
+    if above and (package is None or not _importable(package)):
+        return False
+    path = package.__path__ if package is not None else None
+    finders = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("_pytest.")]
+    spec = next(filter(None, (finder.find_spec(name, path) for finder in finders)), None)
+    return spec is not None and origin in (None, spec.origin)

@@ -23,7 +23,7 @@ def known_cause(error: BaseException) -> tuple[Code, str, str]:
     """Code, cause and next step, which the error itself may have; the two are empty where there is nothing to say."""
     code, cause, next_step = _given_no_rows(error) or _said(error)
     return (
-        getattr(error, "fp8_code", "") or code,
+        getattr(error, "fp8_code", None) or code,
         getattr(error, "fp8_cause", "") or cause,
         getattr(error, "fp8_next", "") or next_step,
     )

@@ -11,8 +11,3 @@ def storage_of(content: bytes, dtype: Any) -> Any:
 
     values = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
     return torch.storage.TypedStorage(wrap_storage=values.untyped_storage(), dtype=dtype, _internal=True)
-
-
-def same_storage(storage: Any) -> Any:
-    """The storage that another tensor has come with."""
-    return storage
