@@ -19,7 +19,7 @@ from typing import Any
 from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse
 from pytest_fp8.source_text import is_library_file, is_test_file
-from pytest_fp8.zoo.storage import storage_of
+from pytest_fp8.zoo.batch import storage_of
 
 ITERATOR = re.compile("generator|Iter'|iterator|itertools")
 """In what pickle says of a generator, of a DataLoader's place in its data, of ``itertools.cycle``."""

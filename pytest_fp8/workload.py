@@ -40,6 +40,8 @@ ARGUMENTS = {
 MEANT = {"model": "build", **dict.fromkeys(("data", "dataset", "dataloader", "loader"), "batch"), "lr": "learning_rate"}
 """What other libraries call an argument -> its name here."""
 
+MADE_IN_ARMS = "each arm makes its model, batches and optimizer itself, in a process of its own, from a seed"
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -118,7 +120,7 @@ class Workload:
         for name, given in ARGUMENTS.items():
             function = getattr(self, name)
             if function is not None or name in ("build", "batch"):
-                require_function(name, function, given)
+                require_function(f"the workload's {name}=", name, function, given, MADE_IN_ARMS)
         self._require_values()
 
     def _require_values(self) -> None:
@@ -183,9 +185,9 @@ class Workload:
         return ship(self, "the workload's functions", asked_by)
 
 
-def require_function(name: str, function: Any, arguments: tuple[str, ...], what: str = "") -> None:
-    """Raise :class:`SettingsError` unless ``function`` can be called with as many arguments. ``what``: what to call it
-    where it is not that of a workload."""
+def require_function(what: str, name: str, function: Any, arguments: tuple[str, ...], cause: str = "") -> None:
+    """Raise :class:`SettingsError` unless ``function`` can be called with these arguments. ``what``, ``name``: what a
+    message calls it, and the argument that takes it. ``cause``: why it must be a function."""
     __tracebackhide__ = True
     call = f"{name}({', '.join(arguments)})"
     # A model is callable as well, and so is its class, which is a function that makes one.
@@ -194,13 +196,11 @@ def require_function(name: str, function: Any, arguments: tuple[str, ...], what:
         kind = f"a model, {type(function).__name__}" if is_model else f"{type(function).__name__} {function!r:.80}"
         refuse(
             R.NOT_A_FUNCTION,
-            f"{what} is no function" if what else f"the workload's {name}= is no function",
+            f"{what} is no function",
             expected=f"a function, called as {call}",
             seen=kind,
-            cause=""
-            if what
-            else "each arm makes its model, batches and optimizer itself, in a process of its own, from a seed",
-            next_step=("" if what else f"{name}=") + f"lambda{' ' if arguments else ''}{', '.join(arguments)}: ...",
+            cause=cause,
+            next_step=f"{name}=lambda{' ' if arguments else ''}{', '.join(arguments)}: ...",
         )
     try:
         wanted = inspect.signature(function)
@@ -222,12 +222,10 @@ def require_function(name: str, function: Any, arguments: tuple[str, ...], what:
     if problem:
         refuse(
             R.OTHER_ARGUMENTS,
-            f"{what} takes other arguments than it is called with"
-            if what
-            else f"the workload's {name}= takes other arguments than it is called with",
+            f"{what} takes other arguments than it is called with",
             expected=f"a function that can be called as {call}",
             seen=f"{getattr(function, '__qualname__', type(function).__name__)}{wanted}: {problem}",
-            cause=f"{name} is called with {', '.join(arguments) or 'nothing'}" + ("" if what else " in each arm"),
+            cause=f"{name} is called with {', '.join(arguments) or 'nothing'} in an arm",
             next_step=f"def {call}: ...",
         )
 

@@ -126,5 +126,5 @@ class Arm:
         from pytest_fp8.shipping import ship, unship
         from pytest_fp8.workload import require_function
 
-        require_function("function", function, ("model",), "what call() was given")
+        require_function("what call() was given", "function", function, ("model",))
         return unship(self.request("call", function=ship(function, "the function")))

@@ -31,6 +31,8 @@ def _silent() -> Iterator[None]:
 # Without it the fork server outlives pytest by the seconds that Python takes to end with torch loaded; its arms end
 # with it.
 die_with(os.getppid())
+# Its arms compile nothing: no processes for that, also where torch sees a GPU that pytest-fp8 does not.
+os.environ["TORCH_WARM_POOL"] = "0"
 failed: Exception | None = None
 """What the arms need and could not be imported. Half of it stays behind, and a second import tells of that alone."""
 with _silent():

@@ -37,6 +37,15 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     yield from (tensor for _, tensor in tensors_of(value))
 
 
+def storage_of(content: bytes, dtype: Any) -> Any:
+    """A storage of torch's, as a tensor that a workload's functions hold comes to an arm. ``content``: the bytes of the
+    whole storage; ``dtype``: of its elements."""
+    import torch
+
+    values = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+    return torch.storage.TypedStorage(wrap_storage=values.untyped_storage(), dtype=dtype, _internal=True)
+
+
 def _rebuilt(value: Any, name: str, change: Callable[[str, torch.Tensor], torch.Tensor], made: dict[int, Any]) -> Any:
     """``made``: the copies of the holders around it, by the ids of these."""
     import torch
