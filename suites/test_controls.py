@@ -28,9 +28,7 @@ def runner(request):
 
     session = request.config.stash[SESSION]
     gpu = detect()[0]
-    made = ControlRunner(session.settings, session.pool, gpu.key if gpu is not None else "none")
-    yield made
-    made.close()
+    return ControlRunner(session.settings, session.pool, gpu.key if gpu is not None else "none")
 
 
 def require(request, control):

@@ -5,14 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
-from control_runner import SmallArms
 from controls.catalogue import CATALOGUE, table
 from controls.control import ANYWHERE, CONSTRUCTED, Control, Outcome
 from helpers.controls import BY_ID
@@ -21,11 +17,9 @@ from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.arms.stopwatch import Stopwatch
 from pytest_fp8.baselines.store import read_baseline
 from pytest_fp8.case import QUESTIONS
 from pytest_fp8.codes import R, S
-from pytest_fp8.errors import ArmError
 from pytest_fp8.plain import from_plain, to_plain
 from pytest_fp8.worker.run.fault_points import FaultPoints, fault_points_of
 
@@ -138,51 +132,3 @@ def test_the_gpu_controls_are_held_against_the_stored_baselines():
         stored = read_baseline(ROOT / "baselines", "h200", case.id, case.digest())
         assert stored is not None
         assert stored.values({"memory-up": "memory_ratio"}.get(name, "speedup"))
-
-
-def test_an_arm_that_cannot_be_built_leaves_nothing_behind_for_the_next_control(monkeypatch):
-    watch = Stopwatch()
-    small, healthy = SmallArms(fork=False, stopwatch=watch), Case("micro", "torchao", "tensorwise", emulated=True)
-    broken = replace(healthy, weights="/nowhere")
-    monkeypatch.setattr("control_runner.ArmProcess", FakeArm)
-    try:
-        pair = PairArms(healthy, small, None)
-        with pytest.raises(ArmError, match="nowhere"):
-            PairArms(broken, small, None).start()
-        assert FakeArm.open == 0
-        pair.start()
-        assert [FakeArm.built[pair.bf16.key], FakeArm.built[pair.fp8.key]] == [1, 1]
-        assert (pair.fp8.label, "build") in watch.waited, "the session says where its time went"
-    finally:
-        small.close()
-    assert FakeArm.open == 0
-
-
-class FakeArm:
-    """A process that answers one question at a time, and cannot be built from a folder that is not there."""
-
-    built: ClassVar[Counter[str]] = Counter()
-    open = 0
-
-    def __init__(self, fork=False):
-        self.alive, self.due = True, None
-        FakeArm.open += 1
-
-    def start_build(self, spec):
-        assert self.due is None, "asked before it answered"
-        self.due = spec
-
-    def receive(self, timeout):
-        spec, self.due = self.due, None
-        if spec.case.weights:
-            raise ArmError(R.ARM_RAISED, f"no weights in {spec.case.weights}")
-        FakeArm.built[make_key(spec)] += 1
-        return {}
-
-    def close(self):
-        FakeArm.open -= self.alive
-        self.alive = False
-
-
-def make_key(spec):
-    return spec.case.digest("")

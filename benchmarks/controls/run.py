@@ -56,7 +56,6 @@ def main() -> int:
         ]
         healthy = [healthy_runs(runner, recipe, arguments.healthy) for recipe in RECIPES if arguments.healthy]
     finally:
-        runner.close()
         pool.close()
     print_table(rows)
     for result in healthy:

@@ -53,7 +53,6 @@ class Runner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._controls.close()
         self._pool.close()
 
     def pair(self, entry: Sound, recipe: str, seed: int = 0) -> Fp8Pair:

@@ -53,8 +53,6 @@ class Control(FaultPoints):
     """The model, where it needs one of its own."""
     breaks: ClassVar[tuple[str, ...]] = ("fp8",)
     """The arms it breaks: ``fp8``, ``bf16``."""
-    leaves_traces: ClassVar[bool] = False
-    """Whether it changes its arm's whole process (environment, a library's global state)."""
     ends_arms: ClassVar[bool] = False
     """Whether the arm itself says what is wrong, in an error: its ranks disagree."""
     needs: ClassVar[tuple[str, ...]] = ()

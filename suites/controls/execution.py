@@ -189,7 +189,6 @@ class AmaxHistoryFrozen(Control):
     question = "layers"
     code = L.STALE_AMAX
     case = tiny("transformer_engine", "delayed")
-    leaves_traces = True
 
     def warm(self, engine: BreakableEngine) -> None:
         from transformer_engine.pytorch.quantization import FP8GlobalStateManager

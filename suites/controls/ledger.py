@@ -64,7 +64,6 @@ class Tf32InOneArm(ChangedBeside):
     number, id = 38, "tf32-one-arm"
     title = "TF32 is switched on in the FP8 arm alone"
     code = D.OTHER_SWITCH
-    leaves_traces = True
 
     def change(self, model: Any) -> None:
         import torch

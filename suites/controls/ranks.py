@@ -127,7 +127,6 @@ class AmaxGroupOfOne(Control):
     code = N.TOO_COARSE
     about = "a scale that does not fit"
     case = GATHERED
-    leaves_traces = True
 
     def start(self, engine: BreakableEngine) -> None:
         from torchao.float8 import fsdp_utils

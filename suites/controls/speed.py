@@ -47,7 +47,6 @@ class Tf32Alone(Control):
     case = Case("own", "torchao", "tensorwise", name="float_head", questions=("layers", "speedup"))
     workload = FLOAT_HEAD
     verdicts = ("INVALID",)
-    leaves_traces = True
 
     def start(self, engine: BreakableEngine) -> None:
         import torch
@@ -101,7 +100,6 @@ class CompiledInBlocks(Control):
     code = S.COMPILED_WHILE_TIMED
     case = ONE_B
     verdicts = ("INVALID",)
-    leaves_traces = True
 
     def start(self, engine: BreakableEngine) -> None:
         import torch
