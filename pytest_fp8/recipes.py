@@ -211,7 +211,8 @@ def recipe_options(backend: str, name: str, given: Mapping[str, Any]) -> dict[st
             refuse_unknown(
                 R.UNKNOWN_NAME, f"recipe {name!r} of {backend!r} has no option {option!r}", option, known, "options={}"
             )
-        values = _VALUES[option]
+        # Of a backend of somebody else's the backend itself looks at its options.
+        values = _VALUES.get(option, (value,))
         if isinstance(values, int):
             sound, expected = type(value) is int and value >= values, f"a whole number from {values}"
         else:
