@@ -9,7 +9,7 @@ from typing import Any
 from pytest_fp8.codes import W
 from pytest_fp8.questions.precision import VARIABLE as LAUNCHER
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD
-from pytest_fp8.watch.attribution import Attributed, Class, Layer, odd, stays_for
+from pytest_fp8.watch.attribution import Attributed, Class, Layer, attribute, odd, stays_for
 from pytest_fp8.watch.trace import Window
 from pytest_fp8.watch.training import OFF, Note, Training
 
@@ -28,6 +28,7 @@ def notes_of(training: Training, window: Window, found: Attributed) -> Iterator[
     if training.verdict != OFF:
         yield from left(classes)
         yield from roles_missing(classes)
+        yield from evaluated_otherwise(training, window, classes)
         yield from not_compiled(training, window, classes)
     adapters = [each for each in classes if all(layer["adapter"] for layer in each.layers)]
     if training.verdict != OFF and adapters:
@@ -227,6 +228,18 @@ def roles_missing(classes: Sequence[Class]) -> Iterator[Note]:
             W.RECOMPUTED_OTHERWISE,
             f"{ran[RECOMPUTE] - quick[RECOMPUTE]} of {ran[RECOMPUTE]} recomputed products run in high precision",
             "open the autocast inside the checkpointed function; for Transformer Engine use its own checkpoint",
+        )
+
+
+def evaluated_otherwise(training: Training, window: Window, classes: Sequence[Class]) -> Iterator[Note]:
+    quick = [(each.inputs, each.outputs) for each in classes if each.in_fp8(FPROP)]
+    evaluated = [each for each in attribute(window.evaluated, training.layers).classes if not each.in_fp8(FPROP)]
+    high = [product for each in evaluated if (each.inputs, each.outputs) in quick for product in each.products[FPROP]]
+    if high:
+        yield Note(
+            W.SWITCHED_OFF,
+            f"{len(high)} products of FP8 layers ran in {high[0].kind} in an evaluation before this step",
+            "open the autocast around the evaluation too, if its loss shall be that of the model as it trains",
         )
 
 

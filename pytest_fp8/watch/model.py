@@ -13,8 +13,8 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "base_layer.", "module.")
-"""Parts of names that a compiler, a sharding or adapters add."""
+WRAPPERS = ("module", "base_layer")
+"""Parts of names that wrappers add. Those of compilers, sharding and Lightning begin with an underscore."""
 FP8_CLASSES = ("Float8", "FP8", "Fp8", "MXFP8", "NVFP4")
 TE = "transformer_engine."
 ARGUMENTS = ("bf16", "fp16", "mixed_precision")
@@ -125,9 +125,8 @@ def weights_of(module: Any) -> Iterator[tuple[str, Any, int, int, bool]]:
 
 
 def plain_name(name: str) -> str:
-    for wrapper in WRAPPERS:
-        name = f".{name}".replace(f".{wrapper}", ".")[1:]
-    return name.removesuffix(".base_layer")
+    parts = [part for part in name.split(".") if not part.startswith("_") and part not in WRAPPERS]
+    return ".".join(parts) or name
 
 
 def is_fp8_layer(module: Any, weight: Any) -> bool:

@@ -179,6 +179,9 @@ def step_lines(training: Training) -> Iterator[str]:
     parts.append(f"{passes} backward pass{'es' if passes > 1 else ''}")
     parts.append(f"peak {evidence['peak_bytes'] / 2**30:.2f} GiB {evidence['peak_of']}")
     yield from told("ONE STEP", "; ".join(parts))
+    if count := len(window.evaluated):
+        quick = sum(product.kind == FP8 for product in window.evaluated)
+        yield from told("", f"an evaluation came before it, not counted here: {count} products, {quick} of them in FP8")
     waits = f"input wait {window.input_wait_ms:.1f} ms, {window.waits} values read by the host (.item())"
     if not window.milliseconds.get("busy"):
         yield from told("", f"{waits}; times by kind of kernel need a GPU")
