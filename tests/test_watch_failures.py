@@ -186,7 +186,9 @@ def test_an_evaluation_is_told_from_the_step(tmp_path, forked, without, on, comp
     training = forked.watched(script(tmp_path, text))
     assert training.share == pytest.approx(32 / 35), training.reason
     assert training.window.tokens == 96
-    assert [len(products) for each in training.found.classes for products in each.products.values()] == 6 * [2] + 3 * [1]
+    assert [len(products) for each in training.found.classes for products in each.products.values()] == 6 * [2] + 3 * [
+        1
+    ]
     assert [product.kind == "fp8" for product in training.window.evaluated] == 2 * [*(4 * [on]), False]
     assert [note.code for note in training.notes] == ([] if on else [W.SWITCHED_OFF])
     said = " ".join("\n".join(report([training])).split())

@@ -7,7 +7,7 @@ Layers of equal sizes are one class. A product tells its class and role by its e
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +52,7 @@ class Class:
         # An adapter's last part is the adapter's own name.
         ends = list(dict.fromkeys(name.removesuffix(".default").rpartition(".")[2] for name in names))
         ends = list(dict.fromkeys(names)) if any(end.isdigit() for end in ends) else ends
-        return ", ".join(ends[:3]) + (f" and {len(ends) - 3} more" if len(ends) > 3 else "")
+        return listed(ends)
 
 
 @dataclass
@@ -70,6 +70,12 @@ class Attributed:
     def counted(self) -> list[Product]:
         mine = [product for each in self.classes for products in each.products.values() for product in products]
         return [*mine, *self.others]
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first three, and how many more."""
+    every = list(names)
+    return ", ".join(every[:3]) + (f" and {len(every) - 3} more" if len(every) > 3 else "")
 
 
 def attribute(products: Sequence[Product], layers: Sequence[Layer]) -> Attributed:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from pytest_fp8.codes import W
 from pytest_fp8.questions.precision import VARIABLE as LAUNCHER
-from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD
-from pytest_fp8.watch.attribution import Attributed, Class, Layer, attribute, odd, stays_for
+from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD, recipe_facts
+from pytest_fp8.watch.attribution import Attributed, Class, Layer, attribute, listed, odd, stays_for
 from pytest_fp8.watch.trace import Window
 from pytest_fp8.watch.training import OFF, Note, Training
 
+OPTIONS = recipe_facts("accelerate_te", "delayed").options
+OPTION_VARIABLE = "ACCELERATE_FP8_"
+"""What Accelerate's variables for the options of FP8 begin with."""
 NO = ("", "0", "no", "none", "false", "off", "bf16", "fp16")
 
 
@@ -55,7 +57,8 @@ def frozen_base(classes: Sequence[Class]) -> str:
 
 def asked(training: Training) -> list[str]:
     """Where FP8 is asked for: ``NAME=value`` of the environment, arguments of the command line, accelerate's state."""
-    environment = [f"{name}={value}" for name, value in training.evidence.get("environment", {}).items() if on(value)]
+    held = training.evidence.get("environment", {}).items()
+    environment = [f"{name}={value}" for name, value in held if on(value) and not name.startswith(OPTION_VARIABLE)]
     words = training.evidence.get("arguments", [])
     named = [word for word, following in zip(words, [*words[1:], ""], strict=False) if asks(word, following)]
     return [*environment, *named]
@@ -259,7 +262,8 @@ def not_compiled(training: Training, window: Window, classes: Sequence[Class]) -
 
 def options_dropped(training: Training) -> Iterator[Note]:
     wanted, recipes = training.settings("te_asked") or {}, training.evidence.get("recipes", {})
-    for name in ("amax_compute_algo", "amax_history_len", "margin", "fp8_format"):
+    environment = training.evidence.get("environment", {})
+    for name, default in OPTIONS.items():
         said, used = wanted.get(name), [recipe for recipe in recipes if f"{name}=" in recipe]
         if said and used and not any(re.search(rf"\b{name}={said}\b", recipe) for recipe in used):
             yield Note(
@@ -267,26 +271,21 @@ def options_dropped(training: Training) -> Iterator[Note]:
                 f"TERecipeKwargs({name}={said!r}) is not what runs: {used[0][:80]}",
                 "give Transformer Engine the recipe yourself",
             )
-    for config in training.settings("torchao") or ():
-        if config.get("force_recompute_fp8_weight_in_bwd") == "True":
+        variable = OPTION_VARIABLE + name.removeprefix("fp8_").upper()
+        # Accelerate's launcher sets all of them, those that nobody asked for to their defaults.
+        if training.settings("torchao") and environment.get(variable, str(default)) != str(default):
             yield Note(
                 W.OPTION_DROPPED,
-                "force_recompute_fp8_weight_in_bwd=True of Float8LinearConfig does nothing in this torchao",
-                "leave it out, or checkpoint activations",
+                f"{variable}={environment[variable]} is for Transformer Engine, and torchao is in force",
+                f"{OPTION_VARIABLE}BACKEND=te",
             )
-    backend: dict[str, Any] = {}
-    for name, value in training.evidence.get("environment", {}).items():
-        if name.startswith("ACCELERATE_FP8_") and training.settings("torchao"):
-            backend[name] = value
-    names_of_te = [name for name in backend if "AMAX" in name or "MARGIN" in name or "FORMAT" in name]
-    if names_of_te:
+    if any(config.get("force_recompute_fp8_weight_in_bwd") == "True" for config in training.settings("torchao") or ()):
         yield Note(
             W.OPTION_DROPPED,
-            f"{names_of_te[0]}={backend[names_of_te[0]]} is for Transformer Engine, and torchao is in force",
-            "ACCELERATE_FP8_BACKEND=te",
+            "force_recompute_fp8_weight_in_bwd=True of Float8LinearConfig does nothing in this torchao",
+            "leave it out, or checkpoint activations",
         )
 
 
 def names(layers: Sequence[Layer]) -> str:
-    shown = ", ".join(layer["name"] for layer in layers[:3])
-    return shown + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
+    return listed(layer["name"] for layer in layers)
