@@ -32,8 +32,12 @@ class Class:
     def flops(self) -> int:
         return sum(product.flops for products in self.products.values() for product in products)
 
+    def kinds(self, role: Role) -> Counter[str]:
+        """Precision -> number of products in a role."""
+        return Counter(product.kind for product in self.products.get(role, ()))
+
     def in_fp8(self, role: Role) -> int:
-        return sum(product.kind == FP8 for product in self.products.get(role, ()))
+        return self.kinds(role)[FP8]
 
     def share(self, role: Role) -> float:
         """Of the class's products in a role, those in FP8; 0 where there are none."""

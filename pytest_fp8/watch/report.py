@@ -154,14 +154,13 @@ def table(classes: Sequence[Class]) -> Iterator[str]:
 
 def cell(each: Class, role: str) -> str:
     """The precision of a role; where two ran, how many of the layers had which."""
-    products = each.products.get(role, ())
-    kinds: dict[str, int] = {}
-    for product in products:
-        kinds[product.kind] = kinds.get(product.kind, 0) + 1
-    if len(kinds) < 2:
-        return SHORT.get(next(iter(kinds), "-"), next(iter(kinds), "-"))
+    kinds = each.kinds(role) or {"-": 0}
+    if len(kinds) == 1:
+        (only,) = kinds
+        return SHORT.get(only, only)
+    layers = len(each.layers) / sum(kinds.values())
     shown = sorted(kinds, key=lambda kind: kind != FP8)
-    return " ".join(f"{SHORT.get(kind, kind)} {kinds[kind] * len(each.layers) / len(products):.0f}" for kind in shown)
+    return " ".join(f"{SHORT.get(kind, kind)} {kinds[kind] * layers:.0f}" for kind in shown)
 
 
 def step_lines(training: Training) -> Iterator[str]:
@@ -256,15 +255,10 @@ def plain_training(group: Sequence[Training]) -> dict[str, Any]:
 
 
 def plain_class(each: Class) -> dict[str, Any]:
-    kinds: dict[str, dict[str, int]] = {}
-    for role, products in each.products.items():
-        kinds[role] = {}
-        for product in products:
-            kinds[role][product.kind] = kinds[role].get(product.kind, 0) + 1
     return {
         "layers": [layer["name"] for layer in each.layers],
         "in": each.inputs,
         "out": each.outputs,
         "flops": each.flops,
-        "products": kinds,
+        "products": {role: dict(each.kinds(role)) for role in each.products},
     }
