@@ -6,6 +6,7 @@ Layers of equal sizes are one class. A product tells its class and role by its e
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,10 +54,9 @@ class Class:
         names = [layer["name"] for layer in self.layers]
         if len(names) == 1:
             return str(names[0])
-        # An adapter's last part is the adapter's own name.
-        ends = list(dict.fromkeys(name.removesuffix(".default").rpartition(".")[2] for name in names))
-        ends = list(dict.fromkeys(names)) if any(end.isdigit() for end in ends) else ends
-        return listed(ends)
+        # An adapter's last part is the adapter's own name; a number says nothing without the name before it.
+        ends = [re.search(r"[^.]*[^.\d][^.]*(\.\d+)*$", name.removesuffix(".default")) for name in names]
+        return listed(dict.fromkeys(end[0] if end else name for end, name in zip(ends, names, strict=True)))
 
 
 @dataclass
