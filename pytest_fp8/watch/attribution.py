@@ -124,27 +124,23 @@ def unlikely(product: Product, mine: Class, role: Role) -> tuple[bool, bool]:
     return role == RECOMPUTE, (mine.in_fp8(FPROP) > 0) != (product.kind == FP8)
 
 
-def candidates(product: Product, classes: Any) -> Iterator[tuple[Class, Role, int]]:
+def candidates(product: Product, classes: Iterable[Class]) -> Iterator[tuple[Class, Role, int]]:
     """What a product may be: of which class, in which role, of how many rows."""
     if product.batch > 1:
         return
     one, two = product.outer
-    for each in classes:
-        for inputs, outputs in sizes(each):
-            backward = product.phase == BACKWARD
-            if backward and product.inner == outputs and inputs in (one, two):
-                yield each, DGRAD, two if one == inputs else one
-            if backward and sorted((one, two)) == sorted((inputs, outputs)):
-                yield each, WGRAD, product.inner
-            if product.inner == inputs and outputs in (one, two):
-                role = RECOMPUTE if product.phase in (BACKWARD, RECOMPUTE) else FPROP
-                yield each, role, two if one == outputs else one
-
-
-def sizes(each: Class) -> list[tuple[int, int]]:
-    """Of a bare parameter nothing says which side is the input."""
-    plain = (each.inputs, each.outputs)
-    return [plain] if all(layer["sure"] for layer in each.layers) else [plain, plain[::-1]]
+    backward = product.phase == BACKWARD
+    # Of a bare parameter nothing says which side is the input. As torch's Linear has it comes first.
+    plain = [(each, each.inputs, each.outputs) for each in classes]
+    turned = [(each, each.outputs, each.inputs) for each in classes if not all(layer["sure"] for layer in each.layers)]
+    for each, inputs, outputs in [*plain, *turned]:
+        if backward and product.inner == outputs and inputs in (one, two):
+            yield each, DGRAD, two if one == inputs else one
+        if backward and sorted((one, two)) == sorted((inputs, outputs)):
+            yield each, WGRAD, product.inner
+        if product.inner == inputs and outputs in (one, two):
+            role = RECOMPUTE if product.phase in (BACKWARD, RECOMPUTE) else FPROP
+            yield each, role, two if one == outputs else one
 
 
 def with_edges(layers: Sequence[Layer]) -> list[Layer]:
