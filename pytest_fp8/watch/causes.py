@@ -79,13 +79,12 @@ def on(value: str) -> bool:
 
 def off_by_settings(training: Training) -> Iterator[Note]:
     environment, state = training.evidence.get("environment", {}), training.settings("accelerate")
-    arguments, wanted = training.settings("arguments") or {}, asked(training)
+    true, wanted = training.settings("arguments"), asked(training)
     meant = [layer for layer in training.layers if layer["fp8_layer"]]
     device = training.evidence["device"]
     launched = environment.get(LAUNCHER, "").lower() == "fp8"
     lacks = device["type"] == "cpu" or tuple(device["capability"]) < (8, 9)
     if launched and state and state != "fp8":
-        true = [name for name in ("bf16", "fp16") if arguments.get(name) == "True"]
         who = f"TrainingArguments({true[0]}=True)" if true else f"Accelerator(mixed_precision={state!r})"
         step = f"take {true[0]}=True out of the script or its arguments" if true else "leave that argument out"
         yield Note(W.OTHER_SETTING_DECIDES, f"{who} overwrites {LAUNCHER}=fp8: {state} is in force", step)

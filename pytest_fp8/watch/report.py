@@ -123,8 +123,7 @@ def in_force(training: Training) -> list[str]:
     found = []
     if state := training.settings("accelerate"):
         found.append(f"accelerate's mixed precision is {state}")
-    arguments = training.settings("arguments") or {}
-    if true := [name for name in ("bf16", "fp16") if arguments.get(name) == "True"]:
+    if true := training.settings("arguments"):
         found.append(f"TrainingArguments({true[0]}=True)")
     for config in training.settings("torchao") or ():
         scaling = "rowwise" if "axiswise" in config.get("cast_config_input", "") else "tensorwise"
