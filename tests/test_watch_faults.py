@@ -72,7 +72,7 @@ def test_watched_and_unwatched_are_equal_to_the_bit(start, evidence, capsys):
 
 FAULTS = [
     *((watched.Observer, name) for name in vars(watched.Observer) if not name.startswith("_")),
-    *((watched, name) for name in ("mark", "between", "memory_told", "process_told", "compiled_graphs", "gpu_let_go")),
+    *((watched, name) for name in ("mark", "between", "memory_told", "process_told", "compiled_graphs")),
     *((told_model, name) for name in ("root_modules", "model_told", "profiles_itself", "recipes_in_force")),
     (profile, "plain_events"),
 ]
@@ -101,20 +101,6 @@ def test_a_fault_of_the_observer_leaves_the_training_as_it_was(start, evidence, 
         assert evidence()["state"] == "failed"
         assert "ReferenceError" in evidence()["reason"]
         assert judge(evidence()).code == "FP8-W09"
-
-
-@pytest.mark.parametrize(("before", "inside"), [("", "1"), ("0", "0"), ("1", "1"), (None, None)])
-def test_the_profiler_lets_the_gpu_go_where_the_user_has_not_decided(monkeypatch, before, inside):
-    calls: list = []
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append(os.environ.get("TEARDOWN_CUPTI")))
-    monkeypatch.delenv("TEARDOWN_CUPTI", raising=False)
-    if before is not None:
-        monkeypatch.setenv("TEARDOWN_CUPTI", before)
-    with watched.gpu_let_go():
-        assert os.environ.get("TEARDOWN_CUPTI") == inside
-    assert os.environ.get("TEARDOWN_CUPTI") == before
-    assert set(calls) == ({"1"} if before == "" else set())
 
 
 def test_gradients_of_several_passes_and_two_optimizers(start, evidence, capsys):

@@ -115,8 +115,6 @@ def watched(command: Sequence[str], folder: Path, stop: bool) -> int:
     environment = {
         # Otherwise torch's profiler writes two lines of its own to the script's output.
         "KINETO_LOG_LEVEL": "6",
-        # Empty is off. The observer switches it on for the end of its own profile, where the user has set nothing.
-        "TEARDOWN_CUPTI": "",
         **os.environ,
         "PYTHONPATH": f"{INJECTED}{os.pathsep}{path}" if path else str(INJECTED),
         FOLDER: str(folder),

@@ -15,8 +15,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -29,8 +29,8 @@ SECONDS = 60.0
 """What timing takes at most, once five steps are timed."""
 LONGEST_PERIOD = 2048
 """Optimizers in one step: one for each parameter where they run in the backward pass."""
-TEARDOWN = "TEARDOWN_CUPTI"
-"""Empty where :mod:`watch.command` has set it."""
+
+
 FP8_WORD = re.compile(r"(mx)?fp8[\w-]*", re.IGNORECASE)
 
 
@@ -167,10 +167,9 @@ class Observer:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         profiler = self.profiler
-        with gpu_let_go():
-            self.drop_profile()
-            self.told["recipes"] = recipes_in_force([root() for root in self.roots])
-            self.told["events"] = [list(vars(event).values()) for event in plain_events(profiler)]
+        self.drop_profile()
+        self.told["recipes"] = recipes_in_force([root() for root in self.roots])
+        self.told["events"] = [list(vars(event).values()) for event in plain_events(profiler)]
         self.end(FINISHED)
 
     def drop_profile(self) -> None:
@@ -272,29 +271,6 @@ def ours(name: str) -> bool:
 def compiled_graphs() -> int:
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
-
-
-@contextmanager
-def gpu_let_go() -> Iterator[None]:
-    """Detach CUPTI from the GPU after the profile that ends in here; attached, it slows every later kernel.
-
-    torch's profiler does so where this variable says it as a profile ends. It stays off for profiles of the script's
-    own: the end of one would fall into the next, which then sees no kernel.
-    """
-    import torch
-
-    detach = torch.cuda.is_initialized() and os.environ.get(TEARDOWN) == ""
-    if detach:
-        os.environ[TEARDOWN] = "1"
-    try:
-        yield
-    finally:
-        if detach:
-            # A thread of the profiler flushes, detaches at the end of a call of CUDA, and reads the variable once more.
-            for _ in range(5):
-                torch.cuda.synchronize()
-                time.sleep(0.02)
-            os.environ[TEARDOWN] = ""
 
 
 def mark() -> Any:
