@@ -17,7 +17,7 @@ Extents do not depend on how a library transposes its operands. :func:`attribute
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD, Role
@@ -68,21 +68,21 @@ class Product:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One call of a Linear: its sizes, the rows of its input, and the gradients that it needs."""
+    """One call of a Linear in the recorded step: its sizes, and its products in each role."""
 
     name: str
     in_features: int
     out_features: int
     rows: int
-    needs_dgrad: bool = True
-    needs_wgrad: bool = True
+    owed: Sequence[Role] = ROLES
+    """The roles in which the step needs a product of this call, ``recompute`` among them where the call runs again in
+    the backward pass."""
+    ran: Mapping[Role, Product] = field(default_factory=dict)
+    """The products that the recorded step ran in these roles. One that is owed and not here did not run; empty where a
+    library refuses to have its operators watched."""
     fp8: bool = False
     training: bool = True
     """False where the layer was in eval mode."""
-    recomputed: bool = False
-    """Whether activation checkpointing drops what this call saved, so that it runs again in the backward pass."""
-    turn: int = 0
-    """How many backward passes of the step came before: micro-batches take turns."""
 
     def expected(self, role: Role, recomputed_in: str = "backward") -> Extents:
         """The extents of this layer's product in a role. ``recomputed_in``: the phase of recomputed products."""
@@ -94,16 +94,13 @@ class LayerCall:
             return "backward", n, (min(m, k), max(m, k))
         return "backward", m, (min(n, k), max(n, k))
 
+    @property
+    def recomputed(self) -> bool:
+        return RECOMPUTE in self.owed
+
     def roles(self, recompute: bool) -> list[Role]:
         """The roles in which this call has a product. ``recompute``: every call is recomputed."""
-        wanted = [FPROP]
-        if recompute or self.recomputed:
-            wanted.append(RECOMPUTE)
-        if self.needs_dgrad:
-            wanted.append(DGRAD)
-        if self.needs_wgrad:
-            wanted.append(WGRAD)
-        return wanted
+        return [*self.owed, *((RECOMPUTE,) if recompute and not self.recomputed else ())]
 
 
 @dataclass(frozen=True)
@@ -215,9 +212,7 @@ def _slots(
     slots: dict[Extents, list[tuple[LayerCall, Role]]] = defaultdict(list)
     for call in calls:
         slots[call.expected(FPROP)].append((call, FPROP))
-    backward = list(reversed(calls))
-    backward.sort(key=lambda call: call.turn)
-    for call in backward:
+    for call in reversed(calls):
         for role in call.roles(recompute):
             if role != FPROP:
                 slots[call.expected(role, recomputed_in)].append((call, role))
@@ -231,7 +226,7 @@ def _spare(calls: Sequence[LayerCall], fp8_roles: Collection[Role]) -> Counter[E
         call.expected(role)
         for call in calls
         for role in (DGRAD, WGRAD)
-        if call.fp8 and role not in fp8_roles and role not in call.roles(recompute=False)
+        if call.fp8 and role not in fp8_roles and role not in call.owed
     )
 
 
