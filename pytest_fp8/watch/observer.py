@@ -148,7 +148,7 @@ class Observer:
             # A profile that begins in a backward pass ends with it.
             return self.end(FINISHED, "steps inside the backward pass")
         if "transformer_engine" in sys.modules:
-            from pytest_fp8.worker.watch.te_products import watch_transformer_engine
+            from pytest_fp8.worker.record.libraries import watch_transformer_engine
 
             self.te = watch_transformer_engine()
             self.te.__enter__()

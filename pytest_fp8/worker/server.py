@@ -50,9 +50,9 @@ class ArmServer:
             raise ValueError(f"unknown operation {operation!r}")
         try:
             result = getattr(self, operation)(**arguments)
-        except (RuntimeError, AssertionError, ValueError):
+        except (RuntimeError, AssertionError, ValueError) as error:
             if self.engine.case.gpus == 1:
-                explain_rows(self.engine)
+                explain_rows(self.engine, error)
             raise
         self.engine.backend.drop_pending_recomputation()
         # After every question cached memory is given back: the pair's other arm may need it. Not between blocks, where

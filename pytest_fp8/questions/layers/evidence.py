@@ -9,7 +9,7 @@ from typing import Any
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import Arm, TwoArms
 from pytest_fp8.questions.layers.kernels import kernel_family
-from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, StepProducts, attribute
+from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, StepProducts, attribute, recorded_step
 from pytest_fp8.questions.ledger.evidence import OwnedProduct
 from pytest_fp8.recipes import ROLES, Reason, Role
 
@@ -56,7 +56,7 @@ class LayersEvidence:
     live_fp8: Sequence[str]
     """Names whose live module is one of the backend's FP8 layers."""
     calls: Sequence[LayerCall]
-    """The calls of Linears in one forward pass, in order."""
+    """The calls of Linears in the recorded step that train, in order."""
     recipes: Mapping[str, Mapping[str, Any]]
     """FP8 layer -> the recipe and options in force, read inside its forward pass."""
     products: Sequence[Product]
@@ -96,6 +96,9 @@ class LayersEvidence:
     """Converted layers that are in eval mode although the model trains."""
     stale_amax: Sequence[str] = ()
     """FP8 layers whose amax history was not changed by a training step."""
+    others: Sequence[Product] = ()
+    """The Linears' products in the recorded step that no call needs: uncompiled, torchao computes the gradients of the
+    first layer's input and of frozen weights, too."""
     foreign: Sequence[OwnedProduct] = ()
     """Products of the uncompiled step that no Linear called: convolutions, recurrent layers, raw parameters, FP8
     functions of the user's own."""
@@ -128,6 +131,9 @@ class LayersEvidence:
 
     def step(self, fp8_roles: Collection[Role] = ROLES) -> StepProducts:
         """The products by layer and role. ``fp8_roles``: those that the recipe runs in FP8."""
+        if self.families is None:
+            # Nothing was profiled: the recorded step is the step.
+            return recorded_step(self.calls, [each.product for each in self.foreign], self.others)
         return attribute(
             self.verified(), self.calls, self.recompute, fp8_roles, [each.product for each in self.foreign]
         )

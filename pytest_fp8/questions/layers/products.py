@@ -28,6 +28,8 @@ Extents = tuple[str, int, tuple[int, int]]
 """Phase, inner size, the two outer sizes in order."""
 EVALUATION = "evaluation"
 """The phase of a model's call without gradients. It is no training: its products, memory and time are not counted."""
+TRAINING = ("forward", "backward", RECOMPUTE)
+"""The phases whose products are counted: not those of an evaluation in between, nor an optimizer's own (Muon)."""
 CONVOLUTION, RECURRENT = "convolution", "recurrent layer"
 """Operators that a profile of a GPU does not list as products; they come from the uncompiled step."""
 
@@ -95,6 +97,11 @@ class LayerCall:
         return "backward", m, (min(n, k), max(n, k))
 
     @property
+    def flops(self) -> int:
+        """Of each of its products."""
+        return 2 * self.rows * self.in_features * self.out_features
+
+    @property
     def recomputed(self) -> bool:
         return RECOMPUTE in self.owed
 
@@ -139,6 +146,20 @@ class StepProducts:
         return ran + sum(p.flops for p in self.others if p.kind != FP8) or 1
 
 
+def recorded_step(calls: Sequence[LayerCall], foreign: Iterable[Product], others: Iterable[Product]) -> StepProducts:
+    """The products of a recorded step, in which each is known to be its call's."""
+    attributions = []
+    for call in calls:
+        # Products of equal extents are told apart by the order in which autograd computes gradients.
+        kinds = {call.ran[role].kind for role in (DGRAD, WGRAD) if role in call.ran}
+        alike = call.expected(DGRAD) == call.expected(WGRAD) and len(kinds) > 1
+        for role in call.owed:
+            kind = call.ran[role].kind if role in call.ran else "absent"
+            sure = not (alike and role in (DGRAD, WGRAD))
+            attributions.append(Attribution(call.name, role, kind, call.flops, sure))
+    return StepProducts(attributions, [each for each in foreign if each.phase in TRAINING], list(others))
+
+
 def attribute(
     products: Iterable[Product],
     calls: Sequence[LayerCall],
@@ -161,7 +182,7 @@ def attribute(
     ran: dict[Extents, list[Product]] = defaultdict(list)
     for product in products:
         # A hand-written step may evaluate in between, and an optimizer may multiply (Muon): no layer's products.
-        if product.phase not in (EVALUATION, "optimizer"):
+        if product.phase in TRAINING:
             ran[product.extents].append(product)
     recomputed_in = RECOMPUTE if any(phase == RECOMPUTE for phase, _, _ in ran) else "backward"
     slots = _slots(calls, recompute, recomputed_in)
@@ -182,8 +203,7 @@ def attribute(
             kind = kinds[index] if index < len(kinds) else "absent"
             if kind == "absent":
                 open_slots.append((len(result.attributions), call, role))
-            flops = 2 * call.rows * call.in_features * call.out_features
-            result.attributions.append(Attribution(call.name, role, kind, flops, sure=sure))
+            result.attributions.append(Attribution(call.name, role, kind, call.flops, sure=sure))
         result.others.extend(seen[len(wanted) :])
     for rest in ran.values():
         result.others.extend(rest)
@@ -249,13 +269,13 @@ def _by_number(kinds: list[str], owes_fp8: Sequence[bool], spare: int) -> list[s
 def _match_moved(result: StepProducts, open_slots: list[tuple[int, LayerCall, Role]], recomputed_in: str) -> None:
     """Give each slot without a product one that fits it in all but rows. ``open_slots``: index of its attribution."""
     for index, call, role in open_slots:
-        moved = next((p for p in result.others if _fits(p, call, role, recomputed_in)), None)
+        moved = next((p for p in result.others if fits(p, call, role, recomputed_in)), None)
         if moved is not None:
             result.others.remove(moved)
             result.attributions[index] = Attribution(call.name, role, moved.kind, moved.flops)
 
 
-def _fits(product: Product, call: LayerCall, role: Role, recomputed_in: str) -> bool:
+def fits(product: Product, call: LayerCall, role: Role, recomputed_in: str = RECOMPUTE) -> bool:
     """Whether a product can be this layer's in this role, for any number of rows."""
     k, n = call.in_features, call.out_features
     phase = {FPROP: "forward", RECOMPUTE: recomputed_in}.get(role, "backward")

@@ -6,7 +6,7 @@ import dis
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -14,21 +14,30 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.questions.ledger.differences import OUTSIDE
-from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, Entered, TensorNote, Updates
+from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, Entered, OptimizerNote, TensorNote, Updates
 from pytest_fp8.worker.answers.gradients import total_norm
-from pytest_fp8.worker.answers.instrumented import SEED, Observer, instrumented_step
+from pytest_fp8.worker.answers.instrumented import SEED, Observer, fit_scales, instrumented_step
 from pytest_fp8.worker.answers.moved_weights import PERTURBATION, moved_weights
 from pytest_fp8.worker.answers.updates import updates
 from pytest_fp8.worker.error_trace import code_of
+from pytest_fp8.worker.record.recorder import StepRecorder
+from pytest_fp8.worker.record.tables import (
+    draws_of,
+    may_route,
+    module_calls,
+    operators_of,
+    products_of,
+    recomputed_otherwise,
+    waits_of,
+    wire_of,
+    work_of,
+)
 from pytest_fp8.worker.state.fused_params import plain_name, split
 from pytest_fp8.worker.training.phases import around_step
 from pytest_fp8.worker.training.ranks import every_rank_s, room_for_activations, uncompiled_step_fits
 from pytest_fp8.worker.watch.activations import kept_on_host
-from pytest_fp8.worker.watch.ledger_modules import digest_of, shape_of
-from pytest_fp8.worker.watch.ledger_operators import OperatorWatch
-from pytest_fp8.worker.watch.ledger_weights import optimizer_note, random_state, switches_of
+from pytest_fp8.worker.watch.ledger_weights import digest_of, optimizer_note, random_state, shape_of, switches_of
 from pytest_fp8.worker.watch.operators import dtype_name
-from pytest_fp8.worker.watch.second_forward import SecondForward
 from pytest_fp8.zoo.batch import tensors_in
 
 if TYPE_CHECKING:
@@ -37,55 +46,43 @@ if TYPE_CHECKING:
 
 
 class StepLedger:
-    """An observer of the instrumented step (:class:`pytest_fp8.worker.answers.instrumented.Observer`)."""
+    """The recorder, and what stands around the step, as an observer of the instrumented step
+    (:class:`pytest_fp8.worker.answers.instrumented.Observer`)."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # A library that brings compiled code and functional transforms of its own refuses to have its operators
-        # watched; its modules are watched all the same.
-        self.watched = not engine.backend.compiles_itself
-        self.operators = OperatorWatch(engine.model)
-        self.operators.modules.on_call = self._on_call
-        self.inputs, self.draws = SecondForward(), SecondForward()
-        self.operators.modules.on_input = self._on_input
-        self.operators.on_draw = self._on_draw
-        self._linears = {plain_name(name) for name in engine.originals}
+        self.recorder = StepRecorder(engine.model, engine.backend, engine.originals)
+        self.table = self.recorder.table
         self.backward = self.stepped = 0
         self.switches: dict[str, str] = {}
         self.switches_after: dict[str, str] = {}
         self.gradients: list[str] = []
         self.norm_kept = 1.0
+        self.optimizer: OptimizerNote
         self.random = ""
         self._norm = math.nan
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(self.operators.watching())
+            self.recorder.on_first_call = self._read_switches
+            stack.enter_context(self.recorder.watching())
             stack.enter_context(around_step(self._engine.optimizer, self._before_step))
             yield
             self.switches_after = switches_of(self._engine.device)
+            self.optimizer = optimizer_note(self._engine.optimizer, self._engine.model, self._engine.fused_params)
             self.random = random_state()
 
     @contextmanager
     def in_phase(self, name: str) -> Iterator[None]:
-        with self.operators.in_phase(name, dispatch=self.watched):
+        with self.recorder.in_phase(name):
             yield
         if name == "backward":
             self.backward += 1
             self._norm = self._total_norm()
 
-    def _on_call(self, name: str) -> None:
-        if not self.switches and self.operators.phase == "forward":
-            self.switches = switches_of(self._engine.device)
-
-    def _on_input(self, name: str, tensor: torch.Tensor, again: bool) -> None:
-        if name in self._linears:
-            self.inputs.note(name, name, tensor, again)
-
-    def _on_draw(self, operator: str, tensor: torch.Tensor, again: bool) -> None:
-        # Whose draw it is can be told for sure in the forward pass alone.
-        self.draws.note(operator, self.operators.modules.owner(), tensor, again)
+    def _read_switches(self) -> None:
+        self.switches = switches_of(self._engine.device)
 
     def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at the gradients when the optimizer steps. Its step changes no weight here, and runs no hook."""
@@ -98,7 +95,7 @@ class StepLedger:
 
     def other_work(self, other: StepLedger) -> set[str]:
         """The modules that did other work in another record of the step."""
-        one, two = self.operators.work(), other.operators.work()
+        one, two = work_of(self.table), work_of(other.table)
         found = {name for name in (*one, *two) if one.get(name) != two.get(name)}
         alike = (self.backward, self.stepped) == (other.backward, other.stepped)
         return found if alike else {*found, OUTSIDE}
@@ -110,11 +107,29 @@ class StepLedger:
             return total_norm(gradients) if gradients else math.nan
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """The arm's instrumented step."""
+
+    step: StepLedger
+    loss: torch.Tensor
+    others: Sequence[Observer]
+    """What it took beside the ledger: activations in the host's memory where they do not fit the GPU."""
+
+
+_RECORDED: WeakKeyDictionary[Engine, Recorded] = WeakKeyDictionary()
 _LEDGERS: WeakKeyDictionary[Engine, ArmLedger] = WeakKeyDictionary()
 
 
+def recorded(engine: Engine) -> Recorded:
+    """The arm's recorded step; it runs once, and later calls give the same."""
+    if engine not in _RECORDED:
+        _RECORDED[engine] = _watched_step(engine)
+    return _RECORDED[engine]
+
+
 def ledger_of(engine: Engine) -> ArmLedger:
-    """The arm's ledger; the step runs once, and later calls give the same."""
+    """The arm's ledger, of its recorded step."""
     if engine not in _LEDGERS:
         _LEDGERS[engine] = _taken(engine)
     return _LEDGERS[engine]
@@ -123,29 +138,28 @@ def ledger_of(engine: Engine) -> ArmLedger:
 def _taken(engine: Engine) -> ArmLedger:
     batch = [note_of(tensor) for tensor in tensors_in(engine.training_batch(SEED, step=0))]
     made = _updates(engine)
-    seen, loss, others = _watched_step(engine)
-    routed, entered = _moved(engine, seen, batch, others)
-    optimizer = optimizer_note(engine.optimizer, engine.model, engine.fused_params)
-    operators, modules = seen.operators, seen.operators.modules
+    record = recorded(engine)
+    seen, table = record.step, record.step.table
+    routed, entered = _moved(engine, record, batch)
     return ArmLedger(
         batch=batch,
         entered=entered,
-        calls=modules.counted(),
-        classes=modules.classes,
-        products=operators.products,
-        operators={owner: dict(counts) for owner, counts in operators.operators.items()},
-        waits={owner: dict(counts) for owner, counts in operators.waits.items()},
+        calls=module_calls(table),
+        classes={call.module: call.kind for call in table.calls},
+        products=products_of(table),
+        operators={owner: dict(counts) for owner, counts in operators_of(table).items()},
+        waits={owner: dict(counts) for owner, counts in waits_of(table).items()},
         backward=seen.backward,
         stepped=seen.stepped,
         gradients=seen.gradients,
         norm_kept=seen.norm_kept,
-        loss=float(loss),
-        loss_dtype=dtype_name(loss),
+        loss=float(record.loss),
+        loss_dtype=dtype_name(record.loss),
         random=seen.random,
-        draws=operators.draws,
+        draws=draws_of(table),
         before=engine.weights[0],
         after=engine.weights[1],
-        optimizer=optimizer,
+        optimizer=seen.optimizer,
         updates=made,
         switches=seen.switches,
         switches_after=seen.switches_after,
@@ -154,10 +168,9 @@ def _taken(engine: Engine) -> ArmLedger:
         routed=routed,
         kept=_kept(engine.setup.own.batch) if engine.setup.own is not None else (),
         ranks=engine.case.gpus,
-        wire=[replace(one, count=count) for one, count in operators.wire.items()],
-        watched=seen.watched,
-        # What was drawn names the layer less surely.
-        recomputed_otherwise=seen.inputs.other() or seen.draws.other(),
+        wire=wire_of(table),
+        watched=table.watched,
+        recomputed_otherwise=recomputed_otherwise(table),
     )
 
 
@@ -184,22 +197,21 @@ def _updates(engine: Engine) -> Updates:
     return NO_UPDATES
 
 
-def _watched_step(engine: Engine) -> tuple[StepLedger, torch.Tensor, tuple[Observer, ...]]:
-    """The instrumented step, its loss and what it took beside the ledger: activations in the host's memory where they
-    do not fit the GPU. Several ranks cannot try: they decide it together beforehand."""
+def _watched_step(engine: Engine) -> Recorded:
+    """Several ranks cannot try whether the activations fit: they decide it together beforehand."""
     seen = StepLedger(engine)
     others: tuple[Observer, ...] = ()
     try:
         if not uncompiled_step_fits(engine.case, engine.device, engine.backend.uncompiled_over_compiled):
             others = (_OnHost(engine.case),)
-        return seen, instrumented_step(engine, *others, seen), others
+        return Recorded(seen, instrumented_step(engine, *others, seen), others)
     except torch.OutOfMemoryError:
         if engine.case.gpus > 1:
             raise
     # Not inside the handler: its traceback holds what was allocated.
     engine.park()
     seen, others = StepLedger(engine), (_OnHost(engine.case),)
-    return seen, instrumented_step(engine, *others, seen), others
+    return Recorded(seen, instrumented_step(engine, *others, seen), others)
 
 
 MOVES = (PERTURBATION, 2.0**-2, 2.0**-1)
@@ -207,24 +219,25 @@ MOVES = (PERTURBATION, 2.0**-2, 2.0**-1)
 hundred elsewhere for FP8 alone should not send all as before in each of these."""
 
 
-def _moved(
-    engine: Engine, seen: StepLedger, batch: Sequence[TensorNote], others: tuple[Observer, ...]
-) -> tuple[list[str], list[Entered]]:
+def _moved(engine: Engine, record: Recorded, batch: Sequence[TensorNote]) -> tuple[list[str], list[Entered]]:
     """The modules that do other work where the weights are moved; and what entered, without the digests of what then
     differs. A digest that differs in a repetition, too, follows from something else, and stays.
 
     Tried where the host reads a value, where rows are chosen, and where something enters that is not of the batch.
     """
-    first = seen.operators.modules.entered
+    seen, first = record.step, record.step.table.entered
     made = _digests(first[1:]) - _digests(first[:1]) - {note.digest for note in batch}
-    if not any(every_rank_s(bool(made) or seen.operators.may_route)):
+    if not any(every_rank_s(bool(made) or may_route(seen.table))):
         return [], first
+    # Other answers may have trained the arm since its step was recorded.
+    engine.restart(SEED)
+    fit_scales(engine, SEED)
     found: list[StepLedger] = []
     for draw, by in enumerate((0.0, *MOVES)):
         found.append(StepLedger(engine))
-        with moved_weights(engine, draw, by, beside=seen.operators.modules.adopted):
-            instrumented_step(engine, *others, found[-1], restart=False)
-    repeated, *moved = [_digests(each.operators.modules.entered) for each in found]
+        with moved_weights(engine, draw, by, beside=seen.recorder.adopted):
+            instrumented_step(engine, *record.others, found[-1], restart=False)
+    repeated, *moved = [_digests(each.table.entered) for each in found]
     follows = {digest for digest in made & repeated if not all(digest in each for each in moved)}
     entered = [
         replace(call, tensors=[replace(note, digest="") if note.digest in follows else note for note in call.tensors])

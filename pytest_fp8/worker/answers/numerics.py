@@ -9,8 +9,9 @@ from pytest_fp8.worker.answers.gradients import gradients, moved_gradients
 from pytest_fp8.worker.answers.handed_on import HandedOnWatch
 from pytest_fp8.worker.answers.held_out import inputs_of, not_evaluated
 from pytest_fp8.worker.answers.instrumented import SEED, Observer, fit_scales, instrumented_step
-from pytest_fp8.worker.answers.outputs import OutputWatch
+from pytest_fp8.worker.answers.ledger import recorded
 from pytest_fp8.worker.answers.product_watch import ProductWatch
+from pytest_fp8.worker.record.tables import outputs_of
 from pytest_fp8.worker.state.training_state import buffers_kept
 from pytest_fp8.worker.training.setup import seed_generators
 
@@ -22,10 +23,9 @@ def numerics(engine: Engine, moved: bool, seed: int = SEED) -> dict[str, Any]:
     """What the numerics question asks of an arm, as plain data: the fields of
     :class:`pytest_fp8.questions.numerics.evidence.ArmNumerics`. All of it from the weights and the first batches
     of ``seed``. ``moved``: whether the gradients at moved weights are wanted, too."""
-    outputs = OutputWatch(engine)
     watch = ProductWatch(engine)
     handed_on = HandedOnWatch(engine, watch)
-    found = products(engine, seed, watch, handed_on, outputs)
+    found = products(engine, seed, watch, handed_on)
     evaluated, error = evaluated_products(engine, 0, seed)
     return {
         "products": found,
@@ -35,7 +35,7 @@ def numerics(engine: Engine, moved: bool, seed: int = SEED) -> dict[str, Any]:
         "moved": moved_gradients(engine, seed) if moved else None,
         "handed_on": handed_on.noted(),
         **later_products(engine, seed),
-        "outputs": outputs.noted(),
+        "outputs": outputs_of(recorded(engine).step.table),
     }
 
 

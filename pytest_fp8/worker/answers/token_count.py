@@ -1,28 +1,23 @@
-"""Checks that every converted layer gets a number of rows that FP8 kernels take."""
+"""Names the layer that was given a number of rows that FP8 kernels do not take."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_fp8.backends.base import ALIGNMENT
 from pytest_fp8.codes import R
-from pytest_fp8.worker.training.parallel import called
-from pytest_fp8.worker.training.restored import Hook, around, hooked
-from pytest_fp8.worker.watch.observe import input_of
-from pytest_fp8.worker.watch.reached import Reached
+from pytest_fp8.worker.training.restored import Hook, followed, hooked
+from pytest_fp8.zoo.batch import tensors_in
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
-    from pytest_fp8.worker.training.given import Drawn
 
 
 CHECKED = 3
-"""Timing batches that are looked at before training: those that the warm-up trains on."""
+"""Timing batches that the warm-up trains on."""
 REFUSED = f"divisible by {ALIGNMENT}"
 """What torch says of a size that its FP8 products do not take."""
 
@@ -30,6 +25,8 @@ REFUSED = f"divisible by {ALIGNMENT}"
 class TokenCountError(ValueError):
     """A converted layer was given a number of rows that no FP8 kernel takes."""
 
+    layer = ""
+    rows = 0
     fp8_code = R.ROWS_OF_A_LAYER
     fp8_cause = "the weight gradient's inner size is the number of tokens, and FP8 kernels take multiples of 16"
     fp8_next = (
@@ -67,162 +64,111 @@ class UnreadOutputError(TokenCountError):
 
 
 def require_aligned_rows(engine: Engine, failed: Exception | None) -> None:
-    """Run forward passes, or hand-written steps that change no weight, on the batches of the warm-up, and raise
-    :class:`TokenCountError`. ``failed``: what a warm-up step has raised.
-
-    With emulated FP8 the layers are then watched during training as well: a CPU multiplies sizes that no FP8 kernel
-    takes, a router sends other rows to them in each step, and a later batch may be shorter. Layers that were seen to be
-    called without a backward pass take any number of rows there, too: the pooler of an encoder whose user wants the
-    sequence. Those that were not seen at all do not: an expert that got no rows yet, or a layer that reentrant
-    checkpointing calls with gradients in the backward pass alone.
-    """
-    if _takes_any(engine):
+    """Before the warm-up (``failed`` is ``None``): with emulated FP8 watch the rows of each call from now on, since a
+    CPU multiplies sizes that no FP8 kernel takes. After a step of it failed: raise :class:`TokenCountError` if rows are
+    the reason."""
+    if failed is None:
+        RowWatch(engine).hooks()
         return
-    first: list[Drawn] = []
-    seen: list[RowCall] = []
     for index in range(CHECKED):
-        seen += _look_at(engine, first, functools.partial(engine.timing_batch, index))
-        first.append(engine.setup.drawn)
-    unread = [call.error for call in seen if not call.trains and call.error is not None]
-    if unread and REFUSED in str(failed):
-        raise UnreadOutputError(str(unread[0])) from failed
-    if engine.case.emulated:
-        trained = {call.layer for call in seen if call.trains}
-        free = {call.layer for call in seen if not call.trains and (call.error or call.layer not in trained)}
-        RowWatch(engine, first).refusing({*engine.conversion.converted} - free)
+        _look_again(engine, lambda index=index: engine.timing_batch(index), failed)  # type: ignore[misc]
 
 
-def explain_rows(engine: Engine) -> None:
-    """After a step failed: raise :class:`LaterBatchError` where the batch that was drawn last has rows that FP8 kernels
-    do not take. The libraries' own errors speak of the sizes of matrices."""
+def explain_rows(engine: Engine, failed: Exception) -> None:
+    """After a step failed: raise :class:`TokenCountError` where a layer was given rows in the batch that was drawn last
+    that FP8 kernels do not take. The libraries' own errors speak of the sizes of matrices."""
     drawn = engine.setup.drawn
-    if _takes_any(engine) or engine.own_step is not None or not drawn.shapes:
-        return
-    try:
-        engine.training_batch(seed=0, step=0)
-        first = engine.setup.drawn
-        if first.shapes == drawn.shapes:
-            return
-        _look_at(engine, [first], functools.partial(engine.training_batch, drawn.seed, drawn.step))
-    except TokenCountError:
-        raise
-    except Exception:
-        return  # the step's own error is the one to show
-
-
-def _takes_any(engine: Engine) -> bool:
-    return engine.backend.token_multiple == 1 or not engine.conversion.converted
-
-
-@dataclass(frozen=True)
-class RowCall:
-    """A call of a converted layer."""
-
-    layer: str
-    error: TokenCountError | None
-    """What is wrong with its rows, where it trains."""
-    trains: bool
-    """Whether a backward pass reaches it. A call that none reaches has no weight gradient, and the forward product
-    takes any number of rows."""
+    if drawn.shapes:
+        _look_again(engine, lambda: engine.training_batch(drawn.seed, drawn.step), failed)
 
 
 class RowWatch:
-    """Looks at what the converted layers are given. ``first``: the batches that were taken."""
+    """Raises where the gradient comes of what a converted layer made of a number of rows that no FP8 kernel takes.
 
-    def __init__(self, engine: Engine, first: list[Drawn]) -> None:
+    The weight gradient's inner size is the number of rows. A call that no backward pass reaches has no weight gradient,
+    and its forward product takes any number of rows: an evaluation, the pooler of an encoder whose user wants the
+    sequence.
+    """
+
+    def __init__(self, engine: Engine) -> None:
         modules = dict(engine.model.named_modules())
         self._modules = {name: modules[name] for name in engine.conversion.converted}
-        self._engine, self._first = engine, first
-        self.reached = Reached()
-        self._calls: list[tuple[str, TokenCountError | None]] = []
+        self._engine = engine
+        self._trained: set[tuple[str, int]] = set()
+        """Layers and rows of which a gradient came. The next such call raises, and the error's trace has its line."""
+        self.odd: list[TokenCountError] = []
+        """One for each call with such rows."""
+        self.running: list[TokenCountError | None] = []
+        """The calls that run, or that ran into an error: what is wrong with their rows."""
 
-    def calls(self) -> list[RowCall]:
-        """In their order."""
-        return [RowCall(*call, trains=not self.reached.missed(index)) for index, call in enumerate(self._calls)]
-
-    def noting(self) -> list[Any]:
-        """Hooks that note each call."""
-        return around(self._modules, self._before, self.reached.after)
-
-    def refusing(self, names: set[str]) -> list[Any]:
-        """Hooks that raise in these layers' calls."""
-
-        def before(name: str) -> Callable[..., None]:
-            def look(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                error = self._error(name, args, kwargs) if self._counts() else None
-                if error is not None:
-                    raise error
-
-            return look
-
-        return [self._modules[name].register_forward_pre_hook(Hook(before(name)), with_kwargs=True) for name in names]
-
-    def _counts(self) -> bool:
-        # An evaluation has no weight gradient. The suite's models run without gradients before training.
-        return torch.is_grad_enabled() or self._engine.setup.own is None
+    def hooks(self) -> list[Any]:
+        """Register the hooks; gives their handles."""
+        handles = followed(self._modules.values())
+        for name, module in self._modules.items():
+            handles.append(module.register_forward_pre_hook(Hook(self._before(name)), with_kwargs=True))
+            handles.append(module.register_forward_hook(Hook(self._after)))
+        return handles
 
     def _before(self, name: str) -> Callable[..., None]:
         def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            counts = self._counts()
-            self.reached.begin(name, len(self._calls) if counts else None)
-            if counts:
-                self._calls.append((name, self._error(name, args, kwargs)))
+            tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+            given = next(tensors, None)
+            rows = 0 if given is None else given.numel() // max(1, given.shape[-1])
+            error = None
+            if given is not None and rows % self._engine.backend.row_multiple(module):
+                error = self._error(name, rows, given)
+                self.odd.append(error)
+                if (name, rows) in self._trained and torch.is_grad_enabled():
+                    raise error
+            self.running.append(error)
 
         return before
 
-    def _error(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TokenCountError | None:
-        try:
-            given = input_of(args, kwargs)
-        except StopIteration:
-            return None  # no tensor: the layer's own error says so
-        rows = given.numel() // max(1, given.shape[-1])
-        if rows % self._engine.backend.row_multiple(self._modules[name]) == 0:
-            return None
-        # Of batches with equal shapes the rows are a router's choice.
+    def _after(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        error = self.running.pop()
+        if error is None:
+            return
+
+        def came(gradient: torch.Tensor) -> None:
+            self._trained.add((error.layer, error.rows))
+            raise error
+
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(came)
+
+    def _error(self, name: str, rows: int, given: torch.Tensor) -> TokenCountError:
         drawn = self._engine.setup.drawn
-        later = bool(self._first) and all(drawn.shapes != other.shapes for other in self._first)
+        later = drawn.shapes != self._engine.setup.first.shapes
         whence = f" from {drawn}" if later else ""
-        return (LaterBatchError if later else TokenCountError)(
+        error = (LaterBatchError if later else TokenCountError)(
             f"layer {name!r} was given {rows} rows of input (shape {tuple(given.shape)}){whence}; "
             f"FP8 needs a multiple of {ALIGNMENT}"
         )
+        error.layer, error.rows = name, rows
+        return error
 
 
-def _look_at(engine: Engine, first: list[Drawn], draw: Callable[[], Any]) -> list[RowCall]:
-    """Run a batch, and raise :class:`TokenCountError`. Gives the layers' calls."""
-    watch = RowWatch(engine, first)
-    failure: Exception | None = None
-    try:
-        with hooked(watch.noting()):
-            loss = _run_forward(engine, draw())
-        if engine.own_step is None:
-            watch.reached.will_reach(loss)
-    except Exception as error:
-        failure = error
-    calls = watch.calls()
-    wrong = [(call.layer, call.error) for call in calls if call.trains and call.error is not None]
-    if wrong:
-        # Once more, so that the error comes from the line that calls the layer.
-        with hooked([*watch.noting(), *watch.refusing({layer for layer, _ in wrong})]):
-            _run_forward(engine, draw())
-        raise wrong[0][1]
-    if failure is not None:
-        raise failure
-    return calls
-
-
-def _run_forward(engine: Engine, batch: Any) -> Any:
-    """The loss; ``None`` of a hand-written step."""
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            if engine.own_step is not None:
-                with engine.standing_still():
-                    engine.own_step(engine.wrapped, batch, engine.optimizer, engine.precision)
-            else:
-                # A user's loss may need gradients on its way; ours would keep activations for nothing.
-                with torch.set_grad_enabled(engine.setup.own is not None), engine.standing_still(), engine.precision():
-                    return engine.loss_of(called(engine), batch)
-        return None
-    except Exception as error:
-        engine.backend.raise_explained(error)
-        raise
+def _look_again(engine: Engine, draw: Callable[[], Any], failed: Exception) -> None:
+    """Run the step again, uncompiled and without its effect, and raise what rows explain of its failure."""
+    if engine.backend.token_multiple == 1 or not engine.conversion.converted:
+        return
+    watch = RowWatch(engine)
+    for again in (False, True):
+        watch.odd.clear()
+        watch.running.clear()
+        try:
+            with hooked(watch.hooks()), torch.compiler.set_stance("force_eager"), engine.standing_still():
+                engine.step(draw())
+        except TokenCountError:
+            if again:
+                raise
+        except Exception as error:
+            # The libraries refuse some rows in the forward pass.
+            if watch.running and watch.running[-1] is not None:
+                raise watch.running[-1] from error
+            return  # the step's own error is the one to show
+        else:
+            if watch.odd and REFUSED in str(failed):
+                raise UnreadOutputError(str(watch.odd[0])) from failed
+            return

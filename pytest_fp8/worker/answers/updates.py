@@ -22,7 +22,7 @@ from pytest_fp8.worker.training.ranks import rank
 from pytest_fp8.worker.training.schedule import schedule_kept
 from pytest_fp8.worker.training.setup import seed_generators
 from pytest_fp8.worker.training.step import name_of
-from pytest_fp8.worker.watch.ledger_modules import digest_of
+from pytest_fp8.worker.watch.ledger_weights import digest_of
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine

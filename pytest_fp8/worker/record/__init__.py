@@ -1,1 +1,1 @@
-"""What is recorded of training steps: one table of an uncompiled step, and the kernels of the step as it runs."""
+"""What is recorded of training steps: calls, products, gradients, times."""

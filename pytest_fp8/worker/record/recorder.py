@@ -1,4 +1,4 @@
-"""Records one uncompiled step as a table: every call of a module and every operator, by owner, phase and micro-batch."""
+"""Records one uncompiled step as a table: all calls of modules and all operators, by owner and phase."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -20,6 +22,16 @@ from pytest_fp8.questions.layers.products import EVALUATION, Product
 from pytest_fp8.questions.ledger.differences import OUTSIDE
 from pytest_fp8.questions.ledger.evidence import Entered, TensorNote
 from pytest_fp8.recipes import RECOMPUTE
+from pytest_fp8.source_text import is_of_a_library
+from pytest_fp8.worker.record.libraries import te_product, watch_recomputation, watch_transformer_engine
+from pytest_fp8.worker.state.fused_params import plain_name
+from pytest_fp8.worker.training.phases import around_backward
+from pytest_fp8.worker.training.restored import followed, hooked, replaced
+from pytest_fp8.worker.watch.ledger_weights import digest_of, random_state, shape_of
+from pytest_fp8.worker.watch.operators import OPERANDS, dtype_name, products_of_call
+from pytest_fp8.worker.watch.product_accuracy import is_product
+from pytest_fp8.worker.watch.wire import kind_of
+from pytest_fp8.zoo.batch import tensors_in
 
 Size = tuple[tuple[int, ...], str]
 """Shape and dtype of a tensor."""
@@ -60,8 +72,6 @@ class Call:
     """Whether the backward pass goes through what it made."""
     given: torch.Tensor | None = None
     """Few values of its first tensor; of layers alone."""
-    made: torch.Tensor | None = None
-    """Few values of its first output."""
 
 
 @dataclass(slots=True)
@@ -73,8 +83,8 @@ class Event:
     call: int
     """Index of the innermost call that it belongs to; -1: code outside all modules."""
     operator: str
-    tensors: Sequence[Size]
-    """What it gave, or where it gave nothing, what it was given."""
+    shape: Sequence[int]
+    """Of what it gave, or where it gave nothing, of what it was given."""
     dtype: str = "nothing"
     """Of what it gave."""
     products: Sequence[Product] = ()
@@ -87,6 +97,8 @@ class Event:
     """Whether it is compared between the arms by its number: no view, no copy, no library's own."""
     waits: bool = False
     """Whether the host waits for it."""
+    reads: bool = False
+    """Whether the host waits for a value, which it may decide by."""
     chooses: bool = False
     """Whether the number of rows that it gave follows from content."""
     state: str = ""
@@ -94,7 +106,13 @@ class Event:
     drawn: torch.Tensor | None = None
     """Few values of what it drew."""
     bytes: int = 0
-    """Of the largest tensor of a collective."""
+    """Of a collective: those of its largest tensor, whose shape and dtype are told."""
+
+    @property
+    def told(self) -> bool:
+        """Whether it says anything: a view or a copy does not."""
+        noted = self.counted or self.waits or self.chooses or self.state or self.bytes
+        return bool(noted or self.products or self.drawn is not None)
 
 
 @dataclass
@@ -105,6 +123,8 @@ class StepTable:
     events: list[Event] = field(default_factory=list)
     entered: list[Entered] = field(default_factory=list)
     """The outermost calls, with digests of what entered."""
+    outputs: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    """Module -> few values of what its first call gave, in the order in which the calls ended."""
     recipes: dict[str, dict[str, Any]] = field(default_factory=dict)
     """FP8 layer -> the recipe in force, read inside its forward pass."""
     watched: bool = True
@@ -113,3 +133,453 @@ class StepTable:
     def owner(self, event: Event) -> str:
         """The module that an operator belongs to; the model's own name is empty."""
         return self.calls[event.call].module if event.call >= 0 else OUTSIDE
+
+
+COLLECTIVES = ("c10d::", "_c10d_functional::")
+"""How the names of operators begin that send between ranks."""
+READ = "_local_scalar_dense"
+"""What ``.item()``, ``float(tensor)`` and ``if tensor:`` call: the host waits for the value."""
+CHOOSE_ROWS = {
+    "nonzero",
+    "masked_select",
+    "unique",
+    "_unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "bincount",
+}
+"""Operators whose result has as many rows as their input's content says."""
+VIEWS = """
+    view _unsafe_view reshape expand t transpose permute unsqueeze squeeze select slice split split_with_sizes unbind
+    as_strided alias detach detach_ lift_fresh chunk narrow unfold diagonal view_as_real view_as_complex _reshape_alias
+    movedim flatten"""
+"""What carries no arithmetic depends on how a layer lays out its output."""
+COPIES = """
+    clone contiguous _to_copy copy_ _copy_from empty empty_like empty_strided new_empty new_empty_strided zeros
+    zeros_like ones ones_like full full_like new_zeros new_ones new_full scalar_tensor zero_ fill_ set_ resize_
+    is_same_size record_stream pin_memory"""
+MARKS = """
+    profiler::_record_function_enter profiler::_record_function_enter_new profiler::_record_function_exit"""
+"""torch sets them around an optimizer's step."""
+NOT_COUNTED = {*VIEWS.split(), *COPIES.split(), *MARKS.split(), READ}
+SHARDING = f"{os.sep}torch{os.sep}distributed{os.sep}fsdp{os.sep}"
+"""FSDP2's own copies, which differ where weights are gathered in FP8."""
+LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("transformer_engine", "torchao", "accelerate"))
+"""Folders of the libraries that switch FP8 on."""
+TORCH = f"{os.sep}torch{os.sep}"
+SAMPLE = 1024
+"""Values of a tensor that are kept: enough to tell another dropout mask at a rate of 1 %."""
+
+
+class StepRecorder(TorchDispatchMode):
+    """An observer of a step that runs uncompiled: fills :class:`StepTable`.
+
+    Operators are noted in the forward, backward and evaluation parts; the mode is off in the optimizer's part, whose
+    compiled code runs as it is. ``linears``: the layers whose calls are told by role, by their live names.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, backend: Backend | None = None, linears: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.table = StepTable(watched=backend is None or not backend.compiles_itself)
+        self.layers = {plain_name(name): module for name, module in model.named_modules() if is_product(module)}
+        """Those of the model that multiply their input by a weight."""
+        self.adopted: list[torch.nn.Module] = []
+        """Modules that were called and are no part of the model."""
+        self.microbatch = 0
+        self.on_first_call: Callable[[], None] = lambda: None
+        """Called when the first module is called in the forward part."""
+        self.part = ""
+        """The part of the step that runs now; empty outside."""
+        self._model, self._backend = model, backend
+        modules = dict(model.named_modules())
+        self._linears = {plain_name(name): modules[name] for name in linears or ()}
+        self._weights = _Weights(self.layers)
+        self._names = {id(module): plain_name(name) for name, module in model.named_modules()}
+        self._sampled: set[str] = set()
+        self._stack: list[int] = []
+        self._spans: list[tuple[int, int, int]] = []
+        """First and last sequence number of the autograd nodes that a call made, and the call's index."""
+        self._nested_spans: list[tuple[int, int, int]] = []
+        self._owners: dict[int, int] = {}
+        self._thread = threading.get_ident()
+        self._backward_depth = self._outer_stack = self._recomputing = 0
+
+    # -- the observer -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def in_phase(self, name: str) -> Iterator[None]:
+        if name == "optimizer":
+            yield
+            return
+        outer, self.part = self.part, name
+        self.microbatch += name == "backward"
+        try:
+            with torch.compiler.set_stance("force_eager"), self if self.table.watched else nullcontext():
+                yield
+        finally:
+            self.part = outer
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow the modules' calls, what checkpointing recomputes, and functions that wait for the GPU.
+
+        Calls are not followed by hooks: the libraries' own hooks and compiled layers are left as they are. Of modules
+        whose ``forward`` is called directly, those that multiply are seen.
+        """
+        original, recorder = torch.nn.Module.__call__, self
+
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not recorder._of_the_step():
+                return original(module, *args, **kwargs)
+            with recorder._call(module, args, kwargs) as made:
+                made.append(original(module, *args, **kwargs))
+            return made[0]
+
+        self._thread = threading.get_ident()
+        with ExitStack() as stack:
+            stack.enter_context(hooked(followed({*self.layers.values(), *self._linears.values()})))
+            stack.enter_context(replaced(torch.nn.Module, "__call__", call))
+            stack.enter_context(around_backward(self._in_backward))
+            stack.enter_context(watch_recomputation(self._recomputation))
+            stack.enter_context(watch_transformer_engine(self._note_te))
+            for home, name in ((torch.cuda, "synchronize"), (torch.cuda.Event, "synchronize"), (time, "sleep")):
+                stack.enter_context(replaced(home, name, self._waiting(getattr(home, name))))
+            if self._backend is not None and self._backend.compiles_itself:
+                stack.enter_context(self._backend.watch_fused_functions(self._model, self._note_fused))
+            yield
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def _of_the_step(self) -> bool:
+        """Whether the thread that asks runs the step, or is one of autograd's that goes backward for it."""
+        # Private: torch has no public way to ask which backward pass runs.
+        return threading.get_ident() == self._thread or torch._C._current_graph_task_id() != -1
+
+    @contextmanager
+    def _call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[list[Any]]:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        if self.part == "forward" and not self._sampled:
+            self.on_first_call()
+        call = self._note_call(module, tensors)
+        if call.outermost and not self._backward_depth:
+            given = tuple(_entered(tensor) for tensor in tensors_in((args, kwargs)))
+            gradients = torch.is_grad_enabled()
+            self.table.entered.append(Entered(call.module, call.phase, module.training, gradients, given))
+        index = len(self.table.calls) - 1
+        self._stack.append(index)
+        # Private: the public way to an autograd node's number is a profile, which is read when the step is over.
+        start, made = torch.autograd._get_sequence_nr(), list[Any]()
+        try:
+            yield made
+        finally:
+            end = torch.autograd._get_sequence_nr()
+            if end > start:
+                (self._nested_spans if self._backward_depth else self._spans).append((start, end, index))
+                self._owners.clear()
+            self._stack.pop()
+        if call.module not in self._sampled:
+            self._sampled.add(call.module)
+            made_first = next(tensors_in(made), None)
+            if made_first is not None and made_first.is_floating_point():
+                self.table.outputs[call.module] = sample(made_first)
+
+    def _note_call(self, module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Call:
+        if id(module) not in self._names:
+            self._adopt(module)
+        name = self._names[id(module)]
+        phase = RECOMPUTE if self._backward_depth else self.part
+        if phase == "forward" and not torch.is_grad_enabled():
+            phase = EVALUATION
+        kind = type(module)
+        # torch.compile's wrapper calls the module unseen.
+        inner: type = type(getattr(module, "_orig_mod", module))
+        home = next(k.__module__ for k in inner.__mro__ if "forward" in vars(k))
+        linear = name in self._linears
+        fp8 = linear and self._backend is not None and self._backend.is_fp8_layer(module)
+        call = Call(
+            module=name,
+            kind=f"{kind.__module__}.{kind.__qualname__}",
+            phase=phase,
+            part=self.part,
+            microbatch=self.microbatch,
+            tensors=[(shape_of(tensor), dtype_name(tensor)) for tensor in tensors],
+            training=module.training,
+            outermost=len(self._stack) == (self._outer_stack if self._backward_depth else 0),
+            inside=self._stack[-1] if self._stack else -1,
+            needs_dgrad=any(tensor.requires_grad for tensor in tensors[:1]),
+            needs_wgrad=linear and any(p.requires_grad for p in module.parameters() if p.dim() > 1),
+            fp8=fp8,
+            of_torch=_is_of_torch(kind),
+            of_library=_is_of_torch(inner) or is_of_a_library(home),
+            given=sample(tensors[0]) if linear and tensors else None,
+        )
+        self.table.calls.append(call)
+        if fp8 and self._backend is not None and self.part == "forward":
+            self.table.recipes[name] = self._backend.recipe_in_force(module)
+        return call
+
+    def _note_fused(self, module: torch.nn.Module, rows: int, _: Any) -> None:
+        """A product that a library's function computes without calling the layer. Such functions compute the input's
+        gradient whether it is needed or not."""
+        call = self._note_call(module, [])
+        columns = module._parameters["weight"].shape[-1]  # type: ignore[union-attr]
+        call.tensors, call.needs_dgrad = [((rows, columns), "")], True
+
+    def _adopt(self, module: torch.nn.Module) -> None:
+        """Name a module that is no part of the model, and its children."""
+        prefix = f"({type(module).__qualname__.rpartition('.')[2]} {len(self.adopted) + 1})"
+        # Kept, so that no later module gets the same id.
+        self.adopted.append(module)
+        for name, child in module.named_modules():
+            self._names.setdefault(id(child), f"{prefix}.{name}".rstrip("."))
+
+    @contextmanager
+    def _in_backward(self) -> Iterator[None]:
+        """Reentrant checkpointing goes backward inside a backward pass, through a graph made in another thread, whose
+        sequence numbers begin anew."""
+        outer = self._outer_stack
+        self._backward_depth += 1
+        self._outer_stack = len(self._stack)
+        try:
+            yield
+        finally:
+            self._backward_depth -= 1
+            self._outer_stack = outer
+            if self._backward_depth:
+                self._nested_spans.clear()
+
+    @contextmanager
+    def _recomputation(self) -> Iterator[None]:
+        self._recomputing += 1
+        yield
+        self._recomputing -= 1
+
+    def _phase(self) -> str:
+        """The phase that an operator runs in now."""
+        calling = self._backward_depth > 0 and len(self._stack) > self._outer_stack
+        return RECOMPUTE if (self._recomputing or calling) and self.part == "backward" else self.part
+
+    def _owner(self) -> int:
+        """Index of the call that the operator that runs now belongs to, or -1."""
+        # Private: what runs backward is known to the profiler alone otherwise.
+        node = torch._C._current_autograd_node() if self._backward_depth else None
+        if node is None or len(self._stack) > self._outer_stack:
+            return self._stack[-1] if self._stack else -1
+        number = node._sequence_nr()
+        if self._backward_depth > 1:
+            return self._goes_through(_innermost(self._nested_spans, number))
+        if number not in self._owners:
+            self._owners[number] = self._goes_through(_innermost(self._spans, number))
+        return self._owners[number]
+
+    def _goes_through(self, index: int) -> int:
+        """Mark the call, and those that it lies in, as reached by the backward pass."""
+        inside = index
+        while inside >= 0 and not self.table.calls[inside].reached:
+            self.table.calls[inside].reached = True
+            inside = self.table.calls[inside].inside
+        return index
+
+    # -- operators ----------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        before = random_state() if draws else ""
+        result = func(*args, **(kwargs or {}))
+        if not self.part:
+            return result
+        operator = func._schema.name.removeprefix("aten::")
+        given, made = _flat((args, kwargs)), _flat(result)
+        self._weights.note(operator, func._schema.is_mutable, given, made)
+        event = self._event(operator, given, made)
+        event.products = products_of_call(event.phase, operator, args, result)
+        if event.products:
+            event.weight = self._weight(event, [args[index] for index in OPERANDS.get(operator, ())])
+        event.chooses = _chooses_rows(operator, given, made)
+        on_host = bool(made) and made[0].device.type == "cpu" and any(tensor.is_cuda for tensor in given)
+        event.reads = operator == READ or on_host
+        event.waits = event.reads
+        if draws:
+            # A dropout gives its mask beside its result.
+            event.drawn = sample(made[operator == "native_dropout"]) if made else None
+            event.state = before if random_state() != before else ""
+        uncounted = operator in NOT_COUNTED or event.products or event.bytes
+        if event.phase == "forward" and not uncounted and not _by_a_library():
+            event.counted = True
+            event.numbers = [value for value in args if isinstance(value, (int, float))]
+            event.words = _words(func, args, kwargs)
+        if event.told:
+            self.table.events.append(event)
+        return result
+
+    def _event(self, operator: str, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> Event:
+        largest: Any = None
+        if operator.startswith(COLLECTIVES) and kind_of(operator):
+            largest = max([*given, *made], key=lambda tensor: tensor.nbytes, default=None)
+        first = largest if largest is not None else next(iter([*made, *given]), None)
+        return Event(
+            self._phase(),
+            self._owner(),
+            operator,
+            shape=shape_of(first) if first is not None else (),
+            dtype=dtype_name(largest if largest is not None else made[0]) if largest is not None or made else "nothing",
+            bytes=largest.nbytes if largest is not None else 0,
+        )
+
+    def _weight(self, event: Event, operands: Sequence[torch.Tensor]) -> str:
+        owner = self.table.owner(event)
+        if not operands or owner in self.layers:
+            return ""
+        weight = self._weights.used(operands, event.phase)
+        # nn.MultiheadAttention multiplies with the weight of its out_proj, transformers' Mamba of its dt_proj.
+        of_library = event.call >= 0 and self.table.calls[event.call].of_library
+        return "" if of_library and weight.startswith(owner and f"{owner}.") else weight
+
+    def _note_te(self, label: str) -> None:
+        """A product of Transformer Engine's, which calls no operator of torch's."""
+        if self.part and self._of_the_step():
+            event = Event(self._phase(), self._owner(), "te", ())
+            event.products = [te_product(event.phase, label, "")]
+            self.table.events.append(event)
+
+    def _waiting(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.part and self._of_the_step():
+                self.table.events.append(Event(self._phase(), self._owner(), "wait", (), waits=True))
+            return real(*args, **kwargs)
+
+        return call
+
+
+class _Weights:
+    """Whose weight a product multiplies, through views, transposes, casts and copies of the weight.
+
+    ``layers``: name -> module with a weight. Weights are looked up when a product runs: FSDP2 gathers them anew.
+    """
+
+    copies = ("_to_copy", "clone")
+    """What autocast, ``.to()`` and ``.contiguous()`` call."""
+
+    def __init__(self, layers: Mapping[str, torch.nn.Module]) -> None:
+        self._layers = layers
+        self._copied: dict[StorageWeakRef, tuple[StorageWeakRef, int]] = {}
+        """Storage of a copy -> storage of what it was copied from, and the offset there."""
+
+    def note(self, operator: str, changes: bool, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        """``changes``: the operator works in place. A copy that was changed is no copy: a weight with LoRA merged."""
+        if operator in self.copies and _is_dense(given[0]) and _is_dense(made[0]):
+            self._copied[StorageWeakRef(made[0].untyped_storage())] = self._origin(given[0])
+        elif changes and given and _is_dense(given[0]):
+            self._copied.pop(StorageWeakRef(given[0].untyped_storage()), None)
+
+    def used(self, operands: Sequence[torch.Tensor], phase: str) -> str:
+        """The layer whose weight is one of two operands, where training or an evaluation goes through this product.
+
+        Empty for a product of weights alone (a penalty on W W^T), with a vector (power iteration), or in a forward pass
+        without gradients (a measured quantization error). In a backward pass only products of a hand-written function
+        count: the others follow from products of the forward pass.
+        """
+        recorded = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
+        by_hand = isinstance(torch._C._current_autograd_node(), BackwardCFunction)
+        left, right = operands
+        if not (recorded or by_hand or phase == EVALUATION) or 1 in (left.shape[-2], right.shape[-1]):
+            return ""
+        found = {self._of(left), self._of(right)}
+        return max(found) if "" in found else ""
+
+    def _of(self, tensor: torch.Tensor) -> str:
+        if not _is_dense(tensor):
+            return ""
+        storage, offset = self._origin(tensor)
+        for name, layer in self._layers.items():
+            weight = layer._parameters.get("weight")
+            # FSDP and DeepSpeed keep the weights of several layers in one storage.
+            if weight is not None and _is_dense(weight) and StorageWeakRef(weight.untyped_storage()) == storage:
+                start = weight.storage_offset()
+                if start <= offset < start + weight.numel():
+                    return name
+        return ""
+
+    def _origin(self, tensor: torch.Tensor) -> tuple[StorageWeakRef, int]:
+        storage, offset = StorageWeakRef(tensor.untyped_storage()), int(tensor.storage_offset())
+        while storage in self._copied:
+            storage, start = self._copied[storage]
+            offset += start
+        return storage, offset
+
+
+def sample(tensor: Any) -> torch.Tensor | None:
+    """About :data:`SAMPLE` values, at the same places of each tensor of one size; ``None`` of what has no plain
+    numbers."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.numel() or tensor.is_complex():
+        return None
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
+        return None
+    with torch.no_grad(), _disable_current_modes():
+        flat = tensor.detach().reshape(-1)
+        # An odd stride meets every column of a matrix whose width is a power of two.
+        return flat[:: max(1, flat.numel() // SAMPLE) | 1].to(torch.float32, copy=True)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's numbers lie in its own storage: not a DTensor's, a sparse or a nested tensor's."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not hasattr(tensor, "__tensor_flatten__")
+
+
+def _is_of_torch(kind: type) -> bool:
+    return any(one.__module__.startswith("torch.nn.") and one not in _WITHOUT_SETTINGS for one in kind.__mro__)
+
+
+_WITHOUT_SETTINGS = (torch.nn.Module, torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+"""Classes of torch's from which users derive modules of every kind."""
+
+
+def _entered(tensor: torch.Tensor) -> TensorNote:
+    """Without a digest where autograd computed it: products round it otherwise in each arm."""
+    with _disable_current_modes(), torch.no_grad():
+        return TensorNote(shape_of(tensor), dtype_name(tensor), digest_of(tensor) if tensor.grad_fn is None else "")
+
+
+def _innermost(spans: list[tuple[int, int, int]], number: int) -> int:
+    inside = [(end - start, call) for start, end, call in spans if start <= number < end]
+    # Of equal spans the first: a call is noted when it ends, so that the innermost comes before what called it.
+    return min(inside, key=lambda span: span[0])[1] if inside else -1
+
+
+def _by_a_library() -> bool:
+    """Whether an FP8 library's own code runs this operator, as when te.autocast is left and scales are renewed: the
+    innermost code that is not torch's. Code that a library merely calls, as Accelerate calls a forward pass, is not."""
+    frame = sys._getframe()
+    while frame is not None and (TORCH in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
+        if SHARDING in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and any(library in frame.f_code.co_filename for library in LIBRARIES)
+
+
+def _chooses_rows(operator: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
+    """Whether the number of rows of the result follows from content, or may: a slice of rows whose ends the host read
+    without a word to the dispatcher."""
+    if operator in CHOOSE_ROWS:
+        return True
+    if operator == "index":
+        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in given[1:])
+    if operator in ("slice", "narrow", "split_with_sizes") and given and given[0].dim():
+        return any(part.dim() == given[0].dim() and part.shape[0] != given[0].shape[0] for part in made)
+    return False
+
+
+def _words(func: Any, args: Any, kwargs: Any) -> list[str]:
+    """The words among an operator's arguments, such as the approximation of a GELU; defaults, too."""
+    arguments = func._schema.arguments
+    given = {each.name: value for each, value in zip(arguments, args, strict=False)} | (kwargs or {})
+    words = (given.get(each.name, each.default_value) for each in arguments)
+    return [word for word in words if isinstance(word, str)]
+
+
+def _flat(value: Any) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments or results: they lie in lists at most."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -25,7 +25,7 @@ from pytest_fp8.shipping import unship_in_arm
 from pytest_fp8.worker.run.curves import curve
 from pytest_fp8.worker.run.dropped_behaviour import dropped_behaviour, with_behaviour
 from pytest_fp8.worker.run.fault_points import fault_points_of
-from pytest_fp8.worker.run.first_step import first_step
+from pytest_fp8.worker.run.first_step import definition_of, first_step
 from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.state.own_state import OwnState, own_state_kept, weights_kept
 from pytest_fp8.worker.state.seed_weights import copy_model, copy_values
@@ -69,8 +69,6 @@ class Engine:
         self.seconds: dict[str, float] = {}
         with self._timed("device"):
             torch.zeros(1, device=self.device)
-        with self._timed("definition"):
-            self.first_step = first_step(spec)
         own: Workload | None = unship_in_arm(spec.workload) if spec.workload else None
         self.setup = TrainingSetup(self.case, own, self.backend, self.device)
         _require_recipe(self.backend, self.case)
@@ -79,6 +77,8 @@ class Engine:
         self.fault_points.start(self)
         self.switches = {"asked": os.environ.get("ACCELERATE_MIXED_PRECISION", "")}
         self._build()
+        with self._timed("definition"):
+            self.first_step = first_step(self)
         self.timing_batches = [self.timing_batch(step) for step in range(4)]
         self._warm_up(explain_failure)
         # Freeze the heap, so that collections before a turn skip it; the GPU would idle meanwhile.
@@ -92,6 +92,7 @@ class Engine:
         own = self.setup.own
         with self._timed("weights"):
             self.model = self.fresh_model(seed=0)
+        self.definition = definition_of(self.model)
         buffers = {name for name, _ in self.model.named_buffers()}
         self.originals = {name: (m.in_features, m.out_features) for name, m in linears(self.model).items()}
         self.unmatched = mark_skipped(self.model, own.leave if own is not None else ())

@@ -47,7 +47,8 @@ class TrainingSetup:
     def __init__(self, case: Case, own: Workload | None, backend: Backend, device: torch.device) -> None:
         self.case, self.own, self.device = case, own, device
         self._backend = backend
-        self.drawn = Drawn()
+        self.drawn = self.first = Drawn()
+        """The workload's batches that were drawn last and first."""
         self._built: Callable[[], torch.nn.Module | None] = lambda: None
         """The model that the workload gave last, while it is there."""
         self._trainable = True
@@ -106,6 +107,7 @@ class TrainingSetup:
         seed_generators(1_000_003 * (seed + 1) + step)
         batch = batch_of(self.own, step)
         self.drawn = Drawn.of(seed, step, batch)
+        self.first = self.first if self.first.shapes else self.drawn
         return self._place(batch)
 
     def timing_batch(self, step: int) -> Any:

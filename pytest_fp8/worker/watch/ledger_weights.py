@@ -12,11 +12,12 @@ import torch
 
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.questions.ledger.evidence import OptimizerNote, Weight
+from pytest_fp8.worker.state.checkpoint_stores import digests
 from pytest_fp8.worker.state.fused_params import plain_name, split
 from pytest_fp8.worker.state.shards import is_part
+from pytest_fp8.worker.training import zero
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.schedule import schedule_of, schedule_state
-from pytest_fp8.worker.watch.ledger_modules import digest_of, shape_of
 from pytest_fp8.worker.watch.operators import dtype_name
 
 TIME = ("lr_scheduler", "optimizer", "_get_lr_called_within_step", "_initial_step")
@@ -75,6 +76,22 @@ def _digest(tensor: torch.Tensor) -> str:
     ):
         return ""
     return digest_of(tensor.detach())
+
+
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """A ragged size is -1. Of a parameter that ZeRO-3 holds in parts, the whole one's."""
+    return tuple(size if isinstance(size, int) else -1 for size in zero.shape(tensor))
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    """16 hex digits of a tensor's content; empty for one whose elements are no plain numbers in its own memory."""
+    if hasattr(tensor, "__tensor_flatten__") or tensor.layout != torch.strided or tensor.device.type == "meta":
+        return ""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if tensor.is_quantized or tensor.is_nested:
+        return ""
+    return f"{digests({'': tensor})['']:016x}" if tensor.numel() else "0"
 
 
 def _hooks(value: torch.Tensor) -> int:

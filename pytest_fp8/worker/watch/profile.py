@@ -15,8 +15,13 @@ from pytest_fp8.questions.layers.evidence import KernelTime
 from pytest_fp8.questions.layers.kernels import kernel_family, short_name
 from pytest_fp8.questions.layers.products import EVALUATION, FP8, Product
 from pytest_fp8.recipes import RECOMPUTE
+from pytest_fp8.worker.record.libraries import (
+    TE_RANGE,
+    te_product,
+    watch_recomputation,
+    watch_transformer_engine,
+)
 from pytest_fp8.worker.watch.operators import OPERANDS, operand_formats, product_of
-from pytest_fp8.worker.watch.te_products import TE_RANGE, te_product, watch_transformer_engine
 from pytest_fp8.worker.watch.trace import TraceEvent, busy_time, total_ms
 from pytest_fp8.worker.watch.wire import dtype_told, exposures, is_collective, wire_times
 
@@ -33,8 +38,6 @@ NAMED = 48
 def profile_step(step: Callable[[Callable[[str], Any]], Any]) -> dict[str, Any]:
     """Profile one call of ``step``, which is given a function that opens a phase; what :func:`read_profile` gives."""
     import torch
-
-    from pytest_fp8.worker.watch.recomputation import watch_recomputation
 
     with (
         watch_transformer_engine(),

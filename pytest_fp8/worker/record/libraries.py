@@ -1,9 +1,9 @@
-"""Transformer Engine's matrix products in a profile: each in a range that names layout, shapes and precision.
+"""What libraries compute past torch's operators and hooks: Transformer Engine's products, and recomputation.
 
-Its ``general_gemm`` calls cuBLASLt without a torch operator, so a profile alone would have kernels and no shapes. So
-does ``general_grouped_gemm``, of GroupedLinear: one product for each expert, which count as one of all their rows. What
-multiplies the library's grouped tensors (``general_grouped_gemm_for_grouped_tensor``, cuBLASLt 13.4 and later) is not
-seen: it keeps how the rows are split on the GPU.
+Transformer Engine's ``general_gemm`` calls cuBLASLt without a torch operator. So does ``general_grouped_gemm``, of
+GroupedLinear: one product for each expert, which count as one of all their rows. What multiplies the library's grouped
+tensors (``general_grouped_gemm_for_grouped_tensor``, cuBLASLt 13.4 and later) is not seen: it keeps how the rows are
+split on the GPU.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -20,20 +20,31 @@ from pytest_fp8.questions.layers.products import FP8, Product
 from pytest_fp8.worker.watch.operators import dtype_name, operand_formats
 
 TE_RANGE = "fp8 te product: "
+"""How the name of the range begins that a profile has around each product: it names layout, shapes and precision."""
 WATCHED = ("general_gemm", "general_grouped_gemm")
+HOMES = ("torch.utils.checkpoint", "transformer_engine.pytorch.distributed")
+"""The modules with a checkpointing function; both have a hook of the same name that recomputes."""
+_LISTENERS: list[Callable[[str], None]] = []
 
 
 @contextmanager
-def watch_transformer_engine() -> Iterator[None]:
-    """Wrap :data:`WATCHED` in each of the library's modules while the context is open."""
+def watch_transformer_engine(note: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Wrap :data:`WATCHED` in each of the library's modules while the context is open. ``note`` is called with what
+    :func:`te_product` reads of each product."""
     from pytest_fp8.worker.training.restored import replaced
 
+    listeners = [note] if note is not None else []
     with ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             for function in WATCHED if name.startswith("transformer_engine.") else ():
                 if callable(getattr(module, function, None)):
                     stack.enter_context(replaced(module, function, _watched(getattr(module, function))))
-        yield
+        _LISTENERS.extend(listeners)
+        try:
+            yield
+        finally:
+            for listener in listeners:
+                _LISTENERS.remove(listener)
 
 
 @cache
@@ -51,6 +62,8 @@ def _watched(multiply: Callable[..., Any]) -> Callable[..., Any]:
         # Only in NT, where both are rows of the batch, has the left operand rows of all experts: else it is the weight.
         shapes = _text(lefts if layout == "NT" else [a]), _text(rights)
         label = "|".join([layout, *shapes, kind, _format(a), _format(b), accumulation])
+        for note in _LISTENERS:
+            note(label)
         with torch.profiler.record_function(TE_RANGE + label):
             return multiply(left, right, *args, **kwargs)
 
@@ -93,3 +106,37 @@ def te_product(phase: str, label: str, kernel: str) -> Product:
     product = Product(phase, inner, outer, kind, f"te.{layout}", kernel)
     fast = {"fast": True, "split": False}.get(accumulation)
     return replace(product, formats=operand_formats(one, two), fast_accumulation=fast)
+
+
+@contextmanager
+def watch_recomputation(phase: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Open ``phase`` around what activation checkpointing recomputes, in the thread that does it.
+
+    It wraps the libraries' own hook, the one place that runs whether the layers are compiled or not. With a version
+    without this hook, recomputed products stay in the backward phase, where their sizes identify most of them.
+    """
+    from pytest_fp8.worker.training.restored import replaced
+
+    with ExitStack() as stack:
+        # A library that this process has not imported recomputes nothing here.
+        for module in [sys.modules[name] for name in HOMES if name in sys.modules]:
+            # Private: the non-reentrant hooks tell no one else that they recompute.
+            hook = getattr(module, "_recomputation_hook", None)
+            if hook is not None:
+                stack.enter_context(replaced(module, "_recomputation_hook", _marked(hook, phase)))
+        yield
+
+
+def _marked(hook: Any, phase: Callable[[], AbstractContextManager[Any]]) -> type:
+    class Marked(hook):  # type: ignore[misc]
+        def __enter__(self) -> Any:
+            self.marked = phase()
+            self.marked.__enter__()
+            return super().__enter__()
+
+        def __exit__(self, *error: Any) -> Any:
+            result = super().__exit__(*error)
+            self.marked.__exit__(None, None, None)
+            return result
+
+    return Marked

@@ -1,0 +1,306 @@
+"""What questions ask of a recorded step: pure functions of its table."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from pytest_fp8.floats import in_text
+from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, fits
+from pytest_fp8.questions.ledger.evidence import Collective, Draw, ModuleCalls, OwnedProduct, enclosing
+from pytest_fp8.questions.loss.evidence import ProductCount
+from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
+from pytest_fp8.worker.record.recorder import Call, Event, StepRecorder, StepTable
+from pytest_fp8.worker.state.fused_params import plain_name
+from pytest_fp8.worker.watch.profile import profile_step
+from pytest_fp8.worker.watch.wire import kind_of
+
+# -- the comparison of both arms --------------------------------------------------------------------------------------
+
+NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm", "rms_norm")
+ROOTS = ("rsqrt", "sqrt")
+"""What a norm that is written by hand takes of the mean square, after it has added its epsilon."""
+OTHER = 0.1
+"""Relative distance from which a recomputed tensor is another one. What is rounded otherwise, as by sums in another
+order, is within 0.4 % in bfloat16. Another mask of a dropout at rate p is sqrt(2 p) away: 14 % at 0.01, 45 % at 0.1."""
+
+
+def module_calls(table: StepTable) -> list[ModuleCalls]:
+    """Equal calls once, with their number."""
+    counts: Counter[ModuleCalls] = Counter()
+    for call in table.calls:
+        shape, dtype = call.tensors[0] if call.tensors else ((), "")
+        counts[ModuleCalls(call.module, call.phase, shape, dtype, call.training, 1, call.outermost)] += 1
+    return [replace(call, count=count) for call, count in counts.items()]
+
+
+def products_of(table: StepTable) -> list[OwnedProduct]:
+    return [
+        OwnedProduct(table.owner(event), product, event.weight) for event in table.events for product in event.products
+    ]
+
+
+def operators_of(table: StepTable) -> dict[str, Counter[str]]:
+    """Owner -> ``operator dtype settings`` -> calls, of what is compared by number."""
+    found: dict[str, Counter[str]] = {}
+    added = ""
+    for event in table.events:
+        if not event.counted:
+            continue
+        owner, of_torch = table.owner(event), event.call >= 0 and table.calls[event.call].of_torch
+        operator = "attention" if "attention" in event.operator else event.operator
+        numbers = _listed(number for number in event.numbers if isinstance(number, float))
+        if operator in ROOTS:
+            numbers = added
+        elif "loss" in operator:
+            # How it is reduced, and which labels it leaves out.
+            numbers = _listed(event.numbers)
+        elif not of_torch and operator not in NORMS:
+            # The rate of a dropout is a setting; a number in a module of the user's may count steps.
+            added, numbers = numbers if operator.startswith("add") else "", ""
+        settings = ",".join(filter(None, [numbers, *event.words]))
+        found.setdefault(owner, Counter())[f"{operator} {event.dtype} {settings}".rstrip()] += 1
+    return found
+
+
+def _listed(numbers: Iterable[float]) -> str:
+    return ",".join(f"{number:.4g}" for number in numbers)
+
+
+def waits_of(table: StepTable) -> dict[str, Counter[str]]:
+    """Owner -> phase -> how often the host waited."""
+    found: dict[str, Counter[str]] = {}
+    for event in table.events:
+        if event.waits:
+            found.setdefault(table.owner(event), Counter())[event.phase] += 1
+    return found
+
+
+def draws_of(table: StepTable) -> list[Draw]:
+    return [
+        Draw(event.phase, table.owner(event), event.operator, event.shape, event.state)
+        for event in table.events
+        if event.state
+    ]
+
+
+def wire_of(table: StepTable) -> list[Collective]:
+    """Equal collectives once, with their number."""
+    counts = Counter(
+        Collective(event.phase, kind_of(event.operator), event.dtype, event.bytes, 1)
+        for event in table.events
+        if event.bytes
+    )
+    return [replace(one, count=count) for one, count in counts.items()]
+
+
+def may_route(table: StepTable) -> bool:
+    """Whether the host read a value, or an operator gave fewer rows than it was given: sizes may follow from it."""
+    return any(event.reads or event.chooses for event in table.events)
+
+
+def work_of(table: StepTable) -> Mapping[str, Counter[str]]:
+    """All that each module did, by its kind and size."""
+    work: defaultdict[str, Counter[str]] = defaultdict(Counter, operators_of(table))
+    for call in table.calls:
+        work[call.module][f"{call.phase} of {call.tensors[0][0] if call.tensors else ()}"] += 1
+    for entered in table.entered:
+        work[entered.module][f"{entered.phase} of {[note.shape for note in entered.tensors]}"] += 1
+    for owned in products_of(table):
+        work[owned.owner][str(owned.product)] += 1
+    for draw in draws_of(table):
+        work[draw.owner][f"{draw.phase} {draw.operator} {draw.shape}"] += 1
+    for owner, waits in waits_of(table).items():
+        work[owner]["wait"] += waits.total()
+    return work
+
+
+def recomputed_otherwise(table: StepTable) -> list[str]:
+    """Layers that recomputation gives other values than any forward pass before; else modules in which it draws
+    otherwise, which names the layer less surely."""
+    inputs = ((call.module, call.module, call.given, call.phase == RECOMPUTE) for call in table.calls)
+    draws = ((event.operator, table.owner(event), event.drawn, event.phase == RECOMPUTE) for event in table.events)
+    return _other(inputs) or _other(draws)
+
+
+@torch.no_grad()
+def _other(samples: Iterable[tuple[str, str, torch.Tensor | None, bool]]) -> list[str]:
+    """Names of those of the samples that recomputation gave and no forward pass. A sample is what may be the same
+    tensor in both passes, the name of its layer, some values, and whether it was recomputed."""
+    first: dict[Any, list[torch.Tensor]] = {}
+    again: dict[Any, list[tuple[str, torch.Tensor]]] = {}
+    for key, name, values, recomputed in samples:
+        if values is not None and recomputed:
+            again.setdefault((key, values.shape, values.device), []).append((name, values))
+        elif values is not None:
+            first.setdefault((key, values.shape, values.device), []).append(values)
+    found: list[str] = []
+    for key in again.keys() & first.keys():
+        one, two = torch.stack(first[key]), torch.stack([values for _, values in again[key]])
+        # Not by products, which TF32 or cancellation would blur.
+        apart = torch.cdist(two, one, compute_mode="donot_use_mm_for_euclid_dist").amin(dim=1)
+        far = apart / two.norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny) > OTHER
+        found += [name for (name, _), other in zip(again[key], far.tolist(), strict=True) if other]
+    order = [name for values in again.values() for name, _ in values]
+    return sorted(set(found), key=order.index)
+
+
+def outputs_of(table: StepTable) -> dict[str, str]:
+    """Module -> few values of what its first call gave, float32 in base64."""
+    return {name: in_text(few[:OUTPUT].cpu().numpy()) for name, few in table.outputs.items() if few is not None}
+
+
+OUTPUT = 256
+"""Values of each output: a relative difference is then known to about 6 %."""
+
+# -- layers -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _LayerCall:
+    """A call of a Linear in the forward part, with those that compute it again in the backward part."""
+
+    call: Call
+    again: list[Call] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def trains(self) -> bool:
+        """Not a target network's, nor one of an evaluation. Reentrant checkpointing calls the layer without gradients
+        at first, and again in the backward pass."""
+        return self.call.phase == "forward" or bool(self.again)
+
+
+def layer_calls(table: StepTable, linears: Mapping[str, tuple[int, int]]) -> tuple[list[LayerCall], list[Product]]:
+    """The calls of these Linears that train, in order; and the Linears' products that no call needs. ``linears``: live
+    name -> (in_features, out_features)."""
+    names = {plain_name(name): name for name in linears}
+    latest: dict[str, list[_LayerCall]] = defaultdict(list)
+    entries: list[_LayerCall] = []
+    of_call: dict[int, _LayerCall] = {}
+    for index, call in enumerate(table.calls):
+        if call.module not in names:
+            continue
+        mine = latest[call.module]
+        if call.part == "forward":
+            of_call[index] = entry = _LayerCall(call)
+            mine.append(entry)
+            entries.append(entry)
+        elif call.part == "backward" and mine:
+            of_call[index] = entry = next((each for each in reversed(mine) if not each.again), mine[-1])
+            entry.again.append(call)
+    for event in table.events:
+        inside = event.call if event.products else -1
+        while inside >= 0 and inside not in of_call:
+            inside = table.calls[inside].inside
+        if inside >= 0:
+            of_call[inside].events.append(event)
+    calls, others = [], list[Product]()
+    for entry in entries:
+        name = names[entry.call.module]
+        call, left = _with_products(table, entry, name, *linears[name])
+        others += left
+        if entry.trains:
+            calls.append(call)
+    return calls, others
+
+
+def _with_products(
+    table: StepTable, entry: _LayerCall, name: str, inputs: int, outputs: int
+) -> tuple[LayerCall, list[Product]]:
+    """The call with the products of its roles, and those that are left over: uncompiled, torchao computes gradients
+    that nobody needs."""
+    each = [entry.call, *entry.again]
+    shape = next((call.tensors[0][0] for call in each if call.tensors), ())
+    owed: list[Role] = [FPROP, *([RECOMPUTE] if entry.again else [])]
+    if not table.watched or any(call.reached for call in each):
+        owed += [DGRAD] if any(call.needs_dgrad for call in each) else []
+        owed += [WGRAD] if entry.call.needs_wgrad else []
+    call = LayerCall(
+        name,
+        inputs,
+        outputs,
+        rows=_rows(shape),
+        owed=owed,
+        fp8=entry.call.fp8,
+        training=entry.call.training,
+    )
+    by_phase: dict[str, list[Product]] = {"forward": [], RECOMPUTE: [], "backward": []}
+    for event in entry.events:
+        by_phase.setdefault(event.phase, []).extend(event.products)
+    ran: dict[Role, Product] = {}
+    gradients = [DGRAD, WGRAD] if len(by_phase["backward"]) > 1 else [role for role in owed if role in (DGRAD, WGRAD)]
+    # Autograd computes the gradient of the first operand first.
+    for role, phase in ((FPROP, "forward"), (RECOMPUTE, RECOMPUTE), *((role, "backward") for role in gradients)):
+        product = _of_role(by_phase[phase], call, role)
+        if product is not None:
+            by_phase[phase].remove(product)
+            ran[role] = product
+    left = [product for role, product in ran.items() if role not in owed]
+    left += [product for phase in ("forward", RECOMPUTE, "backward") for product in by_phase[phase]]
+    return replace(call, ran={role: product for role, product in ran.items() if role in owed}), left
+
+
+def _rows(shape: Sequence[int]) -> int:
+    return torch.Size(shape[:-1]).numel()
+
+
+def _of_role(products: Sequence[Product], call: LayerCall, role: Role) -> Product | None:
+    """The first product of the call's own sizes; else the first that fits it in all but rows, as where a layer
+    multiplies in parts."""
+    exact = call.expected(role)[1:]
+    same = [product for product in products if product.extents[1:] == exact]
+    return next(iter(same or [product for product in products if fits(product, call, role)]), None)
+
+
+def foreign_products(table: StepTable, linears: Iterable[str]) -> list[OwnedProduct]:
+    """Products that no Linear called. One with the weight of a Linear that is called in the same phase is made beside
+    the Linear's own, as for a quantization error, and not in its place: it is left without the Linear's name."""
+    names = {plain_name(name): name for name in linears}
+    called = {(call.module, call.phase) for call in table.calls}
+
+    def in_place_of(each: OwnedProduct) -> str:
+        phases = ("forward", RECOMPUTE) if each.product.phase == "backward" else (each.product.phase,)
+        return "" if any((each.weight, phase) in called for phase in phases) else names.get(each.weight, "")
+
+    foreign = [each for each in products_of(table) if enclosing(each.owner, names) is None]
+    return [replace(each, weight=in_place_of(each)) for each in foreign]
+
+
+# -- curves -----------------------------------------------------------------------------------------------------------
+
+PHASES = ("forward", "backward", RECOMPUTE)
+"""Evaluations inside a step are left out: they need not come in each step."""
+
+
+def count(products: Iterable[Product]) -> dict[str, ProductCount]:
+    """Products by phase."""
+    found = {phase: [p for p in products if p.phase == phase] for phase in PHASES}
+    return {
+        phase: ProductCount(fp8=sum(p.kind == FP8 for p in ran), other=sum(p.kind != FP8 for p in ran))
+        for phase, ran in found.items()
+        if ran
+    }
+
+
+def counted_step(
+    engine: Any, batch: Any, on_gradients: Callable[[], None]
+) -> tuple[torch.Tensor, dict[str, ProductCount]]:
+    """One training step that trains as ever: its loss, and its products by phase. On a GPU the step is profiled, about
+    a second at 1B; on a CPU it is recorded, and code that the user compiled runs uncompiled in this one step."""
+    losses: list[torch.Tensor] = []
+
+    def step(phase: Callable[[str], Any]) -> None:
+        losses.append(engine.step(batch, phase, on_gradients))
+
+    if engine.device.type == "cuda":
+        products = profile_step(step)["products"]
+        return losses[0], count(products)
+    recorder = StepRecorder(engine.model)
+    with recorder.watching():
+        step(recorder.in_phase)
+    return losses[0], count(owned.product for owned in products_of(recorder.table))
