@@ -7,9 +7,8 @@ import pytest
 pytest.importorskip("torchao")
 
 from helpers.closures import closing, lbfgs, sam
-from helpers.loops import batch, judge, serve
+from helpers.loops import judge, serve
 from pytest_fp8 import Verdict
-from pytest_fp8.worker.answers.layers import observed
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +33,7 @@ def test_calibration_and_observation_change_no_weight(optimizer, monkeypatch):
     monkeypatch.setattr(type(engine.backend), "calibration_passes", lambda *_: 2)
     engine.renew_scales()
     server.logits(seed=0)
-    observed(engine, batch(0))
+    server.layers()
     assert all(weights[name].equal(value) for name, value in engine.model.named_parameters())
     assert entries == {name: sorted(s) for name, s in zip(weights, engine.optimizer.state.values(), strict=False)}
 

@@ -14,10 +14,10 @@ from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.layers.products import Product
 from pytest_fp8.questions.loss.evidence import Curve, ProductCount
+from pytest_fp8.worker.record.tables import counted_step
 from pytest_fp8.worker.run.course import sample
 from pytest_fp8.worker.run.curves import norm_of
 from pytest_fp8.worker.run.engine import Engine
-from pytest_fp8.worker.watch.presence import counted_step
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +71,7 @@ def test_on_a_gpu_the_watched_step_is_the_profiled_one(monkeypatch):
         return {"products": products}
 
     arm, ran = engine(), []
-    monkeypatch.setattr("pytest_fp8.worker.watch.presence.profile_step", profiled)
+    monkeypatch.setattr("pytest_fp8.worker.record.tables.profile_step", profiled)
     on_gpu = SimpleNamespace(device=SimpleNamespace(type="cuda"), step=arm.step)
     arm.restart(0)
     loss, counts = counted_step(on_gpu, arm.training_batch(0, 0), lambda: ran.append(1))

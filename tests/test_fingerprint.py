@@ -12,7 +12,9 @@ pytest.importorskip("torch")
 from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.worker.run import engine
-from pytest_fp8.worker.run.first_step import VARY, executed, first_step
+from pytest_fp8.worker.run.engine import Engine
+from pytest_fp8.worker.run.first_step import VARY
+from pytest_fp8.worker.run.first_step import executed as executed_by
 from pytest_fp8.worker.server import ArmServer
 
 pytestmark = pytest.mark.slow
@@ -71,6 +73,14 @@ def step(model, x, optimizer, precision):
 def reference(case=CASE, **changes):
     workload = Workload(**{"build": build, "batch": batch, "loss": loss, **changes})
     return ArmSpec(case.reference(), "cpu", workload.ship("a test"), threads=1)
+
+
+def first_step(spec):
+    return Engine(spec).first_step
+
+
+def executed(spec):
+    return executed_by(Engine(spec))
 
 
 HEALTHY = first_step(reference())

@@ -68,7 +68,7 @@ def test_converted_but_not_executed_names_role_and_layer(role):
 
 def test_layers_that_are_off_in_one_of_two_micro_batches_are_told_as_calls():
     first, off = layers_evidence(), layers_evidence(bf16=[("q", "fprop"), ("up", "fprop")])
-    calls = [*first.calls, *(replace(call, turn=1) for call in first.calls)]
+    calls = [*first.calls, *(replace(call, microbatch=1) for call in first.calls)]
     decision = check_layers(CASE, replace(first, calls=calls, products=[*first.products, *off.products]))
     verdict_of(decision, Verdict.FAIL, "fprop of 2 of 4 calls", "the first micro-batch alone")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -184,7 +185,6 @@ def test_a_model_compiled_whole_is_compiled_once_and_its_evaluation_is_seen():
     import torch
 
     from pytest_fp8.worker.training.phases import follow
-    from pytest_fp8.worker.watch.observe import Part
 
     traced, parts = [], []
 
@@ -192,16 +192,16 @@ def test_a_model_compiled_whole_is_compiled_once_and_its_evaluation_is_seen():
         traced.append(graph)
         return graph.forward
 
-    class Noted(Part):
-        def inside(self, name):
-            parts.append(name)
-            return super().inside(name)
+    @contextmanager
+    def noted(name):
+        parts.append(name)
+        yield
 
     model = build()
     model.compile(backend=count)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(4):
-        with follow(model, optimizer, Noted().inside):
+        with follow(model, optimizer, noted):
             model(batch(0)).sum().backward()
             optimizer.step()
             with torch.no_grad():

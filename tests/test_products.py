@@ -53,7 +53,7 @@ def test_what_an_optimizer_multiplies_is_no_layer_s_and_no_part_of_the_share():
 def test_a_product_that_no_layer_needs_counts_unless_it_is_in_fp8(kind, share):
     """torchao's first layer, uncompiled, whose input needs no gradient: a compiled step has no such product."""
     calls = [
-        LayerCall("first", 64, 128, rows=32, needs_dgrad=False, fp8=True),
+        LayerCall("first", 64, 128, rows=32, owed=("fprop", "wgrad"), fp8=True),
         LayerCall("last", 128, 64, 32, fp8=True),
     ]
     ran = step(calls, all_fp8)
@@ -83,7 +83,7 @@ def test_recomputation_is_a_role_of_its_own():
 
 
 def test_a_frozen_weight_owes_no_weight_gradient():
-    frozen = [LayerCall("a", 64, 128, rows=32, needs_wgrad=False, fp8=True)]
+    frozen = [LayerCall("a", 64, 128, rows=32, owed=("fprop", "dgrad"), fp8=True)]
     assert "wgrad" not in role_table(attribute(step(frozen, all_fp8), frozen), frozen)
 
 
@@ -130,7 +130,7 @@ def test_one_product_in_fp8_too_few_is_still_found_among_alike_layers(kinds):
     assert not any(a.sure for a in result.attributions if a.role != "fprop") or len(set(kinds)) == 1
 
 
-FIRST = [LayerCall("first", 64, 128, rows=128, fp8=True, needs_dgrad=False)]
+FIRST = [LayerCall("first", 64, 128, rows=128, fp8=True, owed=("fprop", "wgrad"))]
 """As many rows as outputs: its dgrad, which nobody needs and torchao computes, has the extents of its wgrad."""
 
 
@@ -156,9 +156,9 @@ def test_a_lost_wgrad_is_found_beside_a_product_that_nobody_needs():
 
 
 CRITIC = [
-    LayerCall("critic", 64, 128, rows=128, fp8=True, needs_dgrad=False),
-    LayerCall("generator", 128, 64, rows=128, fp8=True, turn=1),
-    LayerCall("critic", 64, 128, rows=128, fp8=True, needs_wgrad=False, turn=1),
+    LayerCall("critic", 64, 128, rows=128, fp8=True, owed=("fprop", "wgrad")),
+    LayerCall("generator", 128, 64, rows=128, fp8=True, microbatch=1),
+    LayerCall("critic", 64, 128, rows=128, fp8=True, owed=("fprop", "dgrad"), microbatch=1),
 ]
 """A GAN: the critic's weights rest for the second loss, whose gradient passes through it. All gradients but the
 generator's dgrad are alike, and torchao computes those that nobody needs."""
@@ -228,8 +228,8 @@ def test_a_layer_of_other_sizes_is_never_taken_for_a_missing_one():
 
 def test_a_recomputation_that_ended_early_takes_no_other_roles_product():
     # The second layer's fprop and the first one's dgrad have equal extents, and no phase tells them apart.
-    up = LayerCall("up", 64, 256, rows=32, fp8=True, recomputed=True)
-    down = LayerCall("down", 256, 64, rows=32, fp8=True, recomputed=True)
+    up = LayerCall("up", 64, 256, rows=32, fp8=True, owed=("fprop", "recompute", "dgrad", "wgrad"))
+    down = LayerCall("down", 256, 64, rows=32, fp8=True, owed=("fprop", "recompute", "dgrad", "wgrad"))
     products = [*one_step(up), *one_step(down), Product("backward", 64, (32, 256), FP8, "mm")]
     step = attribute(products, [up, down])
     assert [(a.layer, a.role) for a in step.attributions if a.kind == "absent"] == [("down", "recompute")]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
+from pytest_fp8.worker.record.libraries import TE_RANGE, te_extents, te_product, watch_transformer_engine
 from pytest_fp8.worker.watch.profile import PHASE, kernel_times, read_profile
-from pytest_fp8.worker.watch.te_products import TE_RANGE, te_extents, te_product, watch_transformer_engine
 from pytest_fp8.worker.watch.trace import TraceEvent
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ import torch
 
 from helpers.loops import CASE, batch, judge, judge_both, serve
 from pytest_fp8 import Verdict
-from pytest_fp8.backends import backend
-from pytest_fp8.worker.watch.observe import Part, observe_forward
+from pytest_fp8.worker.record.recorder import StepRecorder
+from pytest_fp8.worker.record.tables import layer_calls
 
 pytestmark = pytest.mark.slow
 
@@ -20,40 +20,28 @@ def pair():
     return torch.nn.ModuleDict({"a": torch.nn.Linear(8, 8), "b": torch.nn.Linear(8, 8)})
 
 
-def owed(model, forward, part=None):
-    """Name -> (dgrad, wgrad) of each call, in order."""
+def watched(model, loss):
+    """Name -> (dgrad, wgrad) owed by each call, in order. What is owed ran."""
     layers = {name: (8, 8) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    calls, _ = observe_forward(model, layers, backend("bf16"), forward, part)
-    return [(call.name, call.needs_dgrad, call.needs_wgrad) for call in calls]
+    recorder = StepRecorder(model, linears=layers)
+    with recorder.watching():
+        with recorder.in_phase("forward"):
+            value = loss()
+        with recorder.in_phase("backward"):
+            value.backward()
+    calls, others = layer_calls(recorder.table, layers)
+    assert not others
+    # A recomputation ends as soon as it has what the backward pass needs.
+    assert all({*call.owed} - {*call.ran} <= {"recompute"} for call in calls)
+    return [(call.name, "dgrad" in call.owed, "wgrad" in call.owed) for call in calls]
 
 
-def whole(part, loss):
-    """A step with its backward pass; ``loss()`` is its forward part."""
-    with part.inside("forward"):
-        value = loss()
-    with part.inside("backward"):
-        value.backward()
-
-
-@pytest.fixture(params=["declared", "own step"])
-def watched(request):
-    """Watches a loss as it is without a step of the user's own, and as a part of one."""
-
-    def watch(model, loss):
-        if request.param == "declared":
-            return owed(model, loss)
-        part = Part()
-        return owed(model, lambda: whole(part, loss), part)
-
-    return watch
-
-
-def test_a_call_whose_output_is_detached_owes_no_gradients(watched):
+def test_a_call_whose_output_is_detached_owes_no_gradients():
     model, x = pair(), torch.randn(4, 8)
     assert watched(model, lambda: model["b"](model["a"](x).detach()).sum()) == [("a", False, False), ("b", False, True)]
 
 
-def test_of_two_calls_of_one_layer_only_the_one_that_is_reached_owes_gradients(watched):
+def test_of_two_calls_of_one_layer_only_the_one_that_is_reached_owes_gradients():
     model, x = pair(), torch.randn(4, 8)
 
     def loss():
@@ -65,7 +53,7 @@ def test_of_two_calls_of_one_layer_only_the_one_that_is_reached_owes_gradients(w
 
 @pytest.mark.parametrize("shape", [(4, 8), (2, 2, 8)], ids=["matrix", "three dimensions"])
 @pytest.mark.parametrize("change", ["whole", "a part"])
-def test_an_output_that_is_changed_in_place_is_reached(watched, shape, change):
+def test_an_output_that_is_changed_in_place_is_reached(shape, change):
     """Three dimensions with a bias: the output is a view, whose own node the backward pass goes past."""
     model, x = pair(), torch.randn(shape)
 
@@ -82,7 +70,7 @@ def test_an_output_that_is_changed_in_place_is_reached(watched, shape, change):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("kept", [False, True], ids=["detached", "reached"])
-def test_recomputed_calls_are_told_apart(watched, reentrant, kept):
+def test_recomputed_calls_are_told_apart(reentrant, kept):
     from torch.utils.checkpoint import checkpoint
 
     model, x = pair(), torch.randn(4, 8, requires_grad=True)
@@ -97,14 +85,7 @@ def test_recomputed_calls_are_told_apart(watched, reentrant, kept):
     assert seen.get("a", [False, False]) == [kept, kept]
 
 
-def test_a_layer_whose_own_forward_drops_the_graph_still_owes_gradients(watched):
-    """The layer is at fault there, not what is done with its output."""
-    model, x = pair(), torch.randn(4, 8)
-    model["a"].register_forward_hook(lambda module, given, output: output.detach())
-    assert watched(model, lambda: model["b"](model["a"](x)).sum())[0] == ("a", False, True)
-
-
-def test_an_output_that_is_no_tensor_is_followed(watched):
+def test_an_output_that_is_no_tensor_is_followed():
     class Pair(torch.nn.Linear):
         def forward(self, x):
             return {"out": super().forward(x), "rows": len(x)}

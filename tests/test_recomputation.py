@@ -148,7 +148,7 @@ def test_the_librarys_reentrant_checkpointing_is_seen_in_its_contexts(calls):
     assert entered, "each first pass is in the context that was given"
     assert not any(entered), "and has no gradients, as where the model trains"
     assert [call.recomputed for call in evidence.calls].count(True) == LAYERS
-    assert all(call.needs_dgrad for call in evidence.calls if call.recomputed)
+    assert all("dgrad" in call.owed for call in evidence.calls if call.recomputed)
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["in forward, as from 5.23", "around the block, as before"])

@@ -18,10 +18,11 @@ from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend, unsloth
 from pytest_fp8.worker.answers import checkpoints
+from pytest_fp8.worker.record.recorder import StepRecorder
+from pytest_fp8.worker.record.tables import layer_calls
 from pytest_fp8.worker.run.engine import Engine
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.state import checkpoint_stores
-from pytest_fp8.worker.watch.observe import observe_forward
 from pytest_fp8.zoo import data, folder
 
 pytestmark = pytest.mark.slow
@@ -177,8 +178,11 @@ def test_products_without_a_call_of_their_module_are_seen(library):
         library.matmul_lora(torch.randn(3, 8, 32), q, None, a, b, 2.0)
         library.matmul_lora(torch.randn(3, 16), q.t(), None, None, None, None)
 
-    calls, _ = observe_forward(model, sizes, unsloth.UnslothBf16(), forward)
-    assert [(c.name, c.rows, c.needs_dgrad, c.needs_wgrad) for c in calls] == [
+    recorder = StepRecorder(model, unsloth.UnslothBf16(), sizes)
+    with recorder.watching(), recorder.in_phase("forward"):
+        forward()
+    calls, _ = layer_calls(recorder.table, sizes)
+    assert [(c.name, c.rows, "dgrad" in c.owed, "wgrad" in c.owed) for c in calls] == [
         ("q", 24, True, False),
         ("a", 24, True, True),
         ("b", 24, True, True),

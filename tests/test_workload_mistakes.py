@@ -216,6 +216,7 @@ def test_after_a_librarys_error_the_rows_are_looked_at():
     server = serve(batch=short_last, loss=loss)
     for module in server.engine.model.modules():
         module._forward_pre_hooks.clear()
+        module._forward_hooks.clear()
 
     def failing(seed, steps):
         server.engine.training_batch(seed, steps - 1)
@@ -226,7 +227,7 @@ def test_after_a_librarys_error_the_rows_are_looked_at():
         server.answer("curve", {"seed": 2, "steps": 6})
     with pytest.raises(RuntimeError, match="not divisible"):
         server.answer("curve", {"seed": 2, "steps": 5})
-    explain_rows(server.engine)
+    explain_rows(server.engine, RuntimeError("another"))
 
 
 def test_a_batch_that_cannot_be_drawn_again_hides_no_error():

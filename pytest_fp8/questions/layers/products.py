@@ -85,6 +85,8 @@ class LayerCall:
     fp8: bool = False
     training: bool = True
     """False where the layer was in eval mode."""
+    microbatch: int = 0
+    """How many backward passes of the step came before."""
 
     def expected(self, role: Role, recomputed_in: str = "backward") -> Extents:
         """The extents of this layer's product in a role. ``recomputed_in``: the phase of recomputed products."""
@@ -232,7 +234,7 @@ def _slots(
     slots: dict[Extents, list[tuple[LayerCall, Role]]] = defaultdict(list)
     for call in calls:
         slots[call.expected(FPROP)].append((call, FPROP))
-    for call in reversed(calls):
+    for call in sorted(reversed(calls), key=lambda call: call.microbatch):
         for role in call.roles(recompute):
             if role != FPROP:
                 slots[call.expected(role, recomputed_in)].append((call, role))

@@ -64,14 +64,13 @@ class UnreadOutputError(TokenCountError):
 
 
 def require_aligned_rows(engine: Engine, failed: Exception | None) -> None:
-    """Before the warm-up (``failed`` is ``None``): with emulated FP8 watch the rows of each call from now on, since a
-    CPU multiplies sizes that no FP8 kernel takes. After a step of it failed: raise :class:`TokenCountError` if rows are
-    the reason."""
+    """Raise :class:`TokenCountError` where rows are the reason why a step of the warm-up failed. ``None``: none has run
+    yet. With emulated FP8 the rows of each call are then watched from now on, since a CPU multiplies sizes that no FP8
+    kernel takes."""
+    for index in range(CHECKED if failed is not None else 1):
+        _look_again(engine, lambda index=index: engine.timing_batch(index), failed)  # type: ignore[misc]
     if failed is None:
         RowWatch(engine).hooks()
-        return
-    for index in range(CHECKED):
-        _look_again(engine, lambda index=index: engine.timing_batch(index), failed)  # type: ignore[misc]
 
 
 def explain_rows(engine: Engine, failed: Exception) -> None:
@@ -96,14 +95,14 @@ class RowWatch:
         self._engine = engine
         self._trained: set[tuple[str, int]] = set()
         """Layers and rows of which a gradient came. The next such call raises, and the error's trace has its line."""
-        self.odd: list[TokenCountError] = []
-        """One for each call with such rows."""
+        self.odd: dict[tuple[str, int], TokenCountError] = {}
+        """The latest call of each layer with such rows."""
         self.running: list[TokenCountError | None] = []
         """The calls that run, or that ran into an error: what is wrong with their rows."""
 
     def hooks(self) -> list[Any]:
         """Register the hooks; gives their handles."""
-        handles = followed(self._modules.values())
+        handles = []
         for name, module in self._modules.items():
             handles.append(module.register_forward_pre_hook(Hook(self._before(name)), with_kwargs=True))
             handles.append(module.register_forward_hook(Hook(self._after)))
@@ -117,7 +116,7 @@ class RowWatch:
             error = None
             if given is not None and rows % self._engine.backend.row_multiple(module):
                 error = self._error(name, rows, given)
-                self.odd.append(error)
+                self.odd[name, rows] = error
                 if (name, rows) in self._trained and torch.is_grad_enabled():
                     raise error
             self.running.append(error)
@@ -130,8 +129,10 @@ class RowWatch:
             return
 
         def came(gradient: torch.Tensor) -> None:
-            self._trained.add((error.layer, error.rows))
-            raise error
+            # The backward pass comes to the last layer first; the first one with these rows is the one to name.
+            first = next(each for each in self.odd.values() if each.rows == error.rows)
+            self._trained.add((first.layer, first.rows))
+            raise first
 
         for tensor in tensors_in(output):
             if tensor.requires_grad:
@@ -149,7 +150,7 @@ class RowWatch:
         return error
 
 
-def _look_again(engine: Engine, draw: Callable[[], Any], failed: Exception) -> None:
+def _look_again(engine: Engine, draw: Callable[[], Any], failed: Exception | None) -> None:
     """Run the step again, uncompiled and without its effect, and raise what rows explain of its failure."""
     if engine.backend.token_multiple == 1 or not engine.conversion.converted:
         return
@@ -158,7 +159,8 @@ def _look_again(engine: Engine, draw: Callable[[], Any], failed: Exception) -> N
         watch.odd.clear()
         watch.running.clear()
         try:
-            with hooked(watch.hooks()), torch.compiler.set_stance("force_eager"), engine.standing_still():
+            handles = [*followed(engine.model.get_submodule(name) for name in engine.conversion.converted)]
+            with hooked([*handles, *watch.hooks()]), torch.compiler.set_stance("force_eager"), engine.standing_still():
                 engine.step(draw())
         except TokenCountError:
             if again:
@@ -170,5 +172,5 @@ def _look_again(engine: Engine, draw: Callable[[], Any], failed: Exception) -> N
             return  # the step's own error is the one to show
         else:
             if watch.odd and REFUSED in str(failed):
-                raise UnreadOutputError(str(watch.odd[0])) from failed
+                raise UnreadOutputError(str(next(iter(watch.odd.values())))) from failed
             return

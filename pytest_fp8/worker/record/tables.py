@@ -228,6 +228,7 @@ def _with_products(
         owed=owed,
         fp8=entry.call.fp8,
         training=entry.call.training,
+        microbatch=entry.call.microbatch,
     )
     by_phase: dict[str, list[Product]] = {"forward": [], RECOMPUTE: [], "backward": []}
     for event in entry.events:
