@@ -33,7 +33,6 @@ def test_calibration_and_observation_change_no_weight(optimizer, monkeypatch):
     monkeypatch.setattr(type(engine.backend), "calibration_passes", lambda *_: 2)
     engine.renew_scales()
     server.logits(seed=0)
-    server.layers()
     assert all(weights[name].equal(value) for name, value in engine.model.named_parameters())
     assert entries == {name: sorted(s) for name, s in zip(weights, engine.optimizer.state.values(), strict=False)}
 

@@ -125,28 +125,17 @@ def test_a_forward_pass_without_a_backward_pass_leaves_nothing_queued(step, ques
     assert not queue, "later recomputations would take the scales of the pass before"
 
 
-def test_the_librarys_reentrant_checkpointing_is_seen_in_its_contexts(calls):
+def test_the_librarys_reentrant_checkpointing_is_seen(calls):
     def reentrant():
         import transformer_engine.pytorch as te
 
-        class Context:
-            def __enter__(self):
-                te.entered.append(torch.is_grad_enabled())
-
-            def __exit__(self, *error): ...
-
-        model, te.entered = llama(), []
-        contexts = lambda: (Context(), Context())  # noqa: E731 - what the library takes
-        recompute_with(model, functools.partial(te.checkpoint, use_reentrant=True, context_fn=contexts))
+        model = llama()
+        recompute_with(model, functools.partial(te.checkpoint, use_reentrant=True))
         return model
 
     workload = Workload(build=reentrant, batch=tokens, loss=lambda model, batch: model(**batch).loss)
     server = ArmServer(spec(OWN, workload=workload.ship()))
-    entered = sys.modules["transformer_engine.pytorch"].entered
-    entered.clear()
     evidence = from_plain(LayersEvidence, server.answer("layers", {}))
-    assert entered, "each first pass is in the context that was given"
-    assert not any(entered), "and has no gradients, as where the model trains"
     assert [call.recomputed for call in evidence.calls].count(True) == LAYERS
     assert all("dgrad" in call.owed for call in evidence.calls if call.recomputed)
 
@@ -227,7 +216,7 @@ def test_products_missing_from_the_backward_pass_are_found_with_their_cause():
     """What the layers question makes of the control's arm: FP8 in the forward pass alone."""
     server = ArmServer(spec())
     evidence = from_plain(LayersEvidence, server.layers())
-    for product in evidence.products:
+    for product in (product for call in evidence.calls for product in call.ran.values()):
         object.__setattr__(product, "kind", "fp8" if product.phase == "forward" else "bfloat16")
     decision = check_layers(CASE, evidence)
     assert decision.verdict is Verdict.FAIL

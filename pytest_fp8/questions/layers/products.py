@@ -234,7 +234,9 @@ def _slots(
     slots: dict[Extents, list[tuple[LayerCall, Role]]] = defaultdict(list)
     for call in calls:
         slots[call.expected(FPROP)].append((call, FPROP))
-    for call in sorted(reversed(calls), key=lambda call: call.microbatch):
+    backward = list(reversed(calls))
+    backward.sort(key=lambda call: call.microbatch)
+    for call in backward:
         for role in call.roles(recompute):
             if role != FPROP:
                 slots[call.expected(role, recomputed_in)].append((call, role))

@@ -278,7 +278,7 @@ PHASES = ("forward", "backward", RECOMPUTE)
 """Evaluations inside a step are left out: they need not come in each step."""
 
 
-def count(products: Iterable[Product]) -> dict[str, ProductCount]:
+def count(products: Sequence[Product]) -> dict[str, ProductCount]:
     """Products by phase."""
     found = {phase: [p for p in products if p.phase == phase] for phase in PHASES}
     return {
@@ -304,4 +304,4 @@ def counted_step(
     recorder = StepRecorder(engine.model)
     with recorder.watching():
         step(recorder.in_phase)
-    return losses[0], count(owned.product for owned in products_of(recorder.table))
+    return losses[0], count([owned.product for owned in products_of(recorder.table)])
