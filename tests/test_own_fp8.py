@@ -56,7 +56,7 @@ def test_sound_fp8_of_ones_own_passes_and_says_what_was_not_judged(name):
         (
             {"convert": own_fp8.with_own_layers(function=own_fp8.ForwardAlone)},
             L.DGRAD_NOT_IN_FP8,
-            "bfloat16: blocks.1.down",
+            "bfloat16: blocks.0.up",
         ),
         (
             {"convert": own_fp8.with_function_in_blocks(own_fp8.ForwardAlone)},

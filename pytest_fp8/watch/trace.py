@@ -19,7 +19,7 @@ from pytest_fp8.questions.layers.evidence import KernelTime, WireTime
 from pytest_fp8.questions.layers.products import EVALUATION, Product
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.record.libraries import TE_RANGE
-from pytest_fp8.worker.watch.operators import OPERANDS
+from pytest_fp8.worker.record.operators import OPERANDS
 from pytest_fp8.worker.watch.profile import PHASE, STEP, read_profile
 from pytest_fp8.worker.watch.trace import TraceEvent
 

@@ -65,6 +65,7 @@ class FakeAnswers:
             "in_eval": [],
             "stale_amax": [],
             "foreign": [],
+            "others": [],
             "dropped_behaviour": {},
             "stacked_weights": {},
             "unmatched": [],

@@ -18,6 +18,7 @@ import torch
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.said import Told
 from pytest_fp8.worker.answers.load_watch import LoadWatch
+from pytest_fp8.worker.record.notes import untied
 from pytest_fp8.worker.state import checkpoint_stores, optimizer_extras, optimizer_state, training_state
 from pytest_fp8.worker.state.checkpoint_stores import MODEL, OPTIMIZER, digests, dtypes_on_disk
 from pytest_fp8.worker.state.fused_params import join, plain_name, split
@@ -25,7 +26,6 @@ from pytest_fp8.worker.state.shards import assign, change, is_part, placed, plai
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.ranks import rank, wait_for_all
 from pytest_fp8.worker.training.zero import is_partitioned, shape
-from pytest_fp8.worker.watch.ledger_weights import untied
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine

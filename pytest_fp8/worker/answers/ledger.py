@@ -20,6 +20,8 @@ from pytest_fp8.worker.answers.instrumented import SEED, Observer, fit_scales, i
 from pytest_fp8.worker.answers.moved_weights import PERTURBATION, moved_weights
 from pytest_fp8.worker.answers.updates import updates
 from pytest_fp8.worker.error_trace import code_of
+from pytest_fp8.worker.record.notes import digest_of, optimizer_note, random_state, shape_of, switches_of
+from pytest_fp8.worker.record.operators import dtype_name
 from pytest_fp8.worker.record.recorder import StepRecorder
 from pytest_fp8.worker.record.tables import (
     draws_of,
@@ -36,8 +38,6 @@ from pytest_fp8.worker.state.fused_params import plain_name, split
 from pytest_fp8.worker.training.phases import around_step
 from pytest_fp8.worker.training.ranks import every_rank_s, room_for_activations, uncompiled_step_fits
 from pytest_fp8.worker.watch.activations import kept_on_host
-from pytest_fp8.worker.watch.ledger_weights import digest_of, optimizer_note, random_state, shape_of, switches_of
-from pytest_fp8.worker.watch.operators import dtype_name
 from pytest_fp8.zoo.batch import tensors_in
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from pytest_fp8.questions.ledger.evidence import NO_UPDATES, Updates
 from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.answers.gradients import rotated, sketch, total_norm
 from pytest_fp8.worker.answers.instrumented import RANDOM, SEED
+from pytest_fp8.worker.record.notes import digest_of
 from pytest_fp8.worker.run.course import sample
 from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.state.optimizer_state import foreign
@@ -22,7 +23,6 @@ from pytest_fp8.worker.training.ranks import rank
 from pytest_fp8.worker.training.schedule import schedule_kept
 from pytest_fp8.worker.training.setup import seed_generators
 from pytest_fp8.worker.training.step import name_of
-from pytest_fp8.worker.watch.ledger_weights import digest_of
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine

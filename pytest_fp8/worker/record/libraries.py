@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from pytest_fp8.questions.layers.products import FP8, Product
-from pytest_fp8.worker.watch.operators import dtype_name, operand_formats
+from pytest_fp8.worker.record.operators import dtype_name, operand_formats
 
 TE_RANGE = "fp8 te product: "
 """How the name of the range begins that a profile has around each product: it names layout, shapes and precision."""

@@ -24,11 +24,11 @@ from pytest_fp8.questions.ledger.evidence import Entered, TensorNote
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.source_text import is_of_a_library
 from pytest_fp8.worker.record.libraries import te_product, watch_recomputation, watch_transformer_engine
+from pytest_fp8.worker.record.notes import digest_of, random_state, shape_of
+from pytest_fp8.worker.record.operators import OPERANDS, dtype_name, products_of_call
 from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.training.phases import around_backward
 from pytest_fp8.worker.training.restored import followed, hooked, replaced
-from pytest_fp8.worker.watch.ledger_weights import digest_of, random_state, shape_of
-from pytest_fp8.worker.watch.operators import OPERANDS, dtype_name, products_of_call
 from pytest_fp8.worker.watch.product_accuracy import is_product
 from pytest_fp8.worker.watch.wire import kind_of
 from pytest_fp8.zoo.batch import tensors_in
@@ -519,7 +519,7 @@ def sample(tensor: Any) -> torch.Tensor | None:
     if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
         return None
     with torch.no_grad(), _disable_current_modes():
-        flat = tensor.detach().reshape(-1)
+        flat: torch.Tensor = tensor.detach().reshape(-1)
         # An odd stride meets every column of a matrix whose width is a power of two.
         return flat[:: max(1, flat.numel() // SAMPLE) | 1].to(torch.float32, copy=True)
 

@@ -199,13 +199,13 @@ def layer_calls(table: StepTable, linears: Mapping[str, tuple[int, int]]) -> tup
             inside = table.calls[inside].inside
         if inside >= 0:
             of_call[inside].events.append(event)
-    calls, others = [], list[Product]()
+    calls, others = list[LayerCall](), list[Product]()
     for entry in entries:
         name = names[entry.call.module]
-        call, left = _with_products(table, entry, name, *linears[name])
+        told, left = _with_products(table, entry, name, *linears[name])
         others += left
         if entry.trains:
-            calls.append(call)
+            calls.append(told)
     return calls, others
 
 

@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.questions.loss.evidence import Course, Moved
+from pytest_fp8.worker.record.operators import dtype_name
 from pytest_fp8.worker.state.fused_params import plain_name, split, trained
 from pytest_fp8.worker.training import zero
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.restored import hooked
-from pytest_fp8.worker.watch.operators import dtype_name
 
 SAMPLE = 2**16
 """Elements looked at of each tensor, evenly spread. The standard error of a share is below 0.002; at 8B the copies are

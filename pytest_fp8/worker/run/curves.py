@@ -14,13 +14,13 @@ import torch
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.loss.evidence import LayerCalls, ProductCount
+from pytest_fp8.worker.record.notes import weights_of
 from pytest_fp8.worker.record.tables import counted_step
 from pytest_fp8.worker.run.call_watch import CallWatch
 from pytest_fp8.worker.run.course import TrainingCourse
 from pytest_fp8.worker.run.fault_points import BreakableEngine, FaultPoints
 from pytest_fp8.worker.state.shards import full, values_of
 from pytest_fp8.worker.training import zero
-from pytest_fp8.worker.watch.ledger_weights import weights_of
 from pytest_fp8.zoo import data, training
 
 

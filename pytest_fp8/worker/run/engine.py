@@ -22,6 +22,7 @@ from pytest_fp8.backends.linears import linears, mark_skipped, observed_conversi
 from pytest_fp8.case import Case
 from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.shipping import unship_in_arm
+from pytest_fp8.worker.record.notes import weights_of
 from pytest_fp8.worker.run.curves import curve
 from pytest_fp8.worker.run.dropped_behaviour import dropped_behaviour, with_behaviour
 from pytest_fp8.worker.run.fault_points import fault_points_of
@@ -43,7 +44,6 @@ from pytest_fp8.worker.training.schedule import settings_now, step_schedule
 from pytest_fp8.worker.training.setup import TrainingSetup
 from pytest_fp8.worker.training.step import Step, muted, require_whole, run_step, step_of_loss
 from pytest_fp8.worker.watch.cpu_products import multiply_bfloat16_through_float32
-from pytest_fp8.worker.watch.ledger_weights import weights_of
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import training
 

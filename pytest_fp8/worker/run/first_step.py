@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,24 +13,22 @@ from pytest_fp8.worker.record.recorder import StepRecorder, StepTable
 from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.state.training_state import generators_kept
 
-if TYPE_CHECKING:
-    from pytest_fp8.worker.run.engine import Engine
-
 VARY = "other shapes with other data"
 
 
-def first_step(engine: Engine) -> str:
+def first_step(engine: Any) -> str:
     """16 hex digits, equal in every process and on every device; empty unless the arm is an own model's reference.
 
     A fresh process of an arm that has run it before is told the result and does not run it again. Call it before the
     warm-up: there is no optimizer state yet, so that an uncompiled step fits where training fits.
     """
-    if engine.spec.first_step or engine.setup.own is None or engine.case != engine.case.reference():
-        return engine.spec.first_step
+    told: str = engine.spec.first_step
+    if told or engine.setup.own is None or engine.case != engine.case.reference():
+        return told
     return hashlib.sha256(json.dumps(executed(engine)).encode()).hexdigest()[:16]
 
 
-def executed(engine: Engine) -> dict[str, Any]:
+def executed(engine: Any) -> dict[str, Any]:
     """The plain BF16 model as it is built, a batch, and the calls of modules with weights in one uncompiled step.
 
     ``calls``: see :func:`calls_of`. The step runs on two batches. Where the calls differ, as where a router chooses the
@@ -56,7 +54,7 @@ def definition_of(model: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-def _calls(engine: Engine, batch: Any) -> list[Any]:
+def _calls(engine: Any, batch: Any) -> list[Any]:
     """Of one forward pass up to the loss, or of one whole hand-written step."""
     recorder = StepRecorder(engine.model)
     with torch.compiler.set_stance("force_eager"), engine.standing_still(), recorder.watching():

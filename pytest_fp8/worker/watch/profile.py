@@ -1,7 +1,7 @@
 """Reads one profiled training step on a GPU: its matrix products, the kernels that ran them, the attention kernels.
 
 The profiler records operators with shapes and dtypes, and the kernels that each one launched. Transformer Engine's
-products go through no torch operator: ``te_products.py`` marks them.
+products go through no torch operator: ``record/libraries.py`` marks them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pytest_fp8.worker.record.libraries import (
     watch_recomputation,
     watch_transformer_engine,
 )
-from pytest_fp8.worker.watch.operators import OPERANDS, operand_formats, product_of
+from pytest_fp8.worker.record.operators import OPERANDS, operand_formats, product_of
 from pytest_fp8.worker.watch.trace import TraceEvent, busy_time, total_ms
 from pytest_fp8.worker.watch.wire import dtype_told, exposures, is_collective, wire_times
 
