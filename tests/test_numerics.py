@@ -135,7 +135,7 @@ def test_recomputed_products_of_compiled_code_have_the_forward_pass_s_formats(ow
     kinds = {"forward": (E4M3, E4M3), "backward": (E5M2, E4M3)}
     ran = [replace(p, formats=kinds[p.phase]) if p.kind == FP8 else p for p in healthy.products]
     again = [replace(p, phase="backward") for p in ran if p.phase == "forward" and p.kind == FP8]
-    calls = [replace(call, recomputed=own) for call in healthy.calls]
+    calls = [replace(call, owed=[*call.owed, *(["recompute"] if own else [])]) for call in healthy.calls]
     decision = judge(case, replace(healthy, products=[*ran, *again], calls=calls))
     verdict_of(
         decision, Verdict.PASS if own else Verdict.FAIL, *([] if own else ["2 FP8 products of the backward pass"])

@@ -1,0 +1,124 @@
+"""One recorded step as a table: owner, phase and role of each product, also of those that are no operator of torch."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+
+from pytest_fp8.questions.layers.products import FP8, recorded_step
+from pytest_fp8.worker.record.recorder import StepRecorder
+from pytest_fp8.worker.record.tables import foreign_products, layer_calls, products_of
+
+pytestmark = pytest.mark.slow
+
+
+def record(model, loss, sizes, backwards=1):
+    recorder = StepRecorder(model, linears=sizes)
+    with recorder.watching():
+        for _ in range(backwards):
+            with recorder.in_phase("forward"):
+                value = loss()
+            with recorder.in_phase("backward"):
+                value.backward()
+    return recorder.table
+
+
+class Gemm(torch.autograd.Function):
+    """A product as Transformer Engine computes it: all three by its own function."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return sys.modules["transformer_engine.pytorch.module"].general_gemm(weight, x, layout="TN")
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        multiply = sys.modules["transformer_engine.pytorch.module"].general_gemm
+        return multiply(weight, gradient, layout="NN"), multiply(x, gradient, layout="NT")
+
+
+class OfTransformerEngine(torch.nn.Linear):
+    def forward(self, x):
+        return Gemm.apply(x, self.weight)
+
+
+@pytest.fixture
+def library(monkeypatch):
+    def general_gemm(a, b, *, layout):
+        with torch._C._DisableTorchDispatch():
+            return {"TN": lambda: b @ a.t(), "NN": lambda: b @ a, "NT": lambda: b.t() @ a}[layout]()
+
+    module = types.ModuleType("transformer_engine.pytorch.module")
+    module.general_gemm = general_gemm
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def test_a_librarys_own_products_are_their_layers_in_each_role(library):
+    model = torch.nn.Sequential(OfTransformerEngine(32, 48, bias=False), OfTransformerEngine(48, 16, bias=False))
+    sizes = {"0": (32, 48), "1": (48, 16)}
+    table = record(model, lambda: model(torch.randn(64, 32)).sum(), sizes)
+    calls, others = layer_calls(table, sizes)
+    assert {call.name: {role: p.operator for role, p in call.ran.items()} for call in calls} == {
+        "0": {"fprop": "te.TN", "wgrad": "te.NT"},
+        "1": {"fprop": "te.TN", "dgrad": "te.NN", "wgrad": "te.NT"},
+    }
+    # The first layer's input needs no gradient, and the function computes it all the same.
+    assert [product.operator for product in others] == ["te.NN"]
+    assert not foreign_products(table, sizes)
+
+
+def test_micro_batches_are_told_apart():
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32))
+    table = record(model, lambda: model(torch.randn(64, 32)).sum(), {"0": (32, 32)}, backwards=3)
+    calls, _ = layer_calls(table, {"0": (32, 32)})
+    assert [call.microbatch for call in calls] == [0, 1, 2]
+    assert all({*call.ran} == {"fprop", "wgrad"} for call in calls)
+
+
+class InParts(torch.nn.Linear):
+    def forward(self, x):
+        return torch.cat([torch.nn.functional.linear(part, self.weight) for part in x.chunk(2)])
+
+
+def test_a_layer_that_multiplies_in_parts_has_its_roles():
+    model, sizes = torch.nn.Sequential(InParts(32, 48)), {"0": (32, 48)}
+    calls, others = layer_calls(record(model, lambda: model(torch.randn(64, 32)).sum(), sizes), sizes)
+    assert {*calls[0].ran} == {"fprop", "wgrad"}
+    assert len(others) == 2
+
+
+def test_two_gradients_of_equal_sizes_in_two_precisions_are_not_told_apart_with_confidence():
+    model, sizes = torch.nn.Sequential(torch.nn.GELU(), torch.nn.Linear(64, 128)), {"1": (64, 128)}
+    x = torch.randn(128, 64, requires_grad=True)
+    calls, _ = layer_calls(record(model, lambda: model(x).sum(), sizes), sizes)
+    assert all(each.sure for each in recorded_step(calls, [], []).attributions)
+    object.__setattr__(calls[0].ran["dgrad"], "kind", FP8)
+    unsure = [each.role for each in recorded_step(calls, [], []).attributions if not each.sure]
+    assert unsure == ["dgrad", "wgrad"]
+
+
+def test_a_product_belongs_to_the_module_that_made_its_node():
+    """Also in the backward pass, where no module is called."""
+
+    class Scored(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(8, 4))
+
+        def forward(self, x):
+            return x @ self.weight
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), Scored())
+    table = record(model, lambda: model(torch.randn(16, 8)).sum(), {"0": (8, 8)})
+    owners = [(owned.owner, owned.product.phase) for owned in products_of(table)]
+    assert sorted(owners) == [
+        ("0", "backward"),
+        ("0", "forward"),
+        ("1", "backward"),
+        ("1", "backward"),
+        ("1", "forward"),
+    ]
