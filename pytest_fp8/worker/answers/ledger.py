@@ -197,6 +197,21 @@ def _updates(engine: Engine) -> Updates:
     return NO_UPDATES
 
 
+def _step(engine: Engine, *observers: Observer) -> torch.Tensor:
+    _start_over(engine)
+    return instrumented_step(engine, *observers, restart=False)
+
+
+def _start_over(engine: Engine) -> None:
+    """Restart the arm, in the modes in which its training leaves its modules: a step that ends in ``eval()`` begins
+    there, too."""
+    modes = [(module, module.training) for module in engine.model.modules()]
+    engine.restart(SEED)
+    fit_scales(engine, SEED)
+    for module, training in modes:
+        module.training = training
+
+
 def _watched_step(engine: Engine) -> Recorded:
     """Several ranks cannot try whether the activations fit: they decide it together beforehand."""
     seen = StepLedger(engine)
@@ -204,14 +219,14 @@ def _watched_step(engine: Engine) -> Recorded:
     try:
         if not uncompiled_step_fits(engine.case, engine.device, engine.backend.uncompiled_over_compiled):
             others = (_OnHost(engine.case),)
-        return Recorded(seen, instrumented_step(engine, *others, seen), others)
+        return Recorded(seen, _step(engine, *others, seen), others)
     except torch.OutOfMemoryError:
         if engine.case.gpus > 1:
             raise
     # Not inside the handler: its traceback holds what was allocated.
     engine.park()
     seen, others = StepLedger(engine), (_OnHost(engine.case),)
-    return Recorded(seen, instrumented_step(engine, *others, seen), others)
+    return Recorded(seen, _step(engine, *others, seen), others)
 
 
 MOVES = (PERTURBATION, 2.0**-2, 2.0**-1)
@@ -230,8 +245,7 @@ def _moved(engine: Engine, record: Recorded, batch: Sequence[TensorNote]) -> tup
     if not any(every_rank_s(bool(made) or may_route(seen.table))):
         return [], first
     # Other answers may have trained the arm since its step was recorded.
-    engine.restart(SEED)
-    fit_scales(engine, SEED)
+    _start_over(engine)
     found: list[StepLedger] = []
     for draw, by in enumerate((0.0, *MOVES)):
         found.append(StepLedger(engine))
