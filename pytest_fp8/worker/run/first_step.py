@@ -12,6 +12,7 @@ import torch
 from pytest_fp8.worker.record.recorder import StepRecorder, StepTable
 from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.state.training_state import generators_kept
+from pytest_fp8.worker.training.parallel import called
 
 VARY = "other shapes with other data"
 
@@ -62,7 +63,7 @@ def _calls(engine: Any, batch: Any) -> list[Any]:
             engine.step(batch, recorder.in_phase)
         else:
             with recorder.in_phase("forward"), engine.precision():
-                engine.loss_of(engine.wrapped, batch)
+                engine.loss_of(called(engine), batch)
     return calls_of(recorder.table, engine.model)
 
 
