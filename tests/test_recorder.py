@@ -91,7 +91,7 @@ def test_a_layer_that_multiplies_in_parts_has_its_roles():
     assert len(others) == 2
 
 
-def test_two_gradients_of_equal_sizes_in_two_precisions_are_not_told_apart_with_confidence():
+def test_gradients_of_equal_sizes_in_two_precisions_are_not_told_apart():
     model, sizes = torch.nn.Sequential(torch.nn.GELU(), torch.nn.Linear(64, 128)), {"1": (64, 128)}
     x = torch.randn(128, 64, requires_grad=True)
     calls, _ = layer_calls(record(model, lambda: model(x).sum(), sizes), sizes)
