@@ -18,6 +18,7 @@ from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend, unsloth
 from pytest_fp8.worker.answers import checkpoints
+from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.run.engine import Engine
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.state import checkpoint_stores
@@ -142,7 +143,7 @@ def test_a_jittered_restart_changes_only_adapters(engine):
 
 
 def test_a_curve_repeats_from_its_seed(engine):
-    first, second = (engine.curve(seed=0, steps=4) for _ in range(2))
+    first, second = (curve(engine, seed=0, steps=4) for _ in range(2))
     assert first["losses"] == second["losses"]
 
 

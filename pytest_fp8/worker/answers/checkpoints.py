@@ -17,7 +17,7 @@ import torch
 
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.said import Told
-from pytest_fp8.worker.answers.load_watch import LoadWatch
+from pytest_fp8.worker.record.probe import StaleCopies
 from pytest_fp8.worker.state import checkpoint_stores, optimizer_extras, optimizer_state, training_state
 from pytest_fp8.worker.state.checkpoint_stores import MODEL, OPTIMIZER, digests, dtypes_on_disk
 from pytest_fp8.worker.state.fused_params import join, plain_name, split
@@ -112,7 +112,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     }
     if not report["loaded"]:
         return report
-    watch = LoadWatch(engine)
+    watch = StaleCopies(engine)
     with torch.no_grad():
         # Both arms may have trained from one seed: what a load leaves out must not be right by accident.
         for each in {id(p): p for n, p in engine.model.named_parameters() if plain_name(n) in weights}.values():

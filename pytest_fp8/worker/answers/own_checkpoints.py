@@ -14,9 +14,10 @@ from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, OwnLoaded, OwnSaved, Resumed
 from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.answers import checkpoints
-from pytest_fp8.worker.answers.held_out import output_on
-from pytest_fp8.worker.answers.load_watch import LoadWatch
+from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.known_errors import known_cause
+from pytest_fp8.worker.record.held_out import output_on
+from pytest_fp8.worker.record.probe import StaleCopies
 from pytest_fp8.worker.run.fault_points import SaveOrLoad
 from pytest_fp8.worker.state import checkpoint_stores
 from pytest_fp8.worker.state.checkpoint_stores import digests
@@ -97,7 +98,7 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
     # What is drawn once and never saved, as random frequencies, is what a run with the same seed has.
     with not_persistent_kept(engine.model):
         engine.restart(OTHER_SEED)
-    watch = LoadWatch(engine)
+    watch = StaleCopies(engine)
     watch.before(own_load=True)
     before, flags = digests(checkpoints.weights_of(engine)[0]), flags_of(engine.model)
     others = len(foreign(engine.model, engine.optimizer))
@@ -140,9 +141,9 @@ def resumed(engine: Engine, seed: int, first_step: int, steps: int) -> dict[str,
     """The fields of :class:`Resumed` for ``steps`` training steps from where the arm is. What it keeps besides is told
     only where the workload saves it."""
     with inputs_noted(engine.model) as inputs:
-        curve = engine.curve(seed, steps, first_step=first_step)
+        run = curve(engine, seed, steps, first_step=first_step)
     now = kept(engine.model, engine.optimizer, engine.backend) if are_given(engine) else NOT_RESUMED.kept
-    return to_plain(Resumed(curve["losses"], curve["data"], inputs, now))  # type: ignore[no-any-return]
+    return to_plain(Resumed(run["losses"], run["data"], inputs, now))  # type: ignore[no-any-return]
 
 
 def _functions(engine: Engine) -> tuple[SaveOrLoad, SaveOrLoad]:
