@@ -221,7 +221,7 @@ def test_after_a_librarys_error_the_rows_are_looked_at():
         server.engine.training_batch(seed, steps - 1)
         raise RuntimeError("mat1 is not divisible by 16")
 
-    server.engine.curve = failing
+    server.curve = failing
     with pytest.raises(LaterBatchError, match=r"from batch\(step=5\) of seed 2"):
         server.answer("curve", {"seed": 2, "steps": 6})
     with pytest.raises(RuntimeError, match="not divisible"):
@@ -236,7 +236,7 @@ def test_a_batch_that_cannot_be_drawn_again_hides_no_error():
         server.engine.training_batch = None
         raise RuntimeError("the step's own error")
 
-    server.engine.curve = failing
+    server.curve = failing
     with pytest.raises(RuntimeError, match="the step's own error"):
         server.answer("curve", {"seed": 2, "steps": 6})
 
