@@ -8,15 +8,6 @@ import pytest
 from helpers.marks import ids
 from pytest_fp8 import Case, SettingsError
 from pytest_fp8.baselines.store import baseline_path
-from pytest_fp8.markers import with_weights
-from pytest_fp8.options import Settings
-
-
-def test_a_case_s_own_weights_go_before_those_of_the_option(tmp_path):
-    case, settings = Case("tiny", "torchao", "rowwise"), Settings(weights={"tiny": tmp_path / "option"})
-    assert with_weights(case, settings).weights == str(tmp_path / "option")
-    assert with_weights(replace(case, model="1b"), settings).weights is None
-    assert with_weights(replace(case, weights=tmp_path), settings).weights == str(tmp_path)
 
 
 def test_one_name_is_no_two_folders_of_weights(pytester):
