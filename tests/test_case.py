@@ -11,12 +11,14 @@ from pytest_fp8.baselines.store import baseline_path
 
 
 def test_one_name_is_no_two_folders_of_weights(pytester):
+    for folder in ("a", "b"):
+        (pytester.mkdir(folder) / "config.json").write_text("{}")
     pytester.makepyfile(
         """
         import pytest
         from pytest_fp8 import Case
 
-        @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise", weights=f) for f in ("/a", "/b")])
+        @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise", weights=f) for f in ("a", "b")])
         def test_it(fp8_pair):
             pass
         """

@@ -107,9 +107,17 @@ def anchors(path):
 # -- commands -----------------------------------------------------------------------------------------------------
 
 
+def options():
+    """pytest's parser with this plugin's options alone, and their flags."""
+    parser = pytest.Parser(_ispytest=True)
+    add_options(parser)
+    [group] = [group for group in parser._groups if group.name == "fp8"]
+    return parser, [flag for option in group.options for flag in option.names() if flag not in RENAMED]
+
+
 @pytest.mark.parametrize("words", [*every_command("pytest"), *every_command("pytest-fp8", "suites")])
 def test_pytest_takes_the_options_shown(words):
-    known = {option.flag for option in OPTIONS}
+    known = set(options()[1])
     for word in words[1:]:
         flag = word.partition("=")[0]
         assert not flag.startswith("--fp8") or flag in known
@@ -176,10 +184,7 @@ def test_settings_and_methods_named_exist(name):
 
 def test_the_options_page_lists_every_option():
     """Those of the help, each with its ini key or none."""
-    parser = pytest.Parser(_ispytest=True)
-    add_options(parser)
-    [group] = [group for group in parser._groups if group.name == "fp8"]
-    flags = [flag for option in group.options for flag in option.names() if flag not in RENAMED]
+    parser, flags = options()
     page = PAGES["options.md"].read_text()
     assert re.findall(r"^\| `(--fp8-[a-z]+)\S*` \| (\S+) \|", page, re.M) == [
         (flag, f"`{key}`" if (key := flag.removeprefix("--").replace("-", "_")) in parser._inidict else "-")
