@@ -35,13 +35,14 @@ def split(tensors: Iterable[tuple[str, Any]], fused: FusedParams) -> Iterator[tu
                 yield part, tensor[rows] if tensor.dim() else tensor.clone()
 
 
-def join(parts: Mapping[str, torch.Tensor], fused: FusedParams) -> dict[str, torch.Tensor]:
-    """The tensors by live names, from those by plain names. Raises ``KeyError`` where a part is missing."""
+def join(parts: Mapping[str, Any], fused: FusedParams) -> dict[str, Any]:
+    """The tensors by live names, from those by plain names. What is no tensor is the same for each part."""
     found = dict(parts)
-    whole: dict[str, torch.Tensor] = {}
+    whole: dict[str, Any] = {}
     for name, pieces in fused.items():
-        taken = [found.pop(part) for part, _ in pieces]
-        whole[name] = torch.cat(taken) if taken[0].dim() else taken[0]
+        taken = [found.pop(part) for part, _ in pieces if part in found]
+        if taken:
+            whole[name] = torch.cat(taken) if isinstance(taken[0], torch.Tensor) and taken[0].dim() else taken[0]
     return {**found, **whole}
 
 
