@@ -21,8 +21,7 @@ from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.worker.answers.layers import layers
 from pytest_fp8.worker.checkpoint import roundtrip
 from pytest_fp8.worker.run.engine import Engine
-from pytest_fp8.worker.state.fused_params import join, split
-from pytest_fp8.worker.tensors import digests
+from pytest_fp8.worker.tensors import digests, join, split
 from pytest_fp8.zoo import models
 from pytest_fp8.zoo.shapes import SHAPES
 

@@ -14,9 +14,8 @@ from pytest_fp8.questions.numerics.evidence import BUCKETS
 from pytest_fp8.worker.answers.instrumented import SEED, fit_scales
 from pytest_fp8.worker.answers.moved_weights import moved_operands, moved_weights
 from pytest_fp8.worker.run.curves import norm_of
-from pytest_fp8.worker.state.fused_params import plain_name, split
-from pytest_fp8.worker.state.shards import values_of, whole_gradient
 from pytest_fp8.worker.state.training_state import buffers_kept
+from pytest_fp8.worker.tensors import plain_name, split, values_of, whole_gradient
 from pytest_fp8.worker.training.restored import hooked, hooks_of
 from pytest_fp8.worker.training.setup import seed_generators
 from pytest_fp8.worker.watch.ledger_weights import random_state

@@ -20,7 +20,7 @@ from pytest_fp8.worker.answers.instrumented import SEED, Observer, instrumented_
 from pytest_fp8.worker.answers.moved_weights import PERTURBATION, moved_weights
 from pytest_fp8.worker.answers.updates import updates
 from pytest_fp8.worker.error_trace import code_of
-from pytest_fp8.worker.state.fused_params import plain_name, split
+from pytest_fp8.worker.tensors import plain_name, split
 from pytest_fp8.worker.training.phases import around_step
 from pytest_fp8.worker.training.ranks import every_rank_s, room_for_activations, uncompiled_step_fits
 from pytest_fp8.worker.watch.activations import kept_on_host

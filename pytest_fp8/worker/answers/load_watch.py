@@ -9,8 +9,7 @@ import torch
 
 from pytest_fp8.questions.findings import some
 from pytest_fp8.worker.answers.held_out import inputs_of, not_evaluated
-from pytest_fp8.worker.state.fused_params import plain_name
-from pytest_fp8.worker.state.shards import full, is_plain
+from pytest_fp8.worker.tensors import full, is_plain, plain_name
 from pytest_fp8.worker.training.restored import hooked
 from pytest_fp8.worker.training.zero import is_partitioned
 from pytest_fp8.worker.watch.product_accuracy import is_product

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_fp8.casts import GRADIENT, INPUT, SQUARE, WEIGHT, Casts, promised_casts
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
-from pytest_fp8.worker.state.shards import full, is_plain, is_sharded
+from pytest_fp8.worker.tensors import full, is_plain, is_sharded
 from pytest_fp8.worker.training.restored import followed, hooked
 from pytest_fp8.worker.watch.product_accuracy import (
     STATISTICS,

@@ -23,9 +23,7 @@ from pytest_fp8.worker.checkpoint.stores import (
     is_tensor,
     packed,
 )
-from pytest_fp8.worker.state.fused_params import join, plain_name, split
-from pytest_fp8.worker.state.shards import placed
-from pytest_fp8.worker.tensors import foreign
+from pytest_fp8.worker.tensors import foreign, join, placed, plain_name, split
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.schedule import load_schedule_state, schedule_of, schedule_state
 from pytest_fp8.worker.training.zero import ZeroOptimizer

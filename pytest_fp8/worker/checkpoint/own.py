@@ -21,7 +21,6 @@ from pytest_fp8.worker.checkpoint.roundtrip import arrived, on_disk, record, wei
 from pytest_fp8.worker.checkpoint.stores import packed
 from pytest_fp8.worker.known_errors import known_cause
 from pytest_fp8.worker.run.fault_points import SaveOrLoad
-from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.state.own_state import changed_flags, flags_of
 from pytest_fp8.worker.state.training_state import (
     buffers_kept,
@@ -30,7 +29,7 @@ from pytest_fp8.worker.state.training_state import (
     not_persistent,
     not_persistent_kept,
 )
-from pytest_fp8.worker.tensors import digests, foreign
+from pytest_fp8.worker.tensors import digests, foreign, plain_name
 from pytest_fp8.worker.training.model_output import inputs_noted
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.schedule import schedule_of, schedule_state

@@ -24,9 +24,7 @@ from pytest_fp8.worker.checkpoint import optimizer as optimizers
 from pytest_fp8.worker.checkpoint import stores
 from pytest_fp8.worker.checkpoint.optimizer import leaves_of, plain_fused
 from pytest_fp8.worker.checkpoint.stores import OPTIMIZER, is_tensor, packed, unpacked
-from pytest_fp8.worker.state.fused_params import join, plain_name, split
-from pytest_fp8.worker.state.shards import assign, change, is_part, placed, plain_shards
-from pytest_fp8.worker.tensors import digests
+from pytest_fp8.worker.tensors import assign, change, digests, is_part, join, placed, plain_name, plain_shards, split
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.ranks import wait_for_all
 from pytest_fp8.worker.training.zero import is_partitioned, shape

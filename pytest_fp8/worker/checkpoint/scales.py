@@ -11,8 +11,7 @@ import torch
 
 from pytest_fp8.questions.checkpoints.evidence import Scales
 from pytest_fp8.worker.checkpoint import stores
-from pytest_fp8.worker.state.fused_params import plain_name
-from pytest_fp8.worker.tensors import digests
+from pytest_fp8.worker.tensors import digests, plain_name
 from pytest_fp8.worker.training.ranks import every_rank_s
 
 if TYPE_CHECKING:

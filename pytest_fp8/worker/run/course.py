@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.questions.loss.evidence import Course, Moved
-from pytest_fp8.worker.state.fused_params import plain_name, split, trained
+from pytest_fp8.worker.tensors import plain_name, split, trained
 from pytest_fp8.worker.training import zero
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.restored import hooked

@@ -17,7 +17,7 @@ from pytest_fp8.questions.loss.evidence import LayerCalls, ProductCount
 from pytest_fp8.worker.run.call_watch import CallWatch
 from pytest_fp8.worker.run.course import TrainingCourse
 from pytest_fp8.worker.run.fault_points import BreakableEngine, FaultPoints
-from pytest_fp8.worker.state.shards import full, values_of
+from pytest_fp8.worker.tensors import full, values_of
 from pytest_fp8.worker.training import zero
 from pytest_fp8.worker.watch.ledger_weights import weights_of
 from pytest_fp8.worker.watch.presence import counted_step
