@@ -20,9 +20,9 @@ TENSORS = {f"layers.{i}.weight": torch.arange(i, i + 64, dtype=torch.bfloat16).r
 @pytest.mark.parametrize(("store", "dtype"), [("safetensors", "BF16"), ("dcp", "bfloat16")])
 def test_tensors_and_what_is_none_come_back(tmp_path, store, dtype):
     given = {**TENSORS, "count": torch.tensor(3), "shared": TENSORS["layers.0.weight"][2:4]}
-    stores.write(tmp_path, store, given, {"a": [1, None]})
-    found, data = stores.read(tmp_path, store, torch.device("cpu"))
-    assert data == {"a": [1, None]}
+    stores.write(tmp_path, store, given, {"a": [1, None, torch.tensor(7)]})
+    found, tree = stores.read(tmp_path, store, torch.device("cpu"))
+    assert tree == {"a": [1, None, torch.tensor(7)]}
     assert {name: value.tolist() for name, value in found.items()} == {n: v.tolist() for n, v in given.items()}
     assert stores.dtypes_on_disk(tmp_path, store)["layers.3.weight"] == dtype
 

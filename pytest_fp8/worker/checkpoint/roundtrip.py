@@ -23,7 +23,7 @@ from pytest_fp8.worker.answers.load_watch import LoadWatch
 from pytest_fp8.worker.checkpoint import optimizer as optimizers
 from pytest_fp8.worker.checkpoint import stores
 from pytest_fp8.worker.checkpoint.optimizer import leaves_of, plain_fused
-from pytest_fp8.worker.checkpoint.stores import OPTIMIZER, is_tensor, packed, unpacked
+from pytest_fp8.worker.checkpoint.stores import OPTIMIZER, is_tensor
 from pytest_fp8.worker.tensors import assign, change, digests, is_part, join, placed, plain_name, plain_shards, split
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.ranks import wait_for_all
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
 
 EXTRA, BESIDES = "extra/", "besides/"
-"""Prefixes of the names of tensors in what modules give as extra state, and in :func:`optimizer.besides`."""
+"""In the tree that is stored beside the weights and the optimizer's state: what modules give as extra state, and
+:func:`optimizer.besides`."""
 
 
 class UnreadableWeightError(Told, TypeError):
@@ -50,16 +51,11 @@ def save(engine: Engine, folder: Path, store: str, optimizer: bool) -> Saved:
     saved = record(engine, weights, scaling, state)
     extra = _extra_state(engine)
     carried = stores.data_of(extra)
-    leaves: dict[str, Any] = {}
-    data: dict[str, Any] = {"extra": packed(EXTRA, carried, leaves)}
+    tree: dict[str, Any] = {**state, EXTRA: carried}
     if optimizer:
-        data["state"] = packed("", state, leaves)
-        data["besides"] = packed(BESIDES, optimizers.besides(engine.optimizer), leaves)
+        tree[BESIDES] = optimizers.besides(engine.optimizer)
     written = engine.fault_points.stored(engine, weights)
-    tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
-    data["weights"] = list(written)
-    data["values"] = {name: leaf for name, leaf in leaves.items() if name not in tensors}
-    stores.write(folder, store, {**written, **tensors}, data)
+    stores.write(folder, store, written, tree)
     engine.synchronize()
     wait_for_all()
     return replace(
@@ -98,8 +94,8 @@ def load(engine: Engine, folder: Path, store: str, optimizer: bool) -> Loaded:
     """Read ``folder`` into the arm. Loads nothing where a weight is missing or unexpected, so that no half-loaded model
     trains on."""
     weights, aliases, scaling = weights_of(engine)
-    tensors, data = stores.read(folder, store, engine.device, weights)
-    stored = {name: tensors.pop(name) for name in data["weights"] if name in tensors}
+    stored, tree = stores.read(folder, store, engine.device, weights)
+    extra, besides = tree.pop(EXTRA), tree.pop(BESIDES, None)
     found = {plain_name(name): value for name, value in stored.items()}
     # Stored as a weight of its own, which is tied here: a tied one is stored once.
     doubled = {name: aliases[name] for name in sorted(set(found) & set(aliases))}
@@ -113,9 +109,6 @@ def load(engine: Engine, folder: Path, store: str, optimizer: bool) -> Loaded:
     )
     if report.missing or report.unexpected or report.wrong_shape or doubled:
         return report
-    leaves = {**tensors, **data["values"]}
-    trees = {name: unpacked(data[name], leaves) for name in ("extra", "state", "besides") if name in data}
-    del tensors, leaves
     watch = LoadWatch(engine)
     with torch.no_grad():
         # Both arms may have trained from one seed: what a load leaves out must not be right by accident.
@@ -125,7 +118,7 @@ def load(engine: Engine, folder: Path, store: str, optimizer: bool) -> Loaded:
     left_out: list[str] = []
     try:
         if not engine.fault_points.fill(engine, weights, stored):
-            left_out = _fill(engine, found, aliases, trees["extra"])
+            left_out = _fill(engine, found, aliases, extra)
         # Free the copies before anything is computed: at 8B they are 15 GiB.
         found.clear()
         stored.clear()
@@ -133,7 +126,7 @@ def load(engine: Engine, folder: Path, store: str, optimizer: bool) -> Loaded:
             engine.optimizer.state.clear()
             if engine.fault_points.loads_optimizer():
                 with _asked(innermost(engine.optimizer)):
-                    optimizers.load(engine, trees["state"], trees["besides"])
+                    optimizers.load(engine, tree, besides)
     except _Refused as refused:
         engine.park()
         return replace(report, refused=str(refused))

@@ -31,7 +31,7 @@ def carry_scales(engine: Engine, folder: Path) -> Scales:
     if not stored or not state:
         return told
     try:
-        stores.write(folder, "dcp", state, None)
+        stores.write(folder, "dcp", state)
         found, _ = stores.read(folder, "dcp", torch.device("cpu"))
         _require_ours(state, found)
         backend.reset_scaling(model)

@@ -36,10 +36,14 @@ class UnstorableStateError(Told, TypeError):
     """An entry of the optimizer's state is of a kind that cannot be stored or compared."""
 
 
-def write(folder: Path, store: str, tensors: Mapping[str, torch.Tensor], data: Any) -> None:
-    """Write ``tensors`` to ``store``, ``safetensors`` or ``dcp``, and ``data``, which JSON can hold, beside it. Of
+def write(folder: Path, store: str, weights: Mapping[str, torch.Tensor], tree: Any = None) -> None:
+    """Write ``weights``, and ``tree``, which holds tensors and data, to ``store``: ``safetensors`` or ``dcp``. Of
     several ranks each writes its shards to DCP, and rank 0 the whole to safetensors."""
-    text = json.dumps(data)
+    leaves: dict[str, Any] = {}
+    pack = packed("", tree, leaves)
+    tensors = {**weights, **{name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}}
+    values = {name: leaf for name, leaf in leaves.items() if name not in tensors}
+    text = json.dumps({"weights": list(weights), "tree": pack, "values": values})
     folder.mkdir(parents=True, exist_ok=True)
     if store == "safetensors":
         from huggingface_hub import save_torch_state_dict
@@ -101,7 +105,9 @@ def read(
             else:
                 tensors[name] = torch.empty(entry.size, dtype=dtype, device=device if entry.size else "cpu")
         dcp.load(tensors, checkpoint_id=str(folder), no_dist=ranks() == 1)
-    return tensors, json.loads((folder / DATA).read_text())
+    data = json.loads((folder / DATA).read_text())
+    weights = {name: tensors.pop(name) for name in data["weights"] if name in tensors}
+    return weights, unpacked(data["tree"], {**tensors, **data["values"]})
 
 
 def _dcp_entries(folder: Path) -> dict[str, Any]:
