@@ -20,6 +20,7 @@ from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.worker.answers.layers import layers
 from pytest_fp8.worker.checkpoint import roundtrip
+from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.run.engine import Engine
 from pytest_fp8.worker.tensors import digests, join, split
 from pytest_fp8.zoo import models
@@ -198,14 +199,14 @@ def weights(arm):
 def test_a_restart_brings_back_the_weights_of_the_seed(fused, reference, jitter):
     before = digests(weights(fused))
     for arm in (fused, reference):
-        arm.curve(seed=5, steps=2)
+        curve(arm, seed=5, steps=2)
         arm.restart(seed=3, jitter=jitter)
     assert digests(weights(fused)) == digests(weights(reference)) != before
     assert not fused.optimizer.state
 
 
 def test_both_arms_train_alike(fused, reference):
-    one, other = (arm.curve(seed=1, steps=6) for arm in (fused, reference))
+    one, other = (curve(arm, seed=1, steps=6) for arm in (fused, reference))
     assert one["losses"] == pytest.approx(other["losses"], rel=2e-4)
     assert one["gradient_norms"] == pytest.approx(other["gradient_norms"], rel=2e-2)
     assert one["data"] == other["data"]
@@ -227,7 +228,7 @@ WAYS = [
 @pytest.mark.parametrize(("forth", "store", "optimizer"), WAYS)
 def test_checkpoints_are_interchangeable(fused, reference, forth, store, optimizer, tmp_path):
     source, target = (fused, reference) if forth else (reference, fused)
-    source.curve(seed=2, steps=3)
+    curve(source, seed=2, steps=3)
     saved = roundtrip.save(source, tmp_path, store, optimizer)
     assert HEAD not in saved.keys, "stored once, under the embedding's name"
     assert not any("qkv" in key or "gate_up" in key for key in saved.keys)
@@ -239,7 +240,7 @@ def test_checkpoints_are_interchangeable(fused, reference, forth, store, optimiz
     if optimizer:
         assert len(saved.optimizer_digests) == 3 * len(saved.keys), "step and two moments of each plain weight"
         assert loaded.optimizer_digests == saved.optimizer_digests
-        going_on = [arm.curve(seed=2, steps=3, first_step=3)["losses"] for arm in (source, target)]
+        going_on = [curve(arm, seed=2, steps=3, first_step=3)["losses"] for arm in (source, target)]
         assert going_on[1] == pytest.approx(going_on[0], rel=2e-4)
 
 
@@ -247,7 +248,7 @@ def test_checkpoints_are_interchangeable(fused, reference, forth, store, optimiz
 def test_a_part_of_a_fused_weight_is_stored_without_the_rest_of_it(fused, reference, store, tmp_path):
     for arm in (fused, reference):
         # The optimizer's state counts: an earlier test may have restarted one of the two, which forgets it.
-        arm.curve(seed=0, steps=1)
+        curve(arm, seed=0, steps=1)
     sizes = [roundtrip.save(arm, tmp_path / arm.case.id, store, True).bytes for arm in (fused, reference)]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
 

@@ -65,7 +65,7 @@ def test_training_resumes_from_state_that_is_no_plain_tensor(optimizer, step, st
         return torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32))
 
     one = serve(build=build_wide, optimizer=optimizer, step=step)
-    one.engine.curve(seed=1, steps=3)
+    one.curve(seed=1, steps=3)
     saved = one.save(str(tmp_path), store, optimizer=True)
     goes_on = one.resume(seed=1, first_step=3, steps=3)["losses"]
     one.engine.restart(seed=2)

@@ -139,7 +139,7 @@ def test_state_in_another_dtype_is_cast_as_load_state_dict_does_and_said(tmp_pat
 
 def test_a_count_of_steps_stays_on_the_host_and_groups_come_back(tmp_path):
     one = serve(loss=loss, optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3))
-    one.engine.curve(seed=1, steps=2)
+    one.curve(seed=1, steps=2)
     one.engine.optimizer.param_groups[0]["lr"] = 5e-4
     one.save(str(tmp_path), "dcp", optimizer=True)
     one.engine.restart(seed=2)

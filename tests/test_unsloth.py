@@ -18,6 +18,7 @@ from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend, unsloth
 from pytest_fp8.worker.checkpoint import roundtrip
+from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.run.engine import Engine
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.tensors import digests
@@ -87,7 +88,7 @@ def test_a_large_vocabulary_is_filled_up():
 
 
 def test_the_folder_and_the_librarys_copy_of_it_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     import hashlib
     import os
 
@@ -142,7 +143,7 @@ def test_a_jittered_restart_changes_only_adapters(engine):
 
 
 def test_a_curve_repeats_from_its_seed(engine):
-    first, second = (engine.curve(seed=0, steps=4) for _ in range(2))
+    first, second = (curve(engine, seed=0, steps=4) for _ in range(2))
     assert first["losses"] == second["losses"]
 
 

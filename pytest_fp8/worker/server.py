@@ -17,17 +17,17 @@ from pytest_fp8.said import Told
 from pytest_fp8.shipping import ship, unship_in_arm
 from pytest_fp8.worker.answers import memory
 from pytest_fp8.worker.answers.busy import busy_steps
-from pytest_fp8.worker.answers.gradients import further_moved_gradients
-from pytest_fp8.worker.answers.held_out import compared, held_out_output
 from pytest_fp8.worker.answers.instrumented import SEED
 from pytest_fp8.worker.answers.layers import layers
 from pytest_fp8.worker.answers.ledger import ledger_of
-from pytest_fp8.worker.answers.moved_weights import moved_losses, moved_outputs, moved_resumes
 from pytest_fp8.worker.answers.numerics import numerics
 from pytest_fp8.worker.answers.timing import timed_blocks
 from pytest_fp8.worker.answers.token_count import explain_rows, require_aligned_rows
+from pytest_fp8.worker.answers.yardstick import further_moved_gradients, moved_losses, moved_outputs, moved_resumes
 from pytest_fp8.worker.checkpoint import own, roundtrip
 from pytest_fp8.worker.checkpoint.scales import carry_scales
+from pytest_fp8.worker.curve import curve
+from pytest_fp8.worker.record.held_out import compared, held_out_output
 from pytest_fp8.worker.run.engine import Engine
 from pytest_fp8.worker.tensors import foreign
 from pytest_fp8.worker.training.ranks import share_buffers
@@ -92,10 +92,6 @@ class ArmServer:
         """Start training anew."""
         self.engine.restart(seed, jitter)
 
-    def curve(self, **how: Any) -> dict[str, Any]:
-        """The losses of a run from a seed."""
-        return self.engine.curve(**how)
-
     def layers(self) -> dict[str, Any]:
         """Conversion, recipes in force, and the products that one training step executed."""
         return layers(self.engine)
@@ -108,6 +104,10 @@ class ArmServer:
         """Sketches of the gradients from weights, and from operands, that are moved in as many ways by as much as FP8
         moves products."""
         return further_moved_gradients(self.engine, draws, operands, seed)
+
+    def curve(self, seed: int, steps: int, **more: Any) -> dict[str, Any]:
+        """The losses of a run from a seed."""
+        return curve(self.engine, seed, steps, **more)
 
     def moved_losses(self, seed: int, step: int, draws: int) -> list[float]:
         """The loss of a step of a curve, from its weights and from these moved by as much as FP8 moves products."""

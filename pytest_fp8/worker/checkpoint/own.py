@@ -14,12 +14,13 @@ import torch
 from pytest_fp8.backends.base import Backend
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Kept, Loaded, OwnLoaded, OwnSaved, Resumed, Saved
 from pytest_fp8.said import WorkloadError
-from pytest_fp8.worker.answers.held_out import output_on
-from pytest_fp8.worker.answers.load_watch import LoadWatch
 from pytest_fp8.worker.checkpoint.optimizer import LISTED_ELSEWHERE, state_of
 from pytest_fp8.worker.checkpoint.roundtrip import arrived, on_disk, record, weights_of
 from pytest_fp8.worker.checkpoint.stores import packed
+from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.known_errors import known_cause
+from pytest_fp8.worker.record.held_out import output_on
+from pytest_fp8.worker.record.probe import StaleCopies
 from pytest_fp8.worker.run.fault_points import SaveOrLoad
 from pytest_fp8.worker.state.own_state import changed_flags, flags_of
 from pytest_fp8.worker.state.training_state import (
@@ -85,7 +86,7 @@ def load(engine: Engine, folder: Path, optimizer: bool) -> Loaded:
     # What is drawn once and never saved, as random frequencies, is what a run with the same seed has.
     with not_persistent_kept(engine.model):
         engine.restart(OTHER_SEED)
-    watch = LoadWatch(engine)
+    watch = StaleCopies(engine)
     watch.before(own_load=True)
     before, flags = digests(weights_of(engine)[0]), flags_of(engine.model)
     others = len(foreign(engine.model, engine.optimizer))
@@ -108,9 +109,9 @@ def load(engine: Engine, folder: Path, optimizer: bool) -> Loaded:
 def resumed(engine: Engine, seed: int, first_step: int, steps: int) -> Resumed:
     """Train ``steps`` steps from where the arm is. What it keeps besides is told only where the workload saves it."""
     with inputs_noted(engine.model) as inputs:
-        curve = engine.curve(seed, steps, first_step=first_step)
+        run = curve(engine, seed, steps, first_step=first_step)
     now = kept(engine.model, engine.optimizer, engine.backend) if are_given(engine) else NOT_RESUMED.kept
-    return Resumed(curve["losses"], curve["data"], inputs, now)
+    return Resumed(run["losses"], run["data"], inputs, now)
 
 
 def _functions(engine: Engine) -> tuple[SaveOrLoad, SaveOrLoad]:

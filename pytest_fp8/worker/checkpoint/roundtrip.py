@@ -19,11 +19,11 @@ import torch
 
 from pytest_fp8.questions.checkpoints.evidence import Loaded, Saved
 from pytest_fp8.said import Told
-from pytest_fp8.worker.answers.load_watch import LoadWatch
 from pytest_fp8.worker.checkpoint import optimizer as optimizers
 from pytest_fp8.worker.checkpoint import stores
 from pytest_fp8.worker.checkpoint.optimizer import leaves_of, plain_fused
 from pytest_fp8.worker.checkpoint.stores import OPTIMIZER, is_tensor
+from pytest_fp8.worker.record.probe import StaleCopies
 from pytest_fp8.worker.tensors import assign, change, digests, is_part, join, placed, plain_name, plain_shards, split
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.ranks import wait_for_all
@@ -109,7 +109,7 @@ def load(engine: Engine, folder: Path, store: str, optimizer: bool) -> Loaded:
     )
     if report.missing or report.unexpected or report.wrong_shape or doubled:
         return report
-    watch = LoadWatch(engine)
+    watch = StaleCopies(engine)
     with torch.no_grad():
         # Both arms may have trained from one seed: what a load leaves out must not be right by accident.
         for each in {id(p): p for n, p in engine.model.named_parameters() if plain_name(n) in weights}.values():
@@ -133,7 +133,7 @@ def load(engine: Engine, folder: Path, store: str, optimizer: bool) -> Loaded:
     return replace(arrived(engine, optimizer, watch), untied=report.untied, left_out=left_out)
 
 
-def arrived(engine: Engine, optimizer: bool, watch: LoadWatch) -> Loaded:
+def arrived(engine: Engine, optimizer: bool, watch: StaleCopies) -> Loaded:
     """What the arm holds after a load, and whether it computes with it. Scales are made anew."""
     weights, _, scaling = weights_of(engine)
     state = optimizers.state_of(engine) if optimizer else {}
