@@ -159,6 +159,42 @@ def test_a_script_that_loses_fp8(tmp_path, forked, name):
     assert len(said.splitlines()) <= 25
 
 
+EVALUATES = """
+model = Model().bfloat16()
+optimizer = torch.optim.AdamW(model.parameters())
+forward = torch.compile(model, backend="aot_eager") if {compiled} else None
+for step in range(9):
+    Float8Linear.on = {on}
+    model.eval()
+    with torch.{without}():
+        for part in range(2):
+            print("evaluated", model(torch.randint(0, 48, (8, 16))).sum().item())
+    model.train()
+    Float8Linear.on = True
+    train(model, optimizer, steps=1, forward=forward)
+"""
+
+
+@pytest.mark.nightly_beyond(2)
+@pytest.mark.parametrize(
+    ("without", "on", "compiled"),
+    [("no_grad", False, False), ("no_grad", True, False), ("inference_mode", True, False), ("no_grad", True, True)],
+)
+def test_an_evaluation_is_told_from_the_step(tmp_path, forked, without, on, compiled):
+    """The operators without gradients before the forward pass; the sums are those of a step that has none."""
+    text = EVALUATES.format(without=without, on=on, compiled=compiled)
+    training = forked.watched(script(tmp_path, text))
+    assert training.share == pytest.approx(32 / 35), training.reason
+    assert training.window.tokens == 96
+    assert [len(products) for each in training.found.classes for products in each.products.values()] == 6 * [2] + 3 * [
+        1
+    ]
+    assert [product.kind == "fp8" for product in training.window.evaluated] == 2 * [*(4 * [on]), False]
+    assert [note.code for note in training.notes] == ([] if on else [W.SWITCHED_OFF])
+    said = " ".join("\n".join(report([training])).split())
+    assert f"an evaluation came before it, not counted here: 10 products, {8 * on} of them in FP8" in said
+
+
 TRAINER = """
 import tempfile
 from transformers import Trainer, TrainingArguments

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pytest_fp8.watch.attribution import attribute
 from pytest_fp8.watch.trace import ENGINE, read_window
 
@@ -119,8 +121,9 @@ def test_a_product_kernel_of_no_operator_is_loose():
     assert [kernel.name for kernel in read_window(events.rows).loose] == ["nvjet_sm90_qqtst_64x8"]
 
 
-def test_layers_of_swapped_sizes():
-    """Up is in FP8 and down is not: their backward products have equal extents."""
+@pytest.mark.parametrize("sure", [True, False])
+def test_layers_of_swapped_sizes(sure):
+    """Up is in FP8 and down is not: their backward products have equal extents. Bare parameters as in LayerNormMLP."""
     events = Events()
     events.product((16, 64), (64, 128), FP8)
     events.product((16, 128), (128, 64), BF16)
@@ -128,7 +131,8 @@ def test_layers_of_swapped_sizes():
     events.backward("W", lambda: events.product((64, 16), (16, 128), BF16, ENGINE_S))
     events.backward("D", lambda: events.product((16, 128), (128, 64), FP8, ENGINE_S))
     events.backward("W", lambda: events.product((128, 16), (16, 64), FP8, ENGINE_S))
-    found = attribute(read_window(events.rows).products, [layer("up", 64, 128, 0), layer("down", 128, 64, 1)])
+    layers = [{**layer("up", 64, 128, 0), "sure": sure}, {**layer("down", 128, 64, 1), "sure": sure}]
+    found = attribute(read_window(events.rows).products, layers)
     kinds = {
         each.label: {product.kind for products in each.products.values() for product in products}
         for each in found.classes

@@ -6,8 +6,9 @@ Layers of equal sizes are one class. A product tells its class and role by its e
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,8 +33,12 @@ class Class:
     def flops(self) -> int:
         return sum(product.flops for products in self.products.values() for product in products)
 
+    def kinds(self, role: Role) -> Counter[str]:
+        """Precision -> number of products in a role."""
+        return Counter(product.kind for product in self.products.get(role, ()))
+
     def in_fp8(self, role: Role) -> int:
-        return sum(product.kind == FP8 for product in self.products.get(role, ()))
+        return self.kinds(role)[FP8]
 
     def share(self, role: Role) -> float:
         """Of the class's products in a role, those in FP8; 0 where there are none."""
@@ -49,10 +54,9 @@ class Class:
         names = [layer["name"] for layer in self.layers]
         if len(names) == 1:
             return str(names[0])
-        # An adapter's last part is the adapter's own name.
-        ends = list(dict.fromkeys(name.removesuffix(".default").rpartition(".")[2] for name in names))
-        ends = list(dict.fromkeys(names)) if any(end.isdigit() for end in ends) else ends
-        return ", ".join(ends[:3]) + (f" and {len(ends) - 3} more" if len(ends) > 3 else "")
+        # An adapter's last part is the adapter's own name; a number says nothing without the name before it.
+        ends = [re.search(r"[^.]*[^.\d][^.]*(\.\d+)*$", name.removesuffix(".default")) for name in names]
+        return listed(dict.fromkeys(end[0] if end else name for end, name in zip(ends, names, strict=True)))
 
 
 @dataclass
@@ -70,6 +74,12 @@ class Attributed:
     def counted(self) -> list[Product]:
         mine = [product for each in self.classes for products in each.products.values() for product in products]
         return [*mine, *self.others]
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first three, and how many more."""
+    every = list(names)
+    return ", ".join(every[:3]) + (f" and {len(every) - 3} more" if len(every) > 3 else "")
 
 
 def attribute(products: Sequence[Product], layers: Sequence[Layer]) -> Attributed:
@@ -114,27 +124,23 @@ def unlikely(product: Product, mine: Class, role: Role) -> tuple[bool, bool]:
     return role == RECOMPUTE, (mine.in_fp8(FPROP) > 0) != (product.kind == FP8)
 
 
-def candidates(product: Product, classes: Any) -> Iterator[tuple[Class, Role, int]]:
+def candidates(product: Product, classes: Iterable[Class]) -> Iterator[tuple[Class, Role, int]]:
     """What a product may be: of which class, in which role, of how many rows."""
     if product.batch > 1:
         return
     one, two = product.outer
-    for each in classes:
-        for inputs, outputs in sizes(each):
-            backward = product.phase == BACKWARD
-            if backward and product.inner == outputs and inputs in (one, two):
-                yield each, DGRAD, two if one == inputs else one
-            if backward and sorted((one, two)) == sorted((inputs, outputs)):
-                yield each, WGRAD, product.inner
-            if product.inner == inputs and outputs in (one, two):
-                role = RECOMPUTE if product.phase in (BACKWARD, RECOMPUTE) else FPROP
-                yield each, role, two if one == outputs else one
-
-
-def sizes(each: Class) -> list[tuple[int, int]]:
-    """Of a bare parameter nothing says which side is the input."""
-    plain = (each.inputs, each.outputs)
-    return [plain] if all(layer["sure"] for layer in each.layers) else [plain, plain[::-1]]
+    backward = product.phase == BACKWARD
+    # Of a bare parameter nothing says which side is the input. As torch's Linear has it comes first.
+    plain = [(each, each.inputs, each.outputs) for each in classes]
+    turned = [(each, each.outputs, each.inputs) for each in classes if not all(layer["sure"] for layer in each.layers)]
+    for each, inputs, outputs in [*plain, *turned]:
+        if backward and product.inner == outputs and inputs in (one, two):
+            yield each, DGRAD, two if one == inputs else one
+        if backward and sorted((one, two)) == sorted((inputs, outputs)):
+            yield each, WGRAD, product.inner
+        if product.inner == inputs and outputs in (one, two):
+            role = RECOMPUTE if product.phase in (BACKWARD, RECOMPUTE) else FPROP
+            yield each, role, two if one == outputs else one
 
 
 def with_edges(layers: Sequence[Layer]) -> list[Layer]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from pytest_fp8.codes import W
 from pytest_fp8.questions.precision import VARIABLE as LAUNCHER
-from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD
-from pytest_fp8.watch.attribution import Attributed, Class, Layer, odd, stays_for
+from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD, recipe_facts
+from pytest_fp8.watch.attribution import Attributed, Class, Layer, attribute, listed, odd, stays_for
 from pytest_fp8.watch.trace import Window
 from pytest_fp8.watch.training import OFF, Note, Training
 
+OPTIONS = recipe_facts("accelerate_te", "delayed").options
+OPTION_VARIABLE = "ACCELERATE_FP8_"
+"""What Accelerate's variables for the options of FP8 begin with."""
 NO = ("", "0", "no", "none", "false", "off", "bf16", "fp16")
 
 
@@ -28,6 +30,7 @@ def notes_of(training: Training, window: Window, found: Attributed) -> Iterator[
     if training.verdict != OFF:
         yield from left(classes)
         yield from roles_missing(classes)
+        yield from evaluated_otherwise(training, window, classes)
         yield from not_compiled(training, window, classes)
     adapters = [each for each in classes if all(layer["adapter"] for layer in each.layers)]
     if training.verdict != OFF and adapters:
@@ -54,7 +57,8 @@ def frozen_base(classes: Sequence[Class]) -> str:
 
 def asked(training: Training) -> list[str]:
     """Where FP8 is asked for: ``NAME=value`` of the environment, arguments of the command line, accelerate's state."""
-    environment = [f"{name}={value}" for name, value in training.evidence.get("environment", {}).items() if on(value)]
+    held = training.evidence.get("environment", {}).items()
+    environment = [f"{name}={value}" for name, value in held if on(value) and not name.startswith(OPTION_VARIABLE)]
     words = training.evidence.get("arguments", [])
     named = [word for word, following in zip(words, [*words[1:], ""], strict=False) if asks(word, following)]
     return [*environment, *named]
@@ -75,13 +79,12 @@ def on(value: str) -> bool:
 
 def off_by_settings(training: Training) -> Iterator[Note]:
     environment, state = training.evidence.get("environment", {}), training.settings("accelerate")
-    arguments, wanted = training.settings("arguments") or {}, asked(training)
+    true, wanted = training.settings("arguments"), asked(training)
     meant = [layer for layer in training.layers if layer["fp8_layer"]]
     device = training.evidence["device"]
     launched = environment.get(LAUNCHER, "").lower() == "fp8"
     lacks = device["type"] == "cpu" or tuple(device["capability"]) < (8, 9)
     if launched and state and state != "fp8":
-        true = [name for name in ("bf16", "fp16") if arguments.get(name) == "True"]
         who = f"TrainingArguments({true[0]}=True)" if true else f"Accelerator(mixed_precision={state!r})"
         step = f"take {true[0]}=True out of the script or its arguments" if true else "leave that argument out"
         yield Note(W.OTHER_SETTING_DECIDES, f"{who} overwrites {LAUNCHER}=fp8: {state} is in force", step)
@@ -230,6 +233,18 @@ def roles_missing(classes: Sequence[Class]) -> Iterator[Note]:
         )
 
 
+def evaluated_otherwise(training: Training, window: Window, classes: Sequence[Class]) -> Iterator[Note]:
+    quick = [(each.inputs, each.outputs) for each in classes if each.in_fp8(FPROP)]
+    evaluated = [each for each in attribute(window.evaluated, training.layers).classes if not each.in_fp8(FPROP)]
+    high = [product for each in evaluated if (each.inputs, each.outputs) in quick for product in each.products[FPROP]]
+    if high:
+        yield Note(
+            W.SWITCHED_OFF,
+            f"{len(high)} products of FP8 layers ran in {high[0].kind} in an evaluation before this step",
+            "open the autocast around the evaluation too, if its loss shall be that of the model as it trains",
+        )
+
+
 def not_compiled(training: Training, window: Window, classes: Sequence[Class]) -> Iterator[Note]:
     """torchao's casts are kernels of their own where nothing fuses them. Emulation is not meant to be fast."""
     if training.emulated or not training.settings("torchao"):
@@ -246,7 +261,8 @@ def not_compiled(training: Training, window: Window, classes: Sequence[Class]) -
 
 def options_dropped(training: Training) -> Iterator[Note]:
     wanted, recipes = training.settings("te_asked") or {}, training.evidence.get("recipes", {})
-    for name in ("amax_compute_algo", "amax_history_len", "margin", "fp8_format"):
+    environment = training.evidence.get("environment", {})
+    for name, default in OPTIONS.items():
         said, used = wanted.get(name), [recipe for recipe in recipes if f"{name}=" in recipe]
         if said and used and not any(re.search(rf"\b{name}={said}\b", recipe) for recipe in used):
             yield Note(
@@ -254,26 +270,21 @@ def options_dropped(training: Training) -> Iterator[Note]:
                 f"TERecipeKwargs({name}={said!r}) is not what runs: {used[0][:80]}",
                 "give Transformer Engine the recipe yourself",
             )
-    for config in training.settings("torchao") or ():
-        if config.get("force_recompute_fp8_weight_in_bwd") == "True":
+        variable = OPTION_VARIABLE + name.removeprefix("fp8_").upper()
+        # Accelerate's launcher sets all of them, those that nobody asked for to their defaults.
+        if training.settings("torchao") and environment.get(variable, str(default)) != str(default):
             yield Note(
                 W.OPTION_DROPPED,
-                "force_recompute_fp8_weight_in_bwd=True of Float8LinearConfig does nothing in this torchao",
-                "leave it out, or checkpoint activations",
+                f"{variable}={environment[variable]} is for Transformer Engine, and torchao is in force",
+                f"{OPTION_VARIABLE}BACKEND=te",
             )
-    backend: dict[str, Any] = {}
-    for name, value in training.evidence.get("environment", {}).items():
-        if name.startswith("ACCELERATE_FP8_") and training.settings("torchao"):
-            backend[name] = value
-    names_of_te = [name for name in backend if "AMAX" in name or "MARGIN" in name or "FORMAT" in name]
-    if names_of_te:
+    if any(config.get("force_recompute_fp8_weight_in_bwd") == "True" for config in training.settings("torchao") or ()):
         yield Note(
             W.OPTION_DROPPED,
-            f"{names_of_te[0]}={backend[names_of_te[0]]} is for Transformer Engine, and torchao is in force",
-            "ACCELERATE_FP8_BACKEND=te",
+            "force_recompute_fp8_weight_in_bwd=True of Float8LinearConfig does nothing in this torchao",
+            "leave it out, or checkpoint activations",
         )
 
 
 def names(layers: Sequence[Layer]) -> str:
-    shown = ", ".join(layer["name"] for layer in layers[:3])
-    return shown + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
+    return listed(layer["name"] for layer in layers)

@@ -87,7 +87,8 @@ def nothing_seen(code: int) -> list[str]:
         return told("FP8 UNKNOWN", f"{W.NO_TRAINING}: {SWITCH}=0 switches the observer off")
     ended = f"the command ended with exit code {code}, and " if code else ""
     said = f"{ended}no process of it made a step with an optimizer of torch, or none could be observed"
-    step = "python -I, -E, -S, ssh, containers and Ray hand no PYTHONPATH on; a whole step in a CUDA graph is not seen"
+    lost = "python -I, -E, -S, ssh, containers, Ray and a command that sets PYTHONPATH anew do not hand it on"
+    step = f"{lost}; a whole step in a CUDA graph is not seen"
     return [*told("FP8 UNKNOWN", f"{W.NO_TRAINING}: {said}"), *told("  next", step)]
 
 

@@ -19,25 +19,38 @@ from pytest_fp8.watch.training import OFF, ON, Training
 RUN_LONGER = "run more steps, or set FP8_WATCH_STEPS=3 to time fewer"
 
 
+UNSEEN = {
+    "steps not recognised": (
+        W.NO_STEPS,
+        "its optimizers are called in no order that repeats",
+        "watch a script whose steps call their optimizers in one order",
+    ),
+    "steps inside the backward pass": (
+        W.NO_STEPS,
+        "its optimizers step inside the backward pass, where no profile can begin",
+        "watch it once with its optimizer's step after the backward pass",
+    ),
+    "profiles itself": (
+        W.PROFILES_ITSELF,
+        "the script has a profiler of its own, and a second one would empty it",
+        "run it once without its profiler",
+    ),
+}
+"""Why the observer ended without a profile -> code, sentence and next step."""
+
+
 def judge(evidence: Mapping[str, Any]) -> Training:
     training = Training(evidence)
-    reason = str(evidence["reason"])
-    if reason.startswith("unsupported"):
-        said = reason.partition(": ")[2]
+    reason, _, said = str(evidence["reason"]).partition(": ")
+    if reason in UNSEEN:
+        return training.unknown(*UNSEEN[reason])
+    if reason == "unsupported":
         return training.unknown(W.UNSUPPORTED, f"{said} is older than Python 3.11 with torch 2.11", "update them")
-    if reason.startswith("too short"):
-        return training.unknown(W.TOO_SHORT, f"the script ended after{reason.partition(':')[2]} needed", RUN_LONGER)
-    if reason == "steps not recognised":
-        said = "its optimizers are called in no order that repeats"
-        return training.unknown(W.NO_STEPS, said, "watch a script whose steps call their optimizers in one order")
-    if reason == "steps inside the backward pass":
-        said = "its optimizers step inside the backward pass, where no profile can begin"
-        return training.unknown(W.NO_STEPS, said, "watch it once with its optimizer's step after the backward pass")
-    if reason == "profiles itself":
-        said = "the script has a profiler of its own, and a second one would empty it"
-        return training.unknown(W.PROFILES_ITSELF, said, "run it once without its profiler")
+    if reason == "too short":
+        return training.unknown(W.TOO_SHORT, f"the script ended after {said} needed", RUN_LONGER)
     if reason or not evidence.get("events"):
-        return training.unknown(W.NOT_OBSERVED, reason or "the profile is empty", "watch a run that ends by itself")
+        said = evidence["reason"] or "the profile is empty"
+        return training.unknown(W.NOT_OBSERVED, said, "watch a run that ends by itself")
     return judged(training, read_window(evidence["events"]))
 
 

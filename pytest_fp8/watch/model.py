@@ -13,11 +13,10 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "base_layer.", "module.")
-"""Parts of names that a compiler, a sharding or adapters add."""
+WRAPPERS = ("module", "base_layer")
+"""Parts of names that wrappers add. Those of compilers, sharding and Lightning begin with an underscore."""
 FP8_CLASSES = ("Float8", "FP8", "Fp8", "MXFP8", "NVFP4")
 TE = "transformer_engine."
-ARGUMENTS = ("bf16", "fp16", "mixed_precision")
 RECIPE = ("fp8_format", "margin", "amax_history_len", "amax_compute_algo")
 """Options of a recipe that launchers pass on."""
 
@@ -72,7 +71,6 @@ def model_told(roots: Sequence[Any], optimizers: Sequence[Any]) -> dict[str, Any
         seen |= {id(module) for module in root.modules()}
     everything = {id(parameter) for root in roots for parameter in root.parameters()}
     return {
-        "models": sorted({type(getattr(root, "_orig_mod", root)).__name__ for root in chosen}),
         "parameters": sum(parameter.numel() for root in chosen for parameter in root.parameters()),
         "optimizers": [type(each).__name__ for each in optimizers],
         "layers": layers,
@@ -92,14 +90,12 @@ def layers_of(root: Any, stepped: set[int]) -> Iterator[tuple[dict[str, Any], An
             yield (
                 {
                     "name": plain_name(f"{name}.{own}" if own else name),
-                    "class": f"{type(module).__module__}.{type(module).__qualname__}",
                     "in": inputs,
                     "out": outputs,
                     "sure": sure,
                     "dtype": str(weight.dtype).removeprefix("torch."),
                     "fp8_layer": is_fp8_layer(module, weight),
                     "trained": bool(weight.requires_grad),
-                    "gradient": weight.grad is not None,
                     "stepped": id(weight) in stepped,
                     "adapter": ".lora_" in f".{name}",
                     "parent": plain_name(name.rpartition(".")[0]),
@@ -125,9 +121,8 @@ def weights_of(module: Any) -> Iterator[tuple[str, Any, int, int, bool]]:
 
 
 def plain_name(name: str) -> str:
-    for wrapper in WRAPPERS:
-        name = f".{name}".replace(f".{wrapper}", ".")[1:]
-    return name.removesuffix(".base_layer")
+    parts = [part for part in name.split(".") if not part.startswith("_") and part not in WRAPPERS]
+    return ".".join(parts) or name
 
 
 def is_fp8_layer(module: Any, weight: Any) -> bool:
@@ -143,7 +138,7 @@ def settings_told(roots: Sequence[Any]) -> dict[str, Any]:
     if state is not None:
         settings["accelerate"] = str(state.AcceleratorState._shared_state.get("_mixed_precision", ""))
     for each in objects(names=["TrainingArguments", "SFTConfig", "Seq2SeqTrainingArguments"]):
-        settings["arguments"] = {name: str(getattr(each, name, None)) for name in ARGUMENTS}
+        settings["arguments"] = [name for name in ("bf16", "fp16") if getattr(each, name, None) is True]
     for each in objects(names=["TERecipeKwargs"]):
         settings["te_asked"] = plain_fields(each)
     libraries = ("torchao.float8", "transformer_engine.pytorch", "accelerate", "transformers", "deepspeed", "peft")

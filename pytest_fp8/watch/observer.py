@@ -257,7 +257,6 @@ def process_told(pid: int) -> dict[str, Any]:
         "here": int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1),
         "run": os.environ.get("MASTER_PORT", "") if os.environ.get("WORLD_SIZE") else "",
         "arguments": [word[:80] for word in sys.argv[1:]],
-        "python": ".".join(map(str, sys.version_info[:3])),
         "torch": torch.__version__,
         "device": device,
         "environment": {name: value for name, value in asking.items() if not ours(name)},

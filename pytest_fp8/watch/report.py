@@ -123,8 +123,7 @@ def in_force(training: Training) -> list[str]:
     found = []
     if state := training.settings("accelerate"):
         found.append(f"accelerate's mixed precision is {state}")
-    arguments = training.settings("arguments") or {}
-    if true := [name for name in ("bf16", "fp16") if arguments.get(name) == "True"]:
+    if true := training.settings("arguments"):
         found.append(f"TrainingArguments({true[0]}=True)")
     for config in training.settings("torchao") or ():
         scaling = "rowwise" if "axiswise" in config.get("cast_config_input", "") else "tensorwise"
@@ -154,14 +153,13 @@ def table(classes: Sequence[Class]) -> Iterator[str]:
 
 def cell(each: Class, role: str) -> str:
     """The precision of a role; where two ran, how many of the layers had which."""
-    products = each.products.get(role, ())
-    kinds: dict[str, int] = {}
-    for product in products:
-        kinds[product.kind] = kinds.get(product.kind, 0) + 1
-    if len(kinds) < 2:
-        return SHORT.get(next(iter(kinds), "-"), next(iter(kinds), "-"))
+    kinds = each.kinds(role) or {"-": 0}
+    if len(kinds) == 1:
+        (only,) = kinds
+        return SHORT.get(only, only)
+    layers = len(each.layers) / sum(kinds.values())
     shown = sorted(kinds, key=lambda kind: kind != FP8)
-    return " ".join(f"{SHORT.get(kind, kind)} {kinds[kind] * len(each.layers) / len(products):.0f}" for kind in shown)
+    return " ".join(f"{SHORT.get(kind, kind)} {kinds[kind] * layers:.0f}" for kind in shown)
 
 
 def step_lines(training: Training) -> Iterator[str]:
@@ -179,6 +177,9 @@ def step_lines(training: Training) -> Iterator[str]:
     parts.append(f"{passes} backward pass{'es' if passes > 1 else ''}")
     parts.append(f"peak {evidence['peak_bytes'] / 2**30:.2f} GiB {evidence['peak_of']}")
     yield from told("ONE STEP", "; ".join(parts))
+    if count := len(window.evaluated):
+        quick = sum(product.kind == FP8 for product in window.evaluated)
+        yield from told("", f"an evaluation came before it, not counted here: {count} products, {quick} of them in FP8")
     waits = f"input wait {window.input_wait_ms:.1f} ms, {window.waits} values read by the host (.item())"
     if not window.milliseconds.get("busy"):
         yield from told("", f"{waits}; times by kind of kernel need a GPU")
@@ -253,15 +254,10 @@ def plain_training(group: Sequence[Training]) -> dict[str, Any]:
 
 
 def plain_class(each: Class) -> dict[str, Any]:
-    kinds: dict[str, dict[str, int]] = {}
-    for role, products in each.products.items():
-        kinds[role] = {}
-        for product in products:
-            kinds[role][product.kind] = kinds[role].get(product.kind, 0) + 1
     return {
         "layers": [layer["name"] for layer in each.layers],
         "in": each.inputs,
         "out": each.outputs,
         "flops": each.flops,
-        "products": kinds,
+        "products": {role: dict(each.kinds(role)) for role in each.products},
     }

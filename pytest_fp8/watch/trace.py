@@ -2,6 +2,7 @@
 
 Nothing in the script marks a phase. autograd's engine names each node that it runs: from the first to the last lies a
 backward pass. An operator in it that adds a node to the graph recomputes; all after the last one is the optimizer's.
+What ran without gradients before the forward pass is an evaluation.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_fp8.questions.layers.evidence import KernelTime, WireTime
-from pytest_fp8.questions.layers.products import Product
+from pytest_fp8.questions.layers.products import EVALUATION, Product
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.watch.operators import OPERANDS
 from pytest_fp8.worker.watch.profile import PHASE, STEP, read_profile
@@ -41,7 +42,8 @@ class Window:
     """One profiled step."""
 
     products: Sequence[Product]
-    """Without those of the optimizer."""
+    """Without those of the optimizer and of an evaluation."""
+    evaluated: Sequence[Product]
     backward_passes: int
     compiled: int
     """Products in FP8 that ran inside a compiled region."""
@@ -70,18 +72,21 @@ def read_window(rows: Iterable[Sequence[Any]]) -> Window:
     phases = phases_of(host)
     whole = TraceEvent(STEP, False, min(e.start for e in host), max(e.end for e in host), 0, 0)
     read = read_profile([*(widened.get(id(event), event) for event in events), *phases, whole])
-    products = [product for product in read["products"] if product.phase != OPTIMIZER]
+    products = [product for product in read["products"] if product.phase not in (OPTIMIZER, EVALUATION)]
+    evaluation = next((phase for phase in phases if phase.name == PHASE + EVALUATION), None)
+    trained = [event for event in host if evaluation is None or event.start >= evaluation.end]
     loose = [kernel for kernel in read["rest"] if PRODUCT_KERNEL.search(kernel.name)]
     casting = [kernel for kernel in read["rest"] if CAST_KERNEL.search(kernel.name) and kernel not in loose]
     casts = sum(kernel.milliseconds for kernel in casting)
     return Window(
         products,
+        [product for product in read["products"] if product.phase == EVALUATION],
         sum(phase.name == PHASE + BACKWARD for phase in phases),
         compiled_products(host),
         sum(kind.startswith("Float8") for _, kind in emulated_products(host)),
         tokens_of(host, phases),
-        sum(event.end - event.start for event in host if event.name.startswith(LOADER)) / 1e6,
-        sum(event.name == "aten::_local_scalar_dense" for event in host),
+        sum(event.end - event.start for event in trained if event.name.startswith(LOADER)) / 1e6,
+        sum(event.name == "aten::_local_scalar_dense" for event in trained),
         {**read["milliseconds"], "casts": casts, "rest": max(0.0, read["milliseconds"]["rest"] - casts)},
         sorted({family for families in read["attention"].values() for family in families}),
         read["wire"],
@@ -128,7 +133,32 @@ def phases_of(host: Sequence[TraceEvent]) -> list[TraceEvent]:
     # Kernels belong to a range of the thread that launched them; the engine has a thread of its own on a GPU.
     own = next((event.thread for event in reversed(host) if not event.name.startswith(ENGINE)), 0)
     end = max(event.end for event in host)
+    numbers = [event.sequence for event in host if event.name in named and spans[0][0] <= event.start < spans[0][1]]
+    found += evaluations(host, min((each for each in numbers if each >= 0), default=-1), spans[0][0])
     return [*found, TraceEvent(PHASE + OPTIMIZER, False, spans[-1][1], end + 1, own, 0)]
+
+
+def evaluations(host: Sequence[TraceEvent], first: int, backward: int) -> list[TraceEvent]:
+    """The evaluation before the forward pass, if there was one. ``first``: the number of that pass's first node.
+
+    With gradients an operator has the number of the next node, and without them none. A function of the script's own
+    has a number in both, and its operators have none.
+    """
+    before = [event for event in host if event.start < backward]
+    forward = max((event for event in before if event.sequence == first >= 0), key=lambda e: e.start, default=None)
+    if forward is None:
+        return []
+    mine = [event for event in before if event.thread == forward.thread and event.start < forward.start]
+    start, end, inside, products = forward.start, 0, 0, 0
+    for event in mine:
+        if event.sequence >= 0:
+            inside = max(inside, event.end)
+        elif event.name.startswith("aten::") and event.start >= inside:
+            start, end = min(start, event.start), max(end, event.end)
+    for event in mine:
+        operator = event.name.removeprefix("aten::")
+        products += start <= event.start < end and (operator in OPERANDS or event.name.startswith(TE_RANGE))
+    return [TraceEvent(PHASE + EVALUATION, False, start, end, forward.thread, 0)] if products else []
 
 
 def inner_finder(host: Sequence[TraceEvent]) -> Any:
