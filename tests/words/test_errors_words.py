@@ -213,7 +213,7 @@ def test_what_the_doctor_finds(snapshot, monkeypatch):
 def test_what_a_session_says_at_its_end(snapshot):
     answers = [Answer("a", "loss", "INVALID", "the arms trained on different data", "FP8-D01")]
     answers += [Answer("b", "speedup", "NOT_EXERCISED", "no baseline", S.NO_BASELINE)]
-    found = unanswered(answers, gpu="h200", fails=True, budget=None, in_ci=True, first_steps="store them")
+    found = unanswered(answers, gpu="h200", fails=True, in_ci=True, first_steps="store them")
     assert found.problems == snapshot
 
 
