@@ -100,7 +100,7 @@ def test_a_conversion_that_stops_is_seen_and_so_is_an_optimizer_without_the_head
     accelerate = pytest.importorskip("accelerate")
     from pytest_fp8.backends.accelerate import AccelerateTransformerEngine
     from pytest_fp8.backends.accelerate_state import forget_accelerate
-    from pytest_fp8.worker.state.fused_params import trained
+    from pytest_fp8.worker.tensors import trained
     from pytest_fp8.worker.watch.ledger_weights import untied, weights_of
 
     monkeypatch.setattr("accelerate.accelerator.is_transformer_engine_available", lambda: True)

@@ -16,7 +16,7 @@ from pytest_fp8.questions.loss.evidence import Course, LayerCalls, Moved, Produc
 from pytest_fp8.worker.record.gradients import norm_of
 from pytest_fp8.worker.record.probe import StepLooks
 from pytest_fp8.worker.record.samples import values
-from pytest_fp8.worker.state.fused_params import plain_name, split, trained
+from pytest_fp8.worker.tensors import plain_name, split, trained
 from pytest_fp8.worker.training import zero
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.restored import hooked

@@ -21,7 +21,7 @@ from pytest_fp8.worker.error_trace import code_of
 from pytest_fp8.worker.record.gradients import norm_of
 from pytest_fp8.worker.record.perturb import PERTURBATION, moved_weights
 from pytest_fp8.worker.record.room import recorded_batch
-from pytest_fp8.worker.state.fused_params import plain_name, split
+from pytest_fp8.worker.tensors import plain_name, split
 from pytest_fp8.worker.training.phases import around_step
 from pytest_fp8.worker.training.ranks import every_rank_s
 from pytest_fp8.worker.watch.ledger_modules import digest_of, shape_of

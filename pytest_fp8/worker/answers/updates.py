@@ -14,9 +14,7 @@ from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.answers.instrumented import RANDOM, SEED
 from pytest_fp8.worker.record.gradients import norm_of, rotated, sketch
 from pytest_fp8.worker.record.samples import values
-from pytest_fp8.worker.state.fused_params import plain_name
-from pytest_fp8.worker.state.optimizer_state import foreign
-from pytest_fp8.worker.state.shards import is_plain, is_sharded, local
+from pytest_fp8.worker.tensors import foreign, is_plain, is_sharded, local, plain_name
 from pytest_fp8.worker.training.phases import around_step, closure_of, innermost
 from pytest_fp8.worker.training.ranks import rank
 from pytest_fp8.worker.training.schedule import schedule_kept

@@ -12,8 +12,7 @@ import torch
 
 from pytest_fp8.floats import in_text
 from pytest_fp8.questions.numerics.evidence import BUCKETS
-from pytest_fp8.worker.state.fused_params import plain_name, split
-from pytest_fp8.worker.state.shards import full, values_of, whole_gradient
+from pytest_fp8.worker.tensors import full, plain_name, split, values_of, whole_gradient
 from pytest_fp8.worker.training.restored import hooked, hooks_of
 from pytest_fp8.worker.watch.ledger_weights import random_state
 from pytest_fp8.zoo import data

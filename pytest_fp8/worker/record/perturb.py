@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fp8.worker.state.shards import change, parts_kept
+from pytest_fp8.worker.tensors import change, parts_kept
 from pytest_fp8.worker.training.restored import around, hooked
 
 if TYPE_CHECKING:

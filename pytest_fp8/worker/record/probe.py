@@ -24,8 +24,7 @@ from pytest_fp8.questions.loss.evidence import LayerCalls, Look
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
 from pytest_fp8.worker.record.held_out import inputs_of, not_evaluated
 from pytest_fp8.worker.record.samples import Lines
-from pytest_fp8.worker.state.fused_params import plain_name
-from pytest_fp8.worker.state.shards import full, is_plain, is_sharded
+from pytest_fp8.worker.tensors import full, is_plain, is_sharded, plain_name
 from pytest_fp8.worker.training.phases import around_step, closure_of
 from pytest_fp8.worker.training.restored import Hook, followed, hooked
 from pytest_fp8.worker.training.zero import is_partitioned

@@ -25,9 +25,9 @@ from pytest_fp8.shipping import unship_in_arm
 from pytest_fp8.worker.run.dropped_behaviour import dropped_behaviour, with_behaviour
 from pytest_fp8.worker.run.fault_points import fault_points_of
 from pytest_fp8.worker.run.first_step import first_step
-from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.state.own_state import OwnState, own_state_kept, weights_kept
 from pytest_fp8.worker.state.seed_weights import copy_model, copy_values
+from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training import ranks
 from pytest_fp8.worker.training.given import checked_precision, converted
 from pytest_fp8.worker.training.parallel import inner_model, parallelized
