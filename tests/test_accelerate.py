@@ -101,7 +101,7 @@ def test_a_conversion_that_stops_is_seen_and_so_is_an_optimizer_without_the_head
     from pytest_fp8.backends.accelerate import AccelerateTransformerEngine
     from pytest_fp8.backends.accelerate_state import forget_accelerate
     from pytest_fp8.worker.record.notes import untied, weights_of
-    from pytest_fp8.worker.state.fused_params import trained
+    from pytest_fp8.worker.tensors import trained
 
     monkeypatch.setattr("accelerate.accelerator.is_transformer_engine_available", lambda: True)
     monkeypatch.setattr("accelerate.utils.transformer_engine.is_transformer_engine_available", lambda: True)

@@ -461,15 +461,15 @@ def test_what_is_advised_in_an_arm_mends_it(name, monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_a_full_disk_names_the_folder_and_what_a_checkpoint_needs(monkeypatch, tmp_path):
     pytest.importorskip("torchao")
+    from pytest_fp8.worker.checkpoint import stores
     from pytest_fp8.worker.main import _describe
-    from pytest_fp8.worker.state import checkpoint_stores
 
     def full(*given):
         raise OSError(28, "No space left on device")
 
     server = served({})
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint_stores, "write", full)
+        patched.setattr(stores, "write", full)
         with pytest.raises(OSError, match="No space left") as error:
             server.save(f"{tmp_path}/fp8-ab12-x/one", "safetensors", True)
     told = _describe(error.value)
@@ -536,14 +536,14 @@ def test_an_arms_error_is_printed_once_with_the_way_to_its_page(pytester):
     """Under -q, where the header that names the baselines is hidden."""
     pytest.importorskip("torchao")
     pytester.makepyfile(SESSION)
-    said = pytester.runpytest("-q", "--fp8-baseline-dir=nowhere").outlines
+    said = pytester.runpytest("-q", "--fp8-baselines=nowhere").outlines
     assert len([line for line in said if "in the arm 'own-bf16-emulated on cpu'" in line]) == 1
     assert "next:     name the file from the folder of the test file: Path(__file__).parent / 'weights.pt'" in "".join(
         said
     )
     assert "[1] FP8-R04: see above" in said
     assert any(line.startswith("what a code means: pytest-fp8 explain FP8-R04; documentation: ") for line in said)
-    note = f"FP8-R46: --fp8-baseline-dir names {pytester.path}/nowhere, and there is no such folder"
+    note = f"FP8-R46: --fp8-baselines names {pytester.path}/nowhere, and there is no such folder"
     assert any(line.startswith(note) for line in said)
 
 

@@ -44,6 +44,7 @@ def measure(asked: argparse.Namespace) -> None:
     """Curves of one arm for each rate and warm-up, as one line of JSON."""
     from pytest_fp8.arms.spec import ArmSpec
     from pytest_fp8.case import Case
+    from pytest_fp8.worker.curve import curve
     from pytest_fp8.worker.run.engine import Engine
 
     emulated = asked.device == "cpu"
@@ -59,7 +60,7 @@ def measure(asked: argparse.Namespace) -> None:
                     group["lr"] = rate * min(1.0, (step + 1) / max(1, warm_up))
 
             engine.fault_points.before_step = set_rate  # type: ignore[method-assign]
-            curves = [engine.curve(seed, asked.steps) for seed in range(SEEDS)]
+            curves = [curve(engine, seed, asked.steps) for seed in range(SEEDS)]
             engine.fault_points.before_step = before  # type: ignore[method-assign]
             rows.append({"rate": rate, "warm_up": warm_up, "curves": curves})
     print(json.dumps(rows))

@@ -78,8 +78,6 @@ class Backend(ABC):
     """Importing the library changes transformers, peft or torch: it is imported in its own arm only, before them."""
     compiles_itself: bool = False
     """The library brings compiled code of its own; nothing is compiled on top of it."""
-    uncompiled_over_compiled: float = 2.0
-    """Memory of an uncompiled step over a compiled one, beside what is resident; measured: docs/findings.md."""
     keeps_state: bool = False
     """The library leaves global state in its process, as Accelerate does."""
 

@@ -37,8 +37,6 @@ class TransformerEngine(Backend):
     """Each converted Linear becomes a te.Linear of the same name that holds the same parameters."""
 
     name = "transformer_engine"
-    # Its layers save as much where the blocks around them are compiled.
-    uncompiled_over_compiled = 1.6
     distribution = "transformer-engine"
     minimum_version = "2.9"
 

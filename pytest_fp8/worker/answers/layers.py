@@ -13,8 +13,7 @@ from pytest_fp8.worker.answers.busy import NO_STEPS, busy_steps
 from pytest_fp8.worker.answers.ledger import recorded
 from pytest_fp8.worker.record.recorder import StepTable
 from pytest_fp8.worker.record.tables import foreign_products, layer_calls, products_of
-from pytest_fp8.worker.state.fused_params import plain_name
-from pytest_fp8.worker.state.shards import is_sharded
+from pytest_fp8.worker.tensors import is_sharded, plain_name
 from pytest_fp8.worker.watch.kernel_families import learn_families
 from pytest_fp8.worker.watch.profile import profile_step
 

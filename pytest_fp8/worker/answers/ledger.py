@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -15,14 +15,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.questions.ledger.differences import OUTSIDE
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, Entered, OptimizerNote, TensorNote, Updates
-from pytest_fp8.worker.answers.gradients import total_norm
-from pytest_fp8.worker.answers.instrumented import SEED, Observer, fit_scales, instrumented_step
-from pytest_fp8.worker.answers.moved_weights import PERTURBATION, moved_weights
+from pytest_fp8.worker.answers.instrumented import SEED, fit_scales_to_recorded, instrumented_step
 from pytest_fp8.worker.answers.updates import updates
 from pytest_fp8.worker.error_trace import code_of
+from pytest_fp8.worker.record.gradients import norm_of
 from pytest_fp8.worker.record.notes import digest_of, optimizer_note, random_state, shape_of, switches_of
 from pytest_fp8.worker.record.operators import dtype_name
+from pytest_fp8.worker.record.perturb import PERTURBATION, moved_weights
 from pytest_fp8.worker.record.recorder import StepRecorder
+from pytest_fp8.worker.record.room import recorded_batch
 from pytest_fp8.worker.record.tables import (
     draws_of,
     may_route,
@@ -34,14 +35,12 @@ from pytest_fp8.worker.record.tables import (
     wire_of,
     work_of,
 )
-from pytest_fp8.worker.state.fused_params import plain_name, split
+from pytest_fp8.worker.tensors import plain_name, split
 from pytest_fp8.worker.training.phases import around_step
-from pytest_fp8.worker.training.ranks import every_rank_s, room_for_activations, uncompiled_step_fits
-from pytest_fp8.worker.watch.activations import kept_on_host
+from pytest_fp8.worker.training.ranks import every_rank_s
 from pytest_fp8.zoo.batch import tensors_in
 
 if TYPE_CHECKING:
-    from pytest_fp8.case import Case
     from pytest_fp8.worker.run.engine import Engine
 
 
@@ -104,7 +103,7 @@ class StepLedger:
         gradients = [p.grad for p in self._engine.model.parameters() if p.grad is not None]
         # Not watched: it is no part of the step.
         with _disable_current_modes():
-            return total_norm(gradients) if gradients else math.nan
+            return float(norm_of(gradients)) if gradients else math.nan
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,6 @@ class Recorded:
 
     step: StepLedger
     loss: torch.Tensor
-    others: Sequence[Observer]
-    """What it took beside the ledger: activations in the host's memory where they do not fit the GPU."""
 
 
 _RECORDED: WeakKeyDictionary[Engine, Recorded] = WeakKeyDictionary()
@@ -124,7 +121,9 @@ _LEDGERS: WeakKeyDictionary[Engine, ArmLedger] = WeakKeyDictionary()
 def recorded(engine: Engine) -> Recorded:
     """The arm's recorded step; it runs once, and later calls give the same."""
     if engine not in _RECORDED:
-        _RECORDED[engine] = _watched_step(engine)
+        _start_over(engine)
+        step = StepLedger(engine)
+        _RECORDED[engine] = Recorded(step, instrumented_step(engine, step, restart=False))
     return _RECORDED[engine]
 
 
@@ -136,7 +135,7 @@ def ledger_of(engine: Engine) -> ArmLedger:
 
 
 def _taken(engine: Engine) -> ArmLedger:
-    batch = [note_of(tensor) for tensor in tensors_in(engine.training_batch(SEED, step=0))]
+    batch = [note_of(tensor) for tensor in tensors_in(recorded_batch(engine, SEED, step=0))]
     made = _updates(engine)
     record = recorded(engine)
     seen, table = record.step, record.step.table
@@ -197,36 +196,14 @@ def _updates(engine: Engine) -> Updates:
     return NO_UPDATES
 
 
-def _step(engine: Engine, *observers: Observer) -> torch.Tensor:
-    _start_over(engine)
-    return instrumented_step(engine, *observers, restart=False)
-
-
 def _start_over(engine: Engine) -> None:
     """Restart the arm, in the modes in which its training leaves its modules: a step that ends in ``eval()`` begins
     there, too."""
     modes = [(module, module.training) for module in engine.model.modules()]
     engine.restart(SEED)
-    fit_scales(engine, SEED)
+    fit_scales_to_recorded(engine, SEED)
     for module, training in modes:
         module.training = training
-
-
-def _watched_step(engine: Engine) -> Recorded:
-    """Several ranks cannot try whether the activations fit: they decide it together beforehand."""
-    seen = StepLedger(engine)
-    others: tuple[Observer, ...] = ()
-    try:
-        if not uncompiled_step_fits(engine.case, engine.device, engine.backend.uncompiled_over_compiled):
-            others = (_OnHost(engine.case),)
-        return Recorded(seen, _step(engine, *others, seen), others)
-    except torch.OutOfMemoryError:
-        if engine.case.gpus > 1:
-            raise
-    # Not inside the handler: its traceback holds what was allocated.
-    engine.park()
-    seen, others = StepLedger(engine), (_OnHost(engine.case),)
-    return Recorded(seen, _step(engine, *others, seen), others)
 
 
 MOVES = (PERTURBATION, 2.0**-2, 2.0**-1)
@@ -250,7 +227,7 @@ def _moved(engine: Engine, record: Recorded, batch: Sequence[TensorNote]) -> tup
     for draw, by in enumerate((0.0, *MOVES)):
         found.append(StepLedger(engine))
         with moved_weights(engine, draw, by, beside=seen.recorder.adopted):
-            instrumented_step(engine, *record.others, found[-1], restart=False)
+            instrumented_step(engine, found[-1], restart=False)
     repeated, *moved = [_digests(each.table.entered) for each in found]
     follows = {digest for digest in made & repeated if not all(digest in each for each in moved)}
     entered = [
@@ -262,17 +239,6 @@ def _moved(engine: Engine, record: Recorded, batch: Sequence[TensorNote]) -> tup
 
 def _digests(calls: Sequence[Entered]) -> set[str]:
     return {note.digest for call in calls for note in call.tensors} - {""}
-
-
-class _OnHost(Observer):
-    """Large activations of the step that find no room wait in the host's memory. Not those of the compiled steps before
-    it."""
-
-    def __init__(self, case: Case) -> None:
-        self._case = case
-
-    def watching(self) -> AbstractContextManager[Any]:
-        return kept_on_host(room_for_activations(self._case))
 
 
 def note_of(tensor: torch.Tensor) -> TensorNote:

@@ -13,9 +13,7 @@ import torch
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.questions.ledger.evidence import OptimizerNote, Weight
 from pytest_fp8.worker.record.operators import dtype_name
-from pytest_fp8.worker.state.checkpoint_stores import digests
-from pytest_fp8.worker.state.fused_params import plain_name, split
-from pytest_fp8.worker.state.shards import is_part
+from pytest_fp8.worker.tensors import digests, is_part, plain_name, split
 from pytest_fp8.worker.training import zero
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.schedule import schedule_of, schedule_state

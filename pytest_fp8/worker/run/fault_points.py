@@ -98,7 +98,7 @@ class FaultPoints:
     def fill(
         self, engine: BreakableEngine, weights: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]
     ) -> bool:
-        """Called when a checkpoint is loaded. ``stored`` has the keys as they are on disk. Returns whether this has
+        """Called when a checkpoint is loaded. ``stored``: the weights, by their keys on disk. Returns whether this has
         loaded the weights; otherwise the arm does."""
         return False
 

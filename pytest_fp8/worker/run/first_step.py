@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from pytest_fp8.worker.record.recorder import StepRecorder, StepTable
-from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.state.training_state import generators_kept
+from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training.parallel import called
 
 VARY = "other shapes with other data"
