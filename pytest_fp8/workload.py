@@ -150,7 +150,7 @@ class Workload:
         """16 hex digits for the hash of the case: equal in every process, Python and checkout folder.
 
         Two parts count. ``first_step`` is the reference arm's hash of what its first step executed
-        (:mod:`pytest_fp8.worker.run.first_step`): parameters, buffers, module classes, the batch's shapes, the calls of
+        (:mod:`pytest_fp8.worker.first_step`): parameters, buffers, module classes, the batch's shapes, the calls of
         modules with weights. The source text of this workload's own functions (:mod:`pytest_fp8.source_text`) counts
         with its other fields, ``version`` among them.
 

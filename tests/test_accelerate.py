@@ -100,7 +100,7 @@ def test_a_conversion_that_stops_is_seen_and_so_is_an_optimizer_without_the_head
     accelerate = pytest.importorskip("accelerate")
     from pytest_fp8.backends.accelerate import AccelerateTransformerEngine
     from pytest_fp8.backends.accelerate_state import forget_accelerate
-    from pytest_fp8.worker.record.notes import untied, weights_of
+    from pytest_fp8.worker.notes import untied, weights_of
     from pytest_fp8.worker.tensors import trained
 
     monkeypatch.setattr("accelerate.accelerator.is_transformer_engine_available", lambda: True)
@@ -172,7 +172,7 @@ def test_unsloth_with_transformer_engine_needs_all_three(monkeypatch):
 
 
 def test_an_unfrozen_head_is_seen_under_its_own_name():
-    from pytest_fp8.worker.record.notes import weights_of
+    from pytest_fp8.worker.notes import weights_of
 
     model = blocks().requires_grad_(False)
     tied = weights_of(model, {})

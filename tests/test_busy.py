@@ -9,8 +9,8 @@ import pytest
 
 from pytest_fp8.worker.answers.busy import NO_STEPS, read_steps
 from pytest_fp8.worker.answers.timing import no_collections
-from pytest_fp8.worker.watch.trace import TraceEvent, busy_time
-from pytest_fp8.worker.watch.wire import exposures
+from pytest_fp8.worker.record.trace import TraceEvent, busy_time
+from pytest_fp8.worker.record.wire import exposures
 
 pytestmark = pytest.mark.slow
 MS = 1_000_000

@@ -11,10 +11,10 @@ pytest.importorskip("torch")
 
 from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.worker.first_step import VARY
+from pytest_fp8.worker.first_step import executed as executed_by
 from pytest_fp8.worker.run import engine
 from pytest_fp8.worker.run.engine import Engine
-from pytest_fp8.worker.run.first_step import VARY
-from pytest_fp8.worker.run.first_step import executed as executed_by
 from pytest_fp8.worker.server import ArmServer
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_fp8.arms.merging import merged
 from pytest_fp8.worker.answers.busy import MARKER, read_steps
-from pytest_fp8.worker.watch.trace import TraceEvent
+from pytest_fp8.worker.record.trace import TraceEvent
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ import torch
 
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
 from pytest_fp8.worker.record.libraries import TE_RANGE, te_extents, te_product, watch_transformer_engine
-from pytest_fp8.worker.watch.profile import PHASE, kernel_times, read_profile
-from pytest_fp8.worker.watch.trace import TraceEvent
+from pytest_fp8.worker.record.profile import PHASE, kernel_times, read_profile
+from pytest_fp8.worker.record.trace import TraceEvent
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from pytest_fp8.questions.layers.products import FP8, LayerCall, attribute, role_table
-from pytest_fp8.worker.watch.profile import read_profile
-from pytest_fp8.worker.watch.trace import TraceEvent
+from pytest_fp8.worker.record.profile import read_profile
+from pytest_fp8.worker.record.trace import TraceEvent
 from pytest_fp8.zoo.shapes import SHAPES
 
 pytestmark = pytest.mark.slow

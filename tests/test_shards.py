@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from pytest_fp8.worker.record.notes import weights_of
+from pytest_fp8.worker.notes import weights_of
 
 pytestmark = pytest.mark.slow
 

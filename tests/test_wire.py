@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_fp8.questions.layers.evidence import WireTime
-from pytest_fp8.worker.watch.profile import PHASE, read_profile
-from pytest_fp8.worker.watch.trace import TraceEvent
+from pytest_fp8.worker.record.profile import PHASE, read_profile
+from pytest_fp8.worker.record.trace import TraceEvent
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ class ArmSpec:
     control: str | None = None
     """Import path (``module:Class``) of the control that breaks this arm on purpose; ``None`` for a healthy arm."""
     first_step: str = ""
-    """The hash of the first step, where an earlier process of this arm has run it; see ``worker/run/first_step.py``."""
+    """The hash of the first step, where an earlier process of this arm has run it; see ``worker/first_step.py``."""
 
     @property
     def name(self) -> str:

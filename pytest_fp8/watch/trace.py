@@ -1,4 +1,4 @@
-"""The profiled window of a script: its phases, its products, its times. Read by :mod:`worker.watch.profile`.
+"""The profiled window of a script: its phases, its products, its times. Read by :mod:`worker.record.profile`.
 
 Nothing in the script marks a phase. autograd's engine names each node that it runs: from the first to the last lies a
 backward pass. An operator in it that adds a node to the graph recomputes; all after the last one is the optimizer's.
@@ -20,8 +20,8 @@ from pytest_fp8.questions.layers.products import EVALUATION, Product
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.record.libraries import TE_RANGE
 from pytest_fp8.worker.record.operators import OPERANDS
-from pytest_fp8.worker.watch.profile import PHASE, STEP, read_profile
-from pytest_fp8.worker.watch.trace import TraceEvent
+from pytest_fp8.worker.record.profile import PHASE, STEP, read_profile
+from pytest_fp8.worker.record.trace import TraceEvent
 
 ENGINE = "autograd::engine::evaluate_function: "
 COMPILED = ("CompiledFunction", "## Call CompiledFxGraph")

@@ -13,8 +13,8 @@ import torch
 
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.loss.evidence import Course, LayerCalls, Moved, ProductCount
+from pytest_fp8.worker.notes import weights_of
 from pytest_fp8.worker.record.gradients import norm_of
-from pytest_fp8.worker.record.notes import weights_of
 from pytest_fp8.worker.record.operators import dtype_name
 from pytest_fp8.worker.record.probe import StepLooks
 from pytest_fp8.worker.record.samples import values

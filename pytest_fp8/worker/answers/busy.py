@@ -11,9 +11,9 @@ import torch
 
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.worker.answers.timing import no_collections
-from pytest_fp8.worker.watch.profile import plain_events
-from pytest_fp8.worker.watch.trace import TraceEvent, busy_time
-from pytest_fp8.worker.watch.wire import exposures
+from pytest_fp8.worker.record.profile import plain_events
+from pytest_fp8.worker.record.trace import TraceEvent, busy_time
+from pytest_fp8.worker.record.wire import exposures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,11 +11,11 @@ from pytest_fp8.backends.linears import stacked_weights
 from pytest_fp8.plain import to_plain
 from pytest_fp8.worker.answers.busy import NO_STEPS, busy_steps
 from pytest_fp8.worker.answers.ledger import recorded
+from pytest_fp8.worker.record.kernel_families import learn_families
+from pytest_fp8.worker.record.profile import profile_step
 from pytest_fp8.worker.record.recorder import StepTable
 from pytest_fp8.worker.record.tables import foreign_products, layer_calls, products_of
 from pytest_fp8.worker.tensors import is_sharded, plain_name
-from pytest_fp8.worker.watch.kernel_families import learn_families
-from pytest_fp8.worker.watch.profile import profile_step
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine

@@ -18,8 +18,8 @@ from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, Entered,
 from pytest_fp8.worker.answers.instrumented import SEED, fit_scales_to_recorded, instrumented_step
 from pytest_fp8.worker.answers.updates import updates
 from pytest_fp8.worker.error_trace import code_of
+from pytest_fp8.worker.notes import digest_of, optimizer_note, random_state, shape_of, switches_of
 from pytest_fp8.worker.record.gradients import norm_of
-from pytest_fp8.worker.record.notes import digest_of, optimizer_note, random_state, shape_of, switches_of
 from pytest_fp8.worker.record.operators import dtype_name
 from pytest_fp8.worker.record.perturb import PERTURBATION, moved_weights
 from pytest_fp8.worker.record.recorder import StepRecorder

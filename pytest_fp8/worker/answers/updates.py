@@ -12,8 +12,8 @@ from pytest_fp8.floats import in_text
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, Updates
 from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.answers.instrumented import RANDOM, SEED
+from pytest_fp8.worker.notes import digest_of
 from pytest_fp8.worker.record.gradients import norm_of, rotated, sketch
-from pytest_fp8.worker.record.notes import digest_of
 from pytest_fp8.worker.record.samples import values
 from pytest_fp8.worker.tensors import foreign, is_plain, is_sharded, local, plain_name
 from pytest_fp8.worker.training.phases import around_step, closure_of, innermost

@@ -23,7 +23,7 @@ from pytest_fp8.worker.checkpoint import optimizer as optimizers
 from pytest_fp8.worker.checkpoint import stores
 from pytest_fp8.worker.checkpoint.optimizer import leaves_of, plain_fused
 from pytest_fp8.worker.checkpoint.stores import OPTIMIZER, is_tensor
-from pytest_fp8.worker.record.notes import untied
+from pytest_fp8.worker.notes import untied
 from pytest_fp8.worker.record.probe import StaleCopies
 from pytest_fp8.worker.tensors import assign, change, digests, is_part, join, placed, plain_name, plain_shards, split
 from pytest_fp8.worker.training.phases import innermost

@@ -23,14 +23,14 @@ from pytest_fp8.questions.ledger.differences import OUTSIDE
 from pytest_fp8.questions.ledger.evidence import Entered, TensorNote
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.source_text import is_of_a_library
+from pytest_fp8.worker.notes import digest_of, random_state, shape_of
 from pytest_fp8.worker.record.libraries import te_product, watch_recomputation, watch_transformer_engine
-from pytest_fp8.worker.record.notes import digest_of, random_state, shape_of
 from pytest_fp8.worker.record.operators import OPERANDS, dtype_name, products_of_call
+from pytest_fp8.worker.record.wire import kind_of
 from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training.phases import around_backward
 from pytest_fp8.worker.training.restored import followed, hooked, replaced
 from pytest_fp8.worker.watch.product_accuracy import is_product
-from pytest_fp8.worker.watch.wire import kind_of
 from pytest_fp8.zoo.batch import tensors_in
 
 Size = tuple[tuple[int, ...], str]

@@ -14,10 +14,10 @@ from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, fits
 from pytest_fp8.questions.ledger.evidence import Collective, Draw, ModuleCalls, OwnedProduct, enclosing
 from pytest_fp8.questions.loss.evidence import ProductCount
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
+from pytest_fp8.worker.record.profile import profile_step
 from pytest_fp8.worker.record.recorder import Call, Event, StepRecorder, StepTable
+from pytest_fp8.worker.record.wire import kind_of
 from pytest_fp8.worker.tensors import plain_name
-from pytest_fp8.worker.watch.profile import profile_step
-from pytest_fp8.worker.watch.wire import kind_of
 
 # -- the comparison of both arms --------------------------------------------------------------------------------------
 

@@ -22,10 +22,10 @@ from pytest_fp8.backends.linears import linears, mark_skipped, observed_conversi
 from pytest_fp8.case import Case
 from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.shipping import unship_in_arm
-from pytest_fp8.worker.record.notes import weights_of
+from pytest_fp8.worker.first_step import definition_of, first_step
+from pytest_fp8.worker.notes import weights_of
 from pytest_fp8.worker.run.dropped_behaviour import dropped_behaviour, with_behaviour
 from pytest_fp8.worker.run.fault_points import fault_points_of
-from pytest_fp8.worker.run.first_step import definition_of, first_step
 from pytest_fp8.worker.state.own_state import OwnState, own_state_kept, weights_kept
 from pytest_fp8.worker.state.seed_weights import copy_model, copy_values
 from pytest_fp8.worker.tensors import plain_name

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.questions.layers.evidence import WireTime
 from pytest_fp8.questions.ledger.evidence import Collective
 from pytest_fp8.worker.record.operators import dtype_name
-from pytest_fp8.worker.watch.trace import TraceEvent, busy_spans, total_ms
+from pytest_fp8.worker.record.trace import TraceEvent, busy_spans, total_ms
 
 if TYPE_CHECKING:
     import torch

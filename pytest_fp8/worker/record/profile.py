@@ -22,8 +22,8 @@ from pytest_fp8.worker.record.libraries import (
     watch_transformer_engine,
 )
 from pytest_fp8.worker.record.operators import OPERANDS, operand_formats, product_of
-from pytest_fp8.worker.watch.trace import TraceEvent, busy_time, total_ms
-from pytest_fp8.worker.watch.wire import dtype_told, exposures, is_collective, wire_times
+from pytest_fp8.worker.record.trace import TraceEvent, busy_time, total_ms
+from pytest_fp8.worker.record.wire import dtype_told, exposures, is_collective, wire_times
 
 PHASE = "fp8 phase: "
 STEP = "fp8 step"

@@ -6,7 +6,7 @@ import torch
 
 from pytest_fp8.questions.layers.kernels import kernel_family
 from pytest_fp8.questions.layers.products import FP8, Product
-from pytest_fp8.worker.watch.profile import longest, plain_events, ranges_with_kernels
+from pytest_fp8.worker.record.profile import longest, plain_events, ranges_with_kernels
 
 KNOWN = "fp8 known product: "
 SIZES = 8
