@@ -121,7 +121,7 @@ def test_roles_that_share_their_extents_share_the_time():
         Product("backward", 16, (32, 16), FP8, "mm", milliseconds=2.0),
         Product("forward", 7, (9, 9), "float32", "bmm", milliseconds=0.5),
     ]
-    assert role_times(products, [call], recompute=False) == {
+    assert role_times(products, [call]) == {
         "fprop fp8": 1.0,
         "dgrad fp8": 2.0,
         "wgrad fp8": 2.0,

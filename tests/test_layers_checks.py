@@ -10,7 +10,6 @@ from helpers.evidence import CASE, SIZES, arm_ledger, layers_evidence, verdict_o
 from pytest_fp8 import Case, Verdict
 from pytest_fp8.codes import L, P
 from pytest_fp8.questions.layers.check import check_layers
-from pytest_fp8.questions.layers.products import FP8, Product
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
 from pytest_fp8.recipes import ROLES, Reason, Stays
 
@@ -68,7 +67,7 @@ def test_converted_but_not_executed_names_role_and_layer(role):
 
 def test_layers_that_are_off_in_one_of_two_micro_batches_are_told_as_calls():
     first, off = layers_evidence(), layers_evidence(bf16=[("q", "fprop"), ("up", "fprop")])
-    calls = [*first.calls, *(replace(call, microbatch=1) for call in first.calls)]
+    calls = [*first.calls, *off.calls]
     decision = check_layers(CASE, replace(first, calls=calls, products=[*first.products, *off.products]))
     verdict_of(decision, Verdict.FAIL, "fprop of 2 of 4 calls", "the first micro-batch alone")
 
@@ -143,13 +142,33 @@ def test_eval_mode_is_the_cause_only_where_layers_are_in_it():
 
 def test_recomputation_that_torch_ended_early_is_no_finding():
     case = Case("1b", "torchao", "tensorwise", activation_checkpointing=True)
-    healthy = layers_evidence(case=case, recompute=True)
-    calls = healthy.calls
-    again = [
-        Product("recompute", *c.expected("fprop")[1:], FP8, "mm", "fp8_kernel_1x1") for c in calls if c.name == "q"
-    ]
-    evidence = replace(healthy, products=[*healthy.products, *again])
-    verdict_of(check_layers(case, evidence), Verdict.PASS)
-    broken = [replace(product, kind="bfloat16") for product in again]
-    decision = check_layers(case, replace(evidence, products=[*healthy.products, *broken]))
+    healthy = layers_evidence(case=case, again=["q", "up"])
+    ended = [p for p in healthy.products if p != healthy.calls[1].ran["recompute"]]
+    verdict_of(check_layers(case, replace(healthy, products=ended)), Verdict.PASS)
+    broken = [replace(p, kind="bfloat16") if p.phase == "recompute" else p for p in ended]
+    decision = check_layers(case, replace(healthy, products=broken))
     verdict_of(decision, Verdict.FAIL, L.RECOMPUTE_NOT_IN_FP8, "recompute of 1 of 2 layers")
+
+
+def test_what_compiled_code_alone_has_in_bf16_is_told_by_its_size():
+    """No hook and no dispatch mode sees whose it is."""
+    healthy = layers_evidence()
+    alike = [replace(call, name=f"{call.name}{index}") for index in range(6) for call in healthy.calls]
+    originals = {call.name: (call.in_features, call.out_features) for call in alike}
+    names = [call.name for call in alike if call.fp8]
+    heads = {call.name: healthy.skipped["lm_head"] for call in alike if not call.fp8}
+    more = {"originals": originals, "converted": names, "live_fp8": names, "skipped": heads, "recipes": {}}
+    products = [product for call in alike for product in call.ran.values()]
+    evidence = replace(healthy, calls=alike, products=products, **more)
+    verdict_of(check_layers(CASE, evidence), Verdict.PASS)
+    products[products.index(alike[1].ran["dgrad"])] = replace(alike[1].ran["dgrad"], kind="bfloat16")
+    decision = check_layers(CASE, evidence)
+    said = "bfloat16: 1 of 6 of equal sizes, and which is not known: up0, up1, up2, up3 and 2 more"
+    verdict_of(decision, Verdict.FAIL, L.DGRAD_NOT_IN_FP8, "dgrad of 1 of 12 layers", said)
+
+
+def test_an_expert_that_no_row_was_sent_to_in_the_profiled_step_owes_nothing():
+    healthy = layers_evidence()
+    without = replace(healthy, products=[p for p in healthy.products if p not in healthy.calls[1].ran.values()])
+    verdict_of(check_layers(CASE, without), Verdict.FAIL, L.FPROP_NOT_IN_FP8, "absent: up")
+    verdict_of(check_layers(CASE, replace(without, routed=["up"])), Verdict.PASS)

@@ -1,10 +1,15 @@
-"""From executed products to layers and roles."""
+"""From executed products to layers and roles: the recorded step says whose they are, the profile how they ran."""
+
+from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from pytest_fp8.questions.layers.kernels import kernel_family
-from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, attribute, role_table
+from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, profiled_step, role_table
 
+AGAIN = ("fprop", "recompute", "dgrad", "wgrad")
 CALLS = [
     LayerCall("a", 64, 128, rows=32, fp8=True),
     LayerCall("b", 64, 128, rows=32, fp8=True),
@@ -12,39 +17,47 @@ CALLS = [
 ]
 
 
-def step(calls, kind_of, recompute=False):
-    """The products a training step would execute, in order: forward, then backward in reverse."""
-    ran = []
-    for call in calls:
-        phase, inner, outer = call.expected("fprop")
-        ran.append(Product(phase, inner, outer, kind_of(call, "fprop"), "mm"))
-    for call in reversed(calls):
-        for role in call.roles(recompute):
-            if role != "fprop":
-                phase, inner, outer = call.expected(role)
-                ran.append(Product(phase, inner, outer, kind_of(call, role), "mm"))
-    return ran
+def recorded(calls, *bf16):
+    """The calls with their products, in FP8 but for these layers and roles."""
+
+    def product(call, role):
+        return Product(*call.expected(role, "recompute"), FP8 if call.fp8 else "bfloat16", "mm")
+
+    def kind(call, role):
+        return {"kind": "bfloat16"} if (call.name, role) in bf16 or role in bf16 else {}
+
+    return [
+        replace(call, ran={role: replace(product(call, role), **kind(call, role)) for role in call.owed})
+        for call in calls
+    ]
 
 
-def all_fp8(call, role):
-    return FP8 if call.fp8 else "bfloat16"
+def products(calls):
+    """What these calls ran. The last comes first, as if a compiler had chosen the order."""
+    return [product for call in reversed(calls) for product in call.ran.values()]
 
 
-def test_every_product_finds_its_layer_and_role():
-    result = attribute(step(CALLS, all_fp8), CALLS)
-    assert role_table(result, CALLS) == {role: {"expected": 2, "fp8": 2} for role in ("fprop", "dgrad", "wgrad")}
+def kinds(step, layer):
+    return {a.role: a.kind for a in step.attributions if a.layer == layer}
+
+
+def test_every_product_finds_its_layer_and_role_in_any_order():
+    calls = recorded(CALLS)
+    result = profiled_step(products(calls), calls)
+    assert role_table(result, calls) == {role: {"expected": 2, "fp8": 2} for role in ("fprop", "dgrad", "wgrad")}
     assert not result.others
-    assert all(a.sure for a in result.attributions)
+    assert not any(a.among for a in result.attributions)
 
 
 def test_the_share_counts_flops_not_products():
     # a and b are 64 x 128, the head 64 x 256: half of the FLOPs, two thirds of the products.
-    assert attribute(step(CALLS, all_fp8), CALLS).fp8_share() == pytest.approx(0.5)
+    calls = recorded(CALLS)
+    assert profiled_step(products(calls), calls).fp8_share() == pytest.approx(0.5)
 
 
 def test_what_an_optimizer_multiplies_is_no_layer_s_and_no_part_of_the_share():
-    newton_schulz = Product("optimizer", 64, (128, 128), "bfloat16", "mm")
-    result = attribute([*step(CALLS, all_fp8), newton_schulz], CALLS)
+    newton_schulz, calls = Product("optimizer", 64, (128, 128), "bfloat16", "mm"), recorded(CALLS)
+    result = profiled_step([*products(calls), newton_schulz], calls)
     assert result.fp8_share() == pytest.approx(0.5)
     assert not result.others
 
@@ -52,113 +65,116 @@ def test_what_an_optimizer_multiplies_is_no_layer_s_and_no_part_of_the_share():
 @pytest.mark.parametrize(("kind", "share"), [(FP8, 1.0), ("bfloat16", 5 / 6)])
 def test_a_product_that_no_layer_needs_counts_unless_it_is_in_fp8(kind, share):
     """torchao's first layer, uncompiled, whose input needs no gradient: a compiled step has no such product."""
-    calls = [
-        LayerCall("first", 64, 128, rows=32, owed=("fprop", "wgrad"), fp8=True),
-        LayerCall("last", 128, 64, 32, fp8=True),
-    ]
-    ran = step(calls, all_fp8)
+    first = LayerCall("first", 64, 128, rows=32, owed=("fprop", "wgrad"), fp8=True)
+    calls = recorded([first, LayerCall("last", 128, 64, 32, fp8=True)])
     unneeded = Product("backward", 128, (32, 64), kind, "mm")
-    result = attribute([*ran, unneeded], calls)
+    result = profiled_step([*products(calls), unneeded], calls, others=[unneeded])
     assert result.others == [unneeded]
     assert result.fp8_share() == pytest.approx(share)
+    assert {a.kind for a in result.attributions} == {FP8}
 
 
 @pytest.mark.parametrize("role", ["fprop", "dgrad", "wgrad"])
 @pytest.mark.parametrize("layer", ["a", "b"])
-def test_one_product_in_bf16_is_named(role, layer):
-    ran = step(CALLS, lambda c, r: "bfloat16" if (c.name, r) == (layer, role) else all_fp8(c, r))
-    wrong = [(a.layer, a.role) for a in attribute(ran, CALLS).attributions if a.kind != FP8 and a.layer != "head"]
-    assert wrong == [(layer, role)]
+def test_one_product_in_bf16_is_named_where_the_recorded_step_has_it_too(role, layer):
+    calls = recorded(CALLS, (layer, role))
+    wrong = [a for a in profiled_step(products(calls), calls).attributions if a.kind != FP8 and a.layer != "head"]
+    assert [(a.layer, a.role, a.among) for a in wrong] == [(layer, role, ())]
+
+
+@pytest.mark.parametrize("role", ["fprop", "dgrad", "wgrad"])
+def test_what_compiled_code_alone_has_in_bf16_is_of_one_layer_of_its_size(role):
+    calls, broken = recorded(CALLS), recorded(CALLS, ("b", role))
+    wrong = [a for a in profiled_step(products(broken), calls).attributions if a.kind != FP8 and a.layer != "head"]
+    assert [(a.role, a.among) for a in wrong] == [(role, [("a", role), ("b", role)])]
+    every = profiled_step(products(recorded(CALLS, role)), calls)
+    assert [(a.layer, a.kind, a.among) for a in every.attributions if a.role == role] == [
+        (name, "bfloat16", ()) for name in ("a", "b", "head")
+    ]
+
+
+def test_what_compiled_code_alone_runs_in_fp8_counts():
+    calls = recorded(CALLS, ("a", "dgrad"))
+    assert set(kinds(profiled_step(products(recorded(CALLS)), calls), "a").values()) == {FP8}
 
 
 def test_a_product_that_never_ran_is_absent():
-    ran = [p for p in step(CALLS, all_fp8) if not (p.phase == "backward" and p.inner == 32)]
-    result = attribute(ran, CALLS)
+    calls = recorded(CALLS)
+    result = profiled_step([p for p in products(calls) if not (p.phase == "backward" and p.inner == 32)], calls)
     assert {a.role for a in result.attributions if a.kind == "absent"} == {"wgrad"}
 
 
-def test_recomputation_is_a_role_of_its_own():
-    ran = step(CALLS, lambda c, r: "bfloat16" if r == "recompute" else all_fp8(c, r), recompute=True)
-    assert role_table(attribute(ran, CALLS, recompute=True), CALLS)["recompute"] == {"expected": 2, "fp8": 0}
+@pytest.mark.parametrize("phase", ["recompute", "backward"])
+def test_recomputation_is_a_role_of_its_own(phase):
+    """In compiled code no hook says that it runs."""
+    calls = recorded([replace(call, owed=AGAIN) for call in CALLS], "recompute")
+    ran = [replace(p, phase=phase) if p.phase == "recompute" else p for p in products(calls)]
+    table = role_table(profiled_step(ran, calls), calls)
+    assert (table["recompute"], table["dgrad"]) == ({"expected": 2, "fp8": 0}, {"expected": 2, "fp8": 2})
 
 
 def test_a_frozen_weight_owes_no_weight_gradient():
-    frozen = [LayerCall("a", 64, 128, rows=32, owed=("fprop", "dgrad"), fp8=True)]
-    assert "wgrad" not in role_table(attribute(step(frozen, all_fp8), frozen), frozen)
+    frozen = recorded([LayerCall("a", 64, 128, rows=32, owed=("fprop", "dgrad"), fp8=True)])
+    assert "wgrad" not in role_table(profiled_step(products(frozen), frozen), frozen)
 
 
 def test_products_of_no_layer_are_kept_apart():
-    extra = Product("forward", 1, (32, 128), "float32", "bmm")
-    result = attribute([*step(CALLS, all_fp8), extra], CALLS)
-    assert result.others == [extra]
-
-
-def test_two_roles_of_equal_sizes_in_two_precisions_are_not_told_apart_with_confidence():
-    # As many tokens as outputs: dgrad and wgrad have the same extents.
-    square = [LayerCall("a", 64, 128, rows=128, fp8=True)]
-    ran = step(square, lambda c, r: "bfloat16" if r == "wgrad" else FP8)
-    assert {a.role for a in attribute(ran, square).attributions if not a.sure} == {"dgrad", "wgrad"}
+    extra, calls = Product("forward", 1, (32, 128), "float32", "bmm"), recorded(CALLS)
+    assert profiled_step([*products(calls), extra], calls).others == [extra]
+    assert profiled_step([*products(calls), extra], calls, [extra]).foreign == [extra]
 
 
 # As many tokens as inputs and outputs, as an 8B model has: dgrad and wgrad of both Linears have the same extents. "out"
-# is converted, "left" is not, and a compiled backward pass runs what is ready first.
+# is converted, "left" is not.
 ALIKE = [LayerCall("left", 128, 128, rows=128), LayerCall("out", 128, 128, rows=128, fp8=True)]
 
 
-def interleaved(*kinds):
-    forward = [Product("forward", 128, (128, 128), kind, "mm") for kind in ("bfloat16", FP8)]
-    return forward + [Product("backward", 128, (128, 128), kind, "mm") for kind in kinds]
+def backward(kinds):
+    """``8``: in FP8, ``h``: in high precision."""
+    return [Product("backward", 128, (128, 128), FP8 if kind == "8" else "bfloat16", "mm") for kind in kinds]
 
 
-def test_high_precision_products_are_those_of_the_layer_that_was_left():
-    result = attribute(interleaved(FP8, "bfloat16", FP8, "bfloat16"), ALIKE)
-    assert role_table(result, ALIKE) == {role: {"expected": 1, "fp8": 1} for role in ("fprop", "dgrad", "wgrad")}
-    assert {(a.layer, a.kind) for a in result.attributions} == {("left", "bfloat16"), ("out", FP8)}
+@pytest.mark.parametrize(("kept", "ran"), [((), "8h8h"), ((), "hh88"), (("wgrad",), "hhh8")])
+def test_products_of_equal_sizes_are_told_by_their_number(kept, ran):
+    calls = recorded(ALIKE, *kept)
+    forward = [call.ran["fprop"] for call in calls]
+    result = profiled_step(forward + backward(ran), calls)
+    assert set(kinds(result, "left").values()) == {"bfloat16"}
+    assert kinds(result, "out") == {"fprop": FP8, "dgrad": FP8, "wgrad": "bfloat16" if kept else FP8}
 
 
-def test_a_role_that_the_recipe_keeps_in_high_precision_is_none_that_lost_its_fp8():
-    result = attribute(interleaved("bfloat16", FP8, "bfloat16", "bfloat16"), ALIKE, fp8_roles=("fprop", "dgrad"))
-    assert [(a.layer, a.role) for a in result.attributions if a.kind == FP8] == [("out", "fprop"), ("out", "dgrad")]
-
-
-@pytest.mark.parametrize(
-    "kinds", [(FP8, "bfloat16", "bfloat16", "bfloat16"), ("bfloat16",) * 4, (FP8, "bfloat16", "bfloat16")]
-)
-def test_one_product_in_fp8_too_few_is_still_found_among_alike_layers(kinds):
-    result = attribute(interleaved(*kinds), ALIKE)
-    assert [a for a in result.attributions if a.layer == "out" and a.kind != FP8]
-    assert not any(a.sure for a in result.attributions if a.role != "fprop") or len(set(kinds)) == 1
+@pytest.mark.parametrize("ran", ["8hhh", "hhhh", "8hh"])
+def test_one_product_in_fp8_too_few_is_found_among_alike_layers(ran):
+    calls = recorded(ALIKE)
+    result = profiled_step([call.ran["fprop"] for call in calls] + backward(ran), calls)
+    wrong = [a for a in result.attributions if a.layer == "out" and a.kind != FP8]
+    assert [list(a.among) for a in wrong] == ([[("out", "dgrad"), ("out", "wgrad")]] if "8" in ran else [[], []])
 
 
 FIRST = [LayerCall("first", 64, 128, rows=128, fp8=True, owed=("fprop", "wgrad"))]
 """As many rows as outputs: its dgrad, which nobody needs and torchao computes, has the extents of its wgrad."""
+UNNEEDED = Product("backward", 128, (64, 128), FP8, "mm")
 
 
-@pytest.mark.parametrize("kinds", [(FP8, "bfloat16"), ("bfloat16", FP8)])
-def test_a_product_that_nobody_needs_is_not_taken_for_one_that_a_recipe_keeps(kinds):
-    forward, (_, inner, outer) = step(FIRST, all_fp8)[0], FIRST[0].expected("wgrad")
-    ran = [forward, *(Product("backward", inner, outer, kind, "mm") for kind in kinds)]
-    kept = attribute(ran, FIRST, fp8_roles=("fprop", "dgrad"))
-    assert [(a.role, a.kind) for a in kept.attributions] == [("fprop", FP8), ("wgrad", "bfloat16")]
+KEPT = ("wgrad",)
 
 
-def test_a_wgrad_in_fp8_that_a_recipe_keeps_is_found_beside_a_product_that_nobody_needs():
-    forward, (_, inner, outer) = step(FIRST, all_fp8)[0], FIRST[0].expected("wgrad")
-    ran = [forward, *(Product("backward", inner, outer, FP8, "mm") for _ in range(2))]
-    assert attribute(ran, FIRST, fp8_roles=("fprop", "dgrad")).attributions[1].kind == FP8
-
-
-def test_a_lost_wgrad_is_found_beside_a_product_that_nobody_needs():
-    ran = [step(FIRST, all_fp8)[0]]
-    _, inner, outer = FIRST[0].expected("wgrad")
-    ran += [Product("backward", inner, outer, kind, "mm") for kind in ("bfloat16", FP8)]
-    assert attribute(ran, FIRST).attributions[1].kind == "bfloat16"
+@pytest.mark.parametrize(
+    ("kept", "ran", "found"),
+    [(KEPT, "8h", "h"), (KEPT, "h", "h"), (KEPT, "88", "8"), ((), "h8", "h"), ((), "88", "8")],
+)
+def test_a_product_that_nobody_needs_is_not_taken_for_the_layers_own(kept, ran, found):
+    """With a wgrad that a recipe keeps in high precision, and with one in FP8."""
+    calls = recorded(FIRST, *kept)
+    alike = [replace(product, outer=(64, 128)) for product in backward(ran)]
+    result = profiled_step([calls[0].ran["fprop"], *alike], calls, others=[UNNEEDED])
+    assert kinds(result, "first")["wgrad"] == (FP8 if found == "8" else "bfloat16")
 
 
 CRITIC = [
     LayerCall("critic", 64, 128, rows=128, fp8=True, owed=("fprop", "wgrad")),
-    LayerCall("generator", 128, 64, rows=128, fp8=True, microbatch=1),
-    LayerCall("critic", 64, 128, rows=128, fp8=True, owed=("fprop", "dgrad"), microbatch=1),
+    LayerCall("generator", 128, 64, rows=128, fp8=True),
+    LayerCall("critic", 64, 128, rows=128, fp8=True, owed=("fprop", "dgrad")),
 ]
 """A GAN: the critic's weights rest for the second loss, whose gradient passes through it. All gradients but the
 generator's dgrad are alike, and torchao computes those that nobody needs."""
@@ -166,21 +182,68 @@ generator's dgrad are alike, and torchao computes those that nobody needs."""
 
 @pytest.mark.parametrize(
     ("order", "sound"),
-    [("8h 8hh", True), ("h8 h8h", True), ("8h 8h", True), ("8h hhh", False), ("hh hhh", False), ("88 88h", False)],
+    [("8h8hh", True), ("h8h8h", True), ("8h8h", True), ("8hhhh", False), ("hhhhh", False), ("8888h", False)],
 )
 def test_a_layer_that_rests_in_one_loss_may_compute_its_wgrad_all_the_same(order, sound):
-    kinds = [FP8 if kind == "8" else "bfloat16" for kind in order.replace(" ", "")]
-    ran = [Product("forward", *call.expected("fprop")[1:], FP8, "mm") for call in CRITIC]
-    ran += [Product("backward", 128, (64, 128), kind, "mm") for kind in kinds]
-    ran.append(Product("backward", *CRITIC[1].expected("dgrad")[1:], FP8, "mm"))
-    result = attribute(ran, CRITIC, fp8_roles=("fprop", "dgrad")).attributions
+    calls = recorded(CRITIC, "wgrad")
+    alike = [replace(product, outer=(64, 128)) for product in backward(order)]
+    others = [UNNEEDED, replace(UNNEEDED, kind="bfloat16")]
+    ran = [call.ran["fprop"] for call in calls] + [calls[1].ran["dgrad"], *alike]
+    result = profiled_step(ran, calls, others=others).attributions
     assert all((a.kind == FP8) == (a.role != "wgrad") for a in result) == sound
 
 
-def test_in_the_forward_pass_order_counts():
-    swapped = [Product("forward", 128, (128, 128), kind, "mm") for kind in (FP8, "bfloat16")]
-    result = attribute(swapped + interleaved(FP8, FP8, "bfloat16", "bfloat16")[2:], ALIKE)
-    assert [(a.layer, a.kind) for a in result.attributions if a.role == "fprop"] == [("left", FP8), ("out", "bfloat16")]
+def one_step(call, rows):
+    """The products of a Linear, all in FP8, for ``rows`` in place of the call's own."""
+    return products(recorded([replace(call, rows=rows)]))
+
+
+def test_rows_that_a_router_moved_are_matched_by_the_layers_own_sizes():
+    calls = recorded([LayerCall("expert", 64, 128, rows=48, fp8=True)])
+    step = profiled_step(one_step(calls[0], rows=32), calls)
+    assert set(kinds(step, "expert").values()) == {FP8}
+    assert step.fp8_share() == 1.0
+
+
+def test_one_of_several_experts_whose_product_lost_its_fp8_is_one_of_them():
+    calls = recorded([LayerCall(name, 64, 128, rows=48, fp8=True) for name in ("one", "two")])
+    ran = [*one_step(calls[0], rows=32), *one_step(calls[1], rows=64)]
+    ran[0] = replace(ran[0], kind="bfloat16")
+    wrong = [a for a in profiled_step(ran, calls).attributions if a.kind != FP8]
+    assert [(a.kind, [layer for layer, _ in a.among]) for a in wrong] == [("bfloat16", ["one", "two"])]
+
+
+def test_a_layer_of_other_sizes_is_never_taken_for_a_missing_one():
+    calls = recorded([LayerCall("expert", 64, 128, rows=48, fp8=True)])
+    step = profiled_step(one_step(LayerCall("other", 64, 256, rows=48, fp8=True), rows=48), calls)
+    assert set(kinds(step, "expert").values()) == {"absent"}
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_recomputation_that_ended_early_takes_no_other_roles_product(noticed):
+    """The second layer's fprop and the first one's dgrad have equal extents, and no phase tells them apart."""
+    calls = recorded(LayerCall(name, *sizes, rows=32, fp8=True, owed=AGAIN) for name, sizes in TWO.items())
+    ran = [replace(p, phase="backward") if p.phase == "recompute" else p for p in products(calls)]
+    ran.remove(replace(calls[1].ran["recompute"], phase="backward"))
+    if noticed:
+        calls[1] = replace(calls[1], ran={role: p for role, p in calls[1].ran.items() if role != "recompute"})
+    step = profiled_step(ran, calls)
+    assert [(a.layer, a.role) for a in step.attributions if a.kind == "absent"] == [("down", "recompute")]
+
+
+TWO = {"up": (64, 256), "down": (256, 64)}
+
+
+def test_where_operators_were_not_recorded_the_recipe_says_what_is_expected():
+    """As of Unsloth, whose library refuses it: forward products in FP8, gradients not, and all sizes alike."""
+    calls = [LayerCall("q", 64, 64, rows=32, fp8=True, owed=("fprop", "recompute", "dgrad"))]
+    forward = Product("forward", 64, (32, 64), FP8, "mm")
+    ran = [forward, *(replace(forward, phase="backward", kind=kind) for kind in ("bfloat16", FP8))]
+    assert kinds(profiled_step(ran, calls, fp8_roles=("fprop",)), "q") == {
+        "fprop": FP8,
+        "recompute": FP8,
+        "dgrad": "bfloat16",
+    }
 
 
 @pytest.mark.parametrize(
@@ -201,35 +264,3 @@ def test_in_the_forward_pass_order_counts():
 )
 def test_a_family_is_a_kernel_without_its_size(name, family):
     assert kernel_family(name) == family
-
-
-def one_step(call, phase="forward", rows=None):
-    """The three products of a Linear, all in FP8, for ``rows`` in place of the call's own."""
-    m, k, n = rows or call.rows, call.in_features, call.out_features
-    return [
-        Product(phase, k, (m, n), FP8, "mm"),
-        Product("backward", n, (m, k), FP8, "mm"),
-        Product("backward", m, (n, k), FP8, "mm"),
-    ]
-
-
-def test_rows_that_a_router_moved_are_matched_by_the_layers_own_sizes():
-    call = LayerCall("expert", 64, 128, rows=48, fp8=True)
-    step = attribute(one_step(call, rows=32), [call])
-    assert [a.kind for a in step.attributions] == [FP8] * 3
-    assert step.fp8_share() == 1.0
-
-
-def test_a_layer_of_other_sizes_is_never_taken_for_a_missing_one():
-    call = LayerCall("expert", 64, 128, rows=48, fp8=True)
-    step = attribute(one_step(LayerCall("other", 64, 256, rows=48)), [call])
-    assert [a.kind for a in step.attributions] == ["absent"] * 3
-
-
-def test_a_recomputation_that_ended_early_takes_no_other_roles_product():
-    # The second layer's fprop and the first one's dgrad have equal extents, and no phase tells them apart.
-    up = LayerCall("up", 64, 256, rows=32, fp8=True, owed=("fprop", "recompute", "dgrad", "wgrad"))
-    down = LayerCall("down", 256, 64, rows=32, fp8=True, owed=("fprop", "recompute", "dgrad", "wgrad"))
-    products = [*one_step(up), *one_step(down), Product("backward", 64, (32, 256), FP8, "mm")]
-    step = attribute(products, [up, down])
-    assert [(a.layer, a.role) for a in step.attributions if a.kind == "absent"] == [("down", "recompute")]

@@ -22,25 +22,28 @@ from pytest_fp8.questions.ledger.evidence import (
     Weight,
 )
 from pytest_fp8.questions.loss.evidence import Curve
-from pytest_fp8.recipes import Reason, Stays
+from pytest_fp8.recipes import RECOMPUTE, ROLES, Reason, Stays
 
 CASE = Case("1b", "transformer_engine", "delayed")
 HEAD = Reason(Stays.HEAD, "output projections stay in high precision")
 SIZES = {"q": (64, 64), "up": (64, 256), "lm_head": (64, 512)}
 
 
-def layers_evidence(bf16=(), kernel="fp8_kernel_1x1", case=CASE, **changes):
-    """The evidence of a healthy arm, but for the ``(layer, role)`` pairs in ``bf16`` and for ``changes``."""
-    calls = [LayerCall(name, i, o, 48, fp8=name != "lm_head") for name, (i, o) in SIZES.items()]
-    ran = []
-    for call in [*calls, *reversed(calls)]:
-        for role in call.roles(recompute=False):
-            phase, inner, outer = call.expected(role)
-            if (role == "fprop") == (len(ran) < len(calls)):
-                on = call.fp8 and (call.name, role) not in bf16
-                ran.append(
-                    Product(phase, inner, outer, FP8 if on else "bfloat16", "mm", kernel if on else "bf16_kernel_1x1")
-                )
+def layers_evidence(bf16=(), kernel="fp8_kernel_1x1", case=CASE, again=(), **changes):
+    """The evidence of a healthy arm, but for the ``(layer, role)`` pairs in ``bf16``, in the recorded step and in the
+    profiled one, and for ``changes``. ``again``: the layers that are recomputed."""
+
+    def product(call, role):
+        on = call.fp8 and (call.name, role) not in bf16
+        kind, ran_by = (FP8, kernel) if on else ("bfloat16", "bf16_kernel_1x1")
+        return Product(*call.expected(role, RECOMPUTE), kind, "mm", ran_by)
+
+    calls = []
+    for name, (inputs, outputs) in SIZES.items():
+        owed = [*ROLES, *([RECOMPUTE] if name in again else [])]
+        call = LayerCall(name, inputs, outputs, 48, owed, fp8=name != "lm_head")
+        calls.append(replace(call, ran={role: product(call, role) for role in owed}))
+    ran = [product for call in calls for product in call.ran.values()]
     evidence = LayersEvidence(
         originals=SIZES,
         converted=["q", "up"],

@@ -32,10 +32,11 @@ class FakeAnswers:
     def layers(self) -> dict[str, Any]:
         case = self.spec.case
         roles = self.world.executed_roles or recipe_facts(case.backend, case.recipe).roles
-        calls = [LayerCall(n, i, o, ROWS, fp8=self.is_fp8 and n != "lm_head") for n, (i, o) in SIZES.items()]
+        owed = [*ROLES, *([RECOMPUTE] if case.activation_checkpointing else [])]
+        calls = [LayerCall(n, i, o, ROWS, owed, fp8=self.is_fp8 and n != "lm_head") for n, (i, o) in SIZES.items()]
         products = []
         for call in calls:
-            for role in call.roles(recompute=case.activation_checkpointing):
+            for role in call.owed:
                 phase, inner, outer = call.expected(role, RECOMPUTE)
                 on = call.fp8 and (FPROP if role == RECOMPUTE else role) in roles
                 kernel = "nvjet_sm90_qqtst_64x8_1" if on else "nvjet_sm90_tst_64x8_1"
@@ -60,12 +61,12 @@ class FakeAnswers:
             "exposed_ms": 0.0,
             "rest": [],
             "waits": {},
-            "recompute": case.activation_checkpointing,
+            "others": [],
+            "routed": [],
             "kinds": dict.fromkeys(SIZES, "torch.nn.modules.linear.Linear"),
             "in_eval": [],
             "stale_amax": [],
             "foreign": [],
-            "others": [],
             "dropped_behaviour": {},
             "stacked_weights": {},
             "unmatched": [],

@@ -45,9 +45,7 @@ def of_own(phase, kind, inner=64):
 
 
 def recomputed_in_bf16():
-    healthy = layers_evidence(case=RECOMPUTES, recompute=True)
-    again = Product("recompute", *healthy.calls[0].expected("fprop")[1:], "bfloat16", "mm", "bf16_kernel_1x1")
-    return check_layers(RECOMPUTES, replace(healthy, products=[*healthy.products, again]))
+    return check_layers(RECOMPUTES, layers_evidence([("q", "recompute")], case=RECOMPUTES, again=["q"]))
 
 
 def gathered(reference, fp8):

@@ -9,7 +9,7 @@ from typing import Any
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import Arm, TwoArms
 from pytest_fp8.questions.layers.kernels import kernel_family
-from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, StepProducts, attribute, recorded_step
+from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, StepProducts, profiled_step, recorded_step
 from pytest_fp8.questions.ledger.evidence import OwnedProduct
 from pytest_fp8.recipes import ROLES, Reason, Role
 
@@ -65,8 +65,6 @@ class LayersEvidence:
     """Kernel families known to multiply ``fp8`` and ``bfloat16``; ``None`` on a CPU, which has no kernels."""
     attention: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Attention operator -> names of the kernels that it launched."""
-    recompute: bool = False
-    """Whether the case asks for activation checkpointing."""
     milliseconds: Mapping[str, float] = field(default_factory=dict)
     """GPU time of one step: ``fp8 products``, ``other products``, ``attention``, ``optimizer`` (without its products),
     ``communication``, ``rest``, and ``busy`` in all. Empty on a CPU."""
@@ -99,6 +97,9 @@ class LayersEvidence:
     others: Sequence[Product] = ()
     """The Linears' products in the recorded step that no call needs: uncompiled, torchao computes the gradients of the
     first layer's input and of frozen weights, too."""
+    routed: Sequence[str] = ()
+    """Linears whose calls follow from numbers that the model computes: the profiled step may not call them. Empty on a
+    CPU."""
     foreign: Sequence[OwnedProduct] = ()
     """Products of the uncompiled step that no Linear called: convolutions, recurrent layers, raw parameters, FP8
     functions of the user's own."""
@@ -134,8 +135,8 @@ class LayersEvidence:
         if self.families is None:
             # Nothing was profiled: the recorded step is the step.
             return recorded_step(self.calls, [each.product for each in self.foreign], self.others)
-        return attribute(
-            self.verified(), self.calls, self.recompute, fp8_roles, [each.product for each in self.foreign]
+        return profiled_step(
+            self.verified(), self.calls, [each.product for each in self.foreign], self.others, fp8_roles
         )
 
 

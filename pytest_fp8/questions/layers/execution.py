@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from pytest_fp8.case import Case
@@ -9,7 +10,7 @@ from pytest_fp8.codes import L
 from pytest_fp8.questions.findings import SHOWN, fail, some
 from pytest_fp8.questions.layers.conversion import eval_cause
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.questions.layers.products import EVALUATION, FP8, Attribution, Product, StepProducts
+from pytest_fp8.questions.layers.products import ABSENT, EVALUATION, FP8, Attribution, Product, StepProducts
 from pytest_fp8.questions.ledger.evidence import OwnedProduct
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role, recipe_facts
 from pytest_fp8.verdicts import Finding, Verdict
@@ -60,8 +61,7 @@ def find_in_execution(
     for role in roles:
         wanted = role in claimed or (role == RECOMPUTE and "fprop" in claimed)
         mine = [a for a in step.attributions if a.role == role and a.layer in converted]
-        # A recomputation ends as soon as it has what the backward pass needs: its last product may be absent.
-        wrong = [a for a in mine if (a.kind == FP8) != wanted and not (role == RECOMPUTE and a.kind == "absent")]
+        wrong = [a for a in mine if (a.kind == FP8) != wanted and not _may_be_absent(a, evidence)]
         if wrong and wanted:
             return _not_in_fp8(evidence, role, mine, wrong)
         if wrong:
@@ -74,6 +74,12 @@ def find_in_execution(
                 next_step="check the recipe's configuration",
             )
     return None
+
+
+def _may_be_absent(product: Attribution, evidence: LayersEvidence) -> bool:
+    """A recomputation ends as soon as it has what the backward pass needs: its last product may be absent. So may all
+    of an expert that no row is sent to."""
+    return product.kind == ABSENT and (product.role == RECOMPUTE or product.layer in evidence.routed)
 
 
 def find_past_layers(case: Case, evidence: LayersEvidence) -> Finding | None:
@@ -120,14 +126,17 @@ def _not_in_fp8(
             next_step="profile the layer alone and report the kernel's name",
         )
     code, cause = NOT_IN_FP8[role]
-    doubt = "" if all(a.sure for a in wrong) else " (dgrad and wgrad of equal sizes: which of the two is not certain)"
     often = len({a.layer for a in mine}) < len(mine)
-    sometimes = often and {a.layer for a in wrong} <= {a.layer for a in mine if a.kind == FP8}
+    sometimes = (
+        often
+        and not any(a.among for a in wrong)
+        and {a.layer for a in wrong} <= {a.layer for a in mine if a.kind == FP8}
+    )
     return fail(
         code,
         f"converted but not executed in FP8: {role} of {len(wrong)} of {len(mine)} {'calls' if often else 'layers'}",
         expected=f"{len(mine)} {role} products in FP8",
-        seen=f"{len(mine) - len(wrong)} in FP8; {_kinds(wrong)}{doubt}",
+        seen=f"{len(mine) - len(wrong)} in FP8; {_kinds(wrong)}",
         cause=eval_cause(evidence) or (SOMETIMES if sometimes else cause),
         about=wrong[0].layer,
         next_step=f"read the layer's {'forward' if role == 'fprop' else 'backward'}, and the recipe's roles",
@@ -135,7 +144,17 @@ def _not_in_fp8(
 
 
 def _kinds(wrong: Sequence[Attribution]) -> str:
-    by_kind: dict[str, list[str]] = {}
-    for attribution in wrong:
-        by_kind.setdefault(attribution.kind, []).append(attribution.layer)
-    return "; ".join(f"{kind}: {some(layers)}" for kind, layers in by_kind.items())
+    """``bfloat16: layers.3.up; bfloat16: 1 of 32 of equal sizes, and which is not known: ...``."""
+    known: dict[str, list[str]] = {}
+    unknown: Counter[tuple[str, tuple[tuple[str, Role], ...]]] = Counter()
+    for each in wrong:
+        if each.among:
+            unknown[each.kind, tuple(each.among)] += 1
+        else:
+            known.setdefault(each.kind, []).append(each.layer)
+    said = [f"{kind}: {some(layers)}" for kind, layers in known.items()]
+    for (kind, among), number in unknown.items():
+        roles = {role for _, role in among}
+        names = [layer if len(roles) == 1 else f"{role} of {layer}" for layer, role in among]
+        said.append(f"{kind}: {number} of {len(among)} of equal sizes, and which is not known: {some(names)}")
+    return "; ".join(said)

@@ -11,7 +11,7 @@ A product is known by its *extents*: the inner (contracted) size and the two out
     wgrad     dy^T . x       M        N, K
     ========  =============  =======  ========
 
-Extents do not depend on how a library transposes its operands. :func:`attribute` matches products to layers by them.
+Extents do not depend on how a library transposes its operands. :func:`profiled_step` counts products by them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from dataclasses import dataclass, field
 
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD, Role
 
+GRADIENTS = (DGRAD, WGRAD)
+ABSENT = "absent"
+"""The kind of a product that did not run."""
 FP8 = "fp8"
 """Both operands held FP8 values, and (on a GPU) an FP8 kernel multiplied them."""
 Extents = tuple[str, int, tuple[int, int]]
@@ -85,8 +88,6 @@ class LayerCall:
     fp8: bool = False
     training: bool = True
     """False where the layer was in eval mode."""
-    microbatch: int = 0
-    """How many backward passes of the step came before."""
 
     def expected(self, role: Role, recomputed_in: str = "backward") -> Extents:
         """The extents of this layer's product in a role. ``recomputed_in``: the phase of recomputed products."""
@@ -103,14 +104,6 @@ class LayerCall:
         """Of each of its products."""
         return 2 * self.rows * self.in_features * self.out_features
 
-    @property
-    def recomputed(self) -> bool:
-        return RECOMPUTE in self.owed
-
-    def roles(self, recompute: bool) -> list[Role]:
-        """The roles in which this call has a product. ``recompute``: every call is recomputed."""
-        return [*self.owed, *((RECOMPUTE,) if recompute and not self.recomputed else ())]
-
 
 @dataclass(frozen=True)
 class Attribution:
@@ -121,8 +114,8 @@ class Attribution:
     kind: str
     """``fp8``, another kind, or ``absent``."""
     flops: int
-    sure: bool = True
-    """False where two roles of equal extents ran in different precisions: which ran in which is then unknown."""
+    among: Sequence[tuple[str, Role]] = ()
+    """Layers and roles of equal sizes, of one of which this is: of which is not known. Empty where it is known."""
 
 
 @dataclass
@@ -144,7 +137,7 @@ class StepProducts:
 
     def flops(self) -> int:
         """Those that the shares are of; 1 where nothing ran."""
-        ran = sum(a.flops for a in self.attributions if a.kind != "absent") + sum(p.flops for p in self.foreign)
+        ran = sum(a.flops for a in self.attributions if a.kind != ABSENT) + sum(p.flops for p in self.foreign)
         return ran + sum(p.flops for p in self.others if p.kind != FP8) or 1
 
 
@@ -153,64 +146,116 @@ def recorded_step(calls: Sequence[LayerCall], foreign: Iterable[Product], others
     attributions = []
     for call in calls:
         # Products of equal extents are told apart by the order in which autograd computes gradients.
-        kinds = {call.ran[role].kind for role in (DGRAD, WGRAD) if role in call.ran}
+        kinds = {call.ran[role].kind for role in GRADIENTS if role in call.ran}
         alike = call.expected(DGRAD) == call.expected(WGRAD) and len(kinds) > 1
         for role in call.owed:
-            kind = call.ran[role].kind if role in call.ran else "absent"
-            sure = not (alike and role in (DGRAD, WGRAD))
-            attributions.append(Attribution(call.name, role, kind, call.flops, sure))
+            kind = call.ran[role].kind if role in call.ran else ABSENT
+            among = [(call.name, each) for each in GRADIENTS] if alike and role in GRADIENTS else ()
+            attributions.append(Attribution(call.name, role, kind, call.flops, among))
     return StepProducts(attributions, [each for each in foreign if each.phase in TRAINING], list(others))
 
 
-def attribute(
+def profiled_step(
     products: Iterable[Product],
     calls: Sequence[LayerCall],
-    recompute: bool = False,
-    fp8_roles: Collection[Role] = ROLES,
     foreign: Iterable[Product] = (),
+    others: Iterable[Product] = (),
+    fp8_roles: Collection[Role] = ROLES,
 ) -> StepProducts:
-    """Match executed products to layers and roles.
+    """The products of a step as it ran. The recorded step says whose they are, in ``calls``, ``foreign`` and
+    ``others``, with the number of tokens of the step that ran.
 
-    Products of equal extents run in the layers' order in the forward pass, and in reverse order in the backward pass:
-    dgrad before wgrad where a layer's two are alike. There their number counts before their order (:func:`_by_number`).
-    Where roles of equal extents ran in different precisions, the match is not sure. A router may send other rows in the
-    measured step than in the observed pass: what matches no extents is matched by the layer's own two sizes.
-
-    ``recompute``: every call is recomputed; else those that say so. ``fp8_roles``: the roles that the recipe runs in
-    FP8. ``foreign``: products of the uncompiled step that no Linear called; they are taken away before anything is
-    matched, so that a raw parameter of a Linear's size is not taken for it.
+    Both are counted by phase and sizes: a compiled step runs what is ready first, so that order says nothing. A
+    layer's product ran as it was recorded where there is one more of this kind. What ran otherwise is one layer's of
+    equal sizes, and of which is not known. A router may send other rows in the step that ran: what matches no sizes is
+    matched by the layers' own two. ``fp8_roles``: what is expected of FP8 layers whose products were not recorded.
     """
-    recompute = recompute and not any(call.recomputed for call in calls)
     ran: dict[Extents, list[Product]] = defaultdict(list)
     for product in products:
         # A hand-written step may evaluate in between, and an optimizer may multiply (Muon): no layer's products.
         if product.phase in TRAINING:
             ran[product.extents].append(product)
     recomputed_in = RECOMPUTE if any(phase == RECOMPUTE for phase, _, _ in ran) else "backward"
-    slots = _slots(calls, recompute, recomputed_in)
-    spare = _spare(calls, fp8_roles)
-    result = StepProducts(foreign=_taken_away(ran, foreign))
-    open_slots: list[tuple[int, LayerCall, Role]] = []
-    for extents, wanted in slots.items():
-        seen = ran.pop(extents, [])
-        if len(seen) < len(wanted):
-            # What is missing is first of all a recomputation that ended early: a stable sort.
-            wanted.sort(key=lambda slot: slot[1] == RECOMPUTE)
-        owes_fp8 = [call.fp8 and (FPROP if role == RECOMPUTE else role) in fp8_roles for call, role in wanted]
-        kinds = [product.kind for product in seen]
-        sure = len(set(kinds)) < 2 or len({role for _, role in wanted}) < 2
-        if extents[0] != "forward":
-            kinds = _by_number(kinds, owes_fp8, spare[extents])
-        for index, (call, role) in enumerate(wanted):
-            kind = kinds[index] if index < len(kinds) else "absent"
-            if kind == "absent":
-                open_slots.append((len(result.attributions), call, role))
-            result.attributions.append(Attribution(call.name, role, kind, call.flops, sure=sure))
-        result.others.extend(seen[len(wanted) :])
-    for rest in ran.values():
-        result.others.extend(rest)
-    _match_moved(result, open_slots, recomputed_in)
-    return result
+    foreign = _taken_away(ran, foreign)
+    spare = Counter(product.extents for product in others if product.kind != FP8)
+    slots: dict[Extents, list[_Slot]] = defaultdict(list)
+    for call in calls:
+        for role in call.owed:
+            slot = _Slot(call, role, _expected_kind(call, role, fp8_roles))
+            slots[call.expected(role, recomputed_in)].append(slot)
+    left: list[Product] = []
+    for extents, alike in slots.items():
+        left += _share_out(alike, ran.pop(extents, []), spare[extents])
+    left += [product for rest in ran.values() for product in rest]
+    every = [slot for alike in slots.values() for slot in alike]
+    moved: dict[tuple[Role, int, int], list[_Slot]] = defaultdict(list)
+    for slot in every:
+        if slot.kind == ABSENT != slot.recorded:
+            moved[slot.role, slot.call.in_features, slot.call.out_features].append(slot)
+    for alike in moved.values():
+        fitting = [p for p in left if fits(p, alike[0].call, alike[0].role, recomputed_in)]
+        left = [p for p in left if not any(p is other for other in fitting)]
+        left += _share_out(alike, fitting, spare=len(fitting))
+    return StepProducts([slot.attribution() for slot in every], foreign, left)
+
+
+@dataclass
+class _Slot:
+    """A product that a call owes in one role."""
+
+    call: LayerCall
+    role: Role
+    recorded: str
+    kind: str = ABSENT
+    among: Sequence[tuple[str, Role]] = ()
+    ran: Product | None = None
+
+    def attribution(self) -> Attribution:
+        flops = self.ran.flops if self.ran is not None else self.call.flops
+        return Attribution(self.call.name, self.role, self.kind, flops, self.among)
+
+
+def _expected_kind(call: LayerCall, role: Role, fp8_roles: Collection[Role]) -> str:
+    """The kind that the recorded step has. Where a library refuses to have its operators watched, what the recipe
+    promises; empty for any in high precision."""
+    if call.ran:
+        return call.ran[role].kind if role in call.ran else ABSENT
+    return FP8 if call.fp8 and (FPROP if role == RECOMPUTE else role) in fp8_roles else ""
+
+
+def _share_out(slots: Sequence[_Slot], ran: Sequence[Product], spare: int) -> list[Product]:
+    """Say of slots of equal sizes how their products ran; gives the products that are none of theirs. ``spare``: how
+    many of these the recorded step has in high precision, as gradients that nobody needs."""
+    left = list(ran)
+
+    def take(slot: _Slot, kind: str) -> bool:
+        found = next((index for index, product in enumerate(left) if product.kind == kind), None)
+        if found is None:
+            return False
+        slot.kind, slot.ran = kind, left.pop(found)
+        return True
+
+    # What is missing is first of all a recomputation, which ends as soon as it has what is needed.
+    order = sorted(slots, key=lambda slot: (slot.recorded == ABSENT, slot.role == RECOMPUTE))
+    open_slots = [slot for slot in order if not take(slot, slot.recorded)]
+    left.sort(key=lambda product: product.kind == FP8)
+    for slot in open_slots:
+        if left:
+            take(slot, left[0].kind)
+    # More in high precision than was recorded: of layers that lost their FP8, and FP8's are gradients nobody needs.
+    surplus = [product for product in left if product.kind != FP8][spare:]
+    lost = [slot for slot in reversed(order) if slot.kind == FP8]
+    for slot, product in zip(lost, surplus, strict=False):
+        if slot.ran is not None:
+            left.append(slot.ran)
+        take(slot, product.kind)
+    for recorded in {slot.recorded for slot in slots}:
+        same = [slot for slot in slots if slot.recorded == recorded]
+        among = list(dict.fromkeys((slot.call.name, slot.role) for slot in same))
+        others = [slot for slot in same if slot.kind != recorded]
+        for slot in others if len(others) < len(same) and len(among) > 1 else ():
+            slot.among = among
+    return left
 
 
 def _taken_away(ran: dict[Extents, list[Product]], foreign: Iterable[Product]) -> list[Product]:
@@ -225,58 +270,6 @@ def _taken_away(ran: dict[Extents, list[Product]], foreign: Iterable[Product]) -
         elif product.operator in (CONVOLUTION, RECURRENT) and product.phase != EVALUATION:
             others.append(product)
     return others
-
-
-def _slots(
-    calls: Sequence[LayerCall], recompute: bool, recomputed_in: str
-) -> dict[Extents, list[tuple[LayerCall, Role]]]:
-    """The products that the calls need, by extents, in the order in which they run."""
-    slots: dict[Extents, list[tuple[LayerCall, Role]]] = defaultdict(list)
-    for call in calls:
-        slots[call.expected(FPROP)].append((call, FPROP))
-    backward = list(reversed(calls))
-    backward.sort(key=lambda call: call.microbatch)
-    for call in backward:
-        for role in call.roles(recompute):
-            if role != FPROP:
-                slots[call.expected(role, recomputed_in)].append((call, role))
-    return slots
-
-
-def _spare(calls: Sequence[LayerCall], fp8_roles: Collection[Role]) -> Counter[Extents]:
-    """Gradients that nobody needs and an FP8 layer may compute in high precision all the same: torchao computes both,
-    so that a layer whose weights rest for one loss has a wgrad there."""
-    return Counter(
-        call.expected(role)
-        for call in calls
-        for role in (DGRAD, WGRAD)
-        if call.fp8 and role not in fp8_roles and role not in call.owed
-    )
-
-
-def _by_number(kinds: list[str], owes_fp8: Sequence[bool], spare: int) -> list[str]:
-    """The kinds of a backward pass's products of equal extents, in the order of the slots they fill.
-
-    A compiled backward pass runs what is ready first, so order says little where what stays in high precision has the
-    extents of what must run in FP8. The number decides: where as many products ran in high precision as may, they are
-    taken for those that may, and FP8's for those that must. One too few is always found, in one slot or another. More
-    than there are slots are gradients that nobody needs: in FP8 any number, in high precision ``spare`` ones.
-    """
-    high = [kind for kind in kinds if kind != FP8]
-    in_fp8, may = len(kinds) - len(high), len(owes_fp8) - sum(owes_fp8)
-    if in_fp8 < sum(owes_fp8) or not may <= len(high) <= may + spare:
-        return kinds
-    left = iter(high)
-    return [FP8 if owed else next(left) for owed in owes_fp8]
-
-
-def _match_moved(result: StepProducts, open_slots: list[tuple[int, LayerCall, Role]], recomputed_in: str) -> None:
-    """Give each slot without a product one that fits it in all but rows. ``open_slots``: index of its attribution."""
-    for index, call, role in open_slots:
-        moved = next((p for p in result.others if fits(p, call, role, recomputed_in)), None)
-        if moved is not None:
-            result.others.remove(moved)
-            result.attributions[index] = Attribution(call.name, role, moved.kind, moved.flops)
 
 
 def fits(product: Product, call: LayerCall, role: Role, recomputed_in: str = RECOMPUTE) -> bool:

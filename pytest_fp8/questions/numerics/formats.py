@@ -23,11 +23,11 @@ def find_in_formats(case: Case, layers: LayersEvidence) -> Finding | None:
     casts = promised_casts(case.backend, case.recipe, case.full_options)
     fast = fast_accumulation(case.backend, case.recipe)
     # Where no hook runs, as in compiled code, recomputed products lie in the backward phase.
-    recomputed = {call.expected(RECOMPUTE) for call in layers.calls if call.recomputed}
+    recomputed = {call.expected(RECOMPUTE) for call in layers.calls if RECOMPUTE in call.owed}
     ran = [p for p in layers.verified() if p.kind == FP8 and p.phase not in (EVALUATION, "optimizer")]
 
     def roles(product: Product) -> tuple[Role, ...]:
-        again = product.phase == "backward" and (layers.recompute or product.extents in recomputed)
+        again = product.phase == "backward" and product.extents in recomputed
         return (*ROLES_OF[product.phase], *((FPROP,) if again else ()))
 
     for phase in ROLES_OF:

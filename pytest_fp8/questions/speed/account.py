@@ -88,7 +88,7 @@ def gpu_step(evidence: LayersEvidence) -> GpuStep:
     return GpuStep(
         milliseconds=evidence.milliseconds,
         products=products,
-        roles=role_times(products, evidence.calls, evidence.recompute),
+        roles=role_times(products, evidence.calls),
         step_ms=evidence.step_ms,
         busy_ms=evidence.busy_ms,
         compute_ms=evidence.compute_ms,

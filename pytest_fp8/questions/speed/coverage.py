@@ -13,13 +13,13 @@ OTHER = "other"
 """The role of products that belong to no Linear."""
 
 
-def role_times(products: Sequence[Product], calls: Iterable[LayerCall], recompute: bool) -> dict[str, float]:
+def role_times(products: Sequence[Product], calls: Iterable[LayerCall]) -> dict[str, float]:
     """``<role> <type>`` -> milliseconds. Where roles share their extents, the time of these products is shared out by
     the number of products that each role needs."""
     recomputed_in = RECOMPUTE if any(product.phase == RECOMPUTE for product in products) else "backward"
     wanted: dict[Extents, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for call in calls:
-        for role in call.roles(recompute):
+        for role in call.owed:
             wanted[call.expected(role, recomputed_in)][role] += 1
     times: dict[str, float] = defaultdict(float)
     for product in products:

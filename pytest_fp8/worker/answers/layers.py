@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_fp8.backends.linears import stacked_weights
 from pytest_fp8.plain import to_plain
+from pytest_fp8.questions.ledger.evidence import enclosing
 from pytest_fp8.worker.answers.busy import NO_STEPS, busy_steps
-from pytest_fp8.worker.answers.ledger import recorded
+from pytest_fp8.worker.answers.ledger import ledger_of, recorded
 from pytest_fp8.worker.record.kernel_families import learn_families
 from pytest_fp8.worker.record.profile import profile_step
 from pytest_fp8.worker.record.recorder import StepTable
+from pytest_fp8.worker.record.room import call_of_training, of_training
 from pytest_fp8.worker.record.tables import foreign_products, layer_calls, products_of
 from pytest_fp8.worker.tensors import is_sharded, plain_name
 
@@ -25,6 +28,8 @@ def layers(engine: Engine) -> dict[str, Any]:
     """The recorded step by layer and role, and on a GPU one profiled training step, as plain data."""
     table = recorded(engine).step.table
     calls, others = layer_calls(table, engine.originals)
+    calls, others = [call_of_training(engine, call) for call in calls], [of_training(engine, each) for each in others]
+    foreign = foreign_products(table, engine.originals)
     modules = dict(engine.model.named_modules())
     named = {plain_name(name): name for name in engine.originals}
     # The keys are the fields of questions.layers.evidence.LayersEvidence.
@@ -37,14 +42,13 @@ def layers(engine: Engine) -> dict[str, Any]:
         "kinds": {name: class_path(modules[name]) for name in engine.originals},
         "sharded": [n for n in engine.originals if is_sharded(modules[n]._parameters.get("weight"))],
         "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
-        "foreign": to_plain(foreign_products(table, engine.originals)),
+        "foreign": to_plain([replace(each, product=of_training(engine, each.product)) for each in foreign]),
         "others": to_plain(others),
         "dropped_behaviour": engine.conversion.dropped_behaviour,
         "stacked_weights": stacked_weights(engine.model),
         "switches": {**engine.switches, **engine.backend.switches},
         "calls": to_plain(calls),
         "recipes": {named[name]: recipe for name, recipe in table.recipes.items()},
-        "recompute": engine.case.activation_checkpointing,
         **(_profiled(engine, [call.name for call in calls]) if engine.device.type == "cuda" else _unprofiled(table)),
     }
 
@@ -52,7 +56,7 @@ def layers(engine: Engine) -> dict[str, Any]:
 def _unprofiled(table: StepTable) -> dict[str, Any]:
     products = [owned.product for owned in products_of(table)]
     nothing = {"attention": {}, "milliseconds": {}, "waits": {}, "wire": [], "exposed_ms": 0.0, "rest": []}
-    return {"products": to_plain(products), "families": None, "stale_amax": [], **nothing, **NO_STEPS}
+    return {"products": to_plain(products), "families": None, "stale_amax": [], "routed": [], **nothing, **NO_STEPS}
 
 
 def _profiled(engine: Engine, called: Collection[str]) -> dict[str, Any]:
@@ -65,6 +69,7 @@ def _profiled(engine: Engine, called: Collection[str]) -> dict[str, Any]:
         **to_plain(seen),
         "families": learn_families(seen["products"]),
         "stale_amax": [name for name in rested if name in called],
+        "routed": [name for name in engine.originals if enclosing(plain_name(name), ledger_of(engine).routed)],
         **busy_steps(engine),
     }
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pytest_fp8.questions.layers.products import LayerCall, Product
 from pytest_fp8.zoo.batch import with_tensors
 
 if TYPE_CHECKING:
@@ -33,8 +36,29 @@ def recorded_batch(engine: Engine, seed: int, step: int) -> Any:
 
 def is_cut(engine: Engine) -> bool:
     """Whether recorded batches have fewer tokens than those of training."""
-    tokens = engine.case.tokens
-    return tokens is not None and prod(tokens) > TOKENS * engine.case.gpus
+    return engine.case.tokens is not None and _trained_tokens(engine) > TOKENS
+
+
+def _trained_tokens(engine: Engine) -> int:
+    """Of the suite's models, on each rank."""
+    return prod(engine.case.tokens or ()) // engine.case.gpus
+
+
+def of_training(engine: Engine, product: Product) -> Product:
+    """A recorded product with as many tokens as a training step has."""
+    one, two = product.outer
+    size = partial(_size_in_training, engine)
+    return replace(product, inner=size(product.inner), outer=(size(one), size(two)))
+
+
+def call_of_training(engine: Engine, call: LayerCall) -> LayerCall:
+    """The same of a recorded call."""
+    ran = {role: of_training(engine, product) for role, product in call.ran.items()}
+    return replace(call, rows=_size_in_training(engine, call.rows), ran=ran)
+
+
+def _size_in_training(engine: Engine, size: int) -> int:
+    return _trained_tokens(engine) if size == TOKENS and is_cut(engine) else size
 
 
 @contextmanager

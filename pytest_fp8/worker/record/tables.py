@@ -228,7 +228,6 @@ def _with_products(
         owed=owed,
         fp8=entry.call.fp8,
         training=entry.call.training,
-        microbatch=entry.call.microbatch,
     )
     by_phase: dict[str, list[Product]] = {"forward": [], RECOMPUTE: [], "backward": []}
     for event in entry.events:
