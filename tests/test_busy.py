@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from pytest_fp8.worker.answers.busy import NO_STEPS, read_steps
-from pytest_fp8.worker.answers.timing import no_collections
+from pytest_fp8.worker.record.clock import NO_STEPS, no_collections, read_steps
 from pytest_fp8.worker.record.trace import TraceEvent, busy_time
 from pytest_fp8.worker.record.wire import exposures
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 CODE = """
 import sys
-from pytest_fp8.worker.answers.timing import compiled_frames
+from pytest_fp8.worker.record.clock import compiled_frames
 
 counts = [compiled_frames(), "torch._dynamo" in sys.modules]
 import torch

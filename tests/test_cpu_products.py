@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from pytest_fp8.worker.watch import cpu_products
+from pytest_fp8.worker.training import cpu_products
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 PROGRAM = """
 import torch
 from torch.nn.functional import conv1d, conv2d, conv_transpose2d
-from pytest_fp8.worker.watch.cpu_products import OPERANDS, multiply_bfloat16_through_float32
+from pytest_fp8.worker.training.cpu_products import OPERANDS, multiply_bfloat16_through_float32
 
 torch.ops.mkldnn._is_mkldnn_bf16_supported = lambda: False
 OPERATORS = {
@@ -63,7 +63,7 @@ print("equal")
 ATTENTION = """
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from pytest_fp8.worker.watch.cpu_products import multiply_bfloat16_through_float32
+from pytest_fp8.worker.training.cpu_products import multiply_bfloat16_through_float32
 
 torch.manual_seed(0)
 torch.ops.mkldnn._is_mkldnn_bf16_supported = lambda: False

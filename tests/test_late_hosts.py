@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from pytest_fp8.arms.merging import merged
-from pytest_fp8.worker.answers.busy import MARKER, read_steps
+from pytest_fp8.worker.record.clock import MARKER, read_steps
 from pytest_fp8.worker.record.trace import TraceEvent
 
 pytestmark = pytest.mark.slow

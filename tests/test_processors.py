@@ -9,7 +9,9 @@ import sys
 import pytest
 
 from pytest_fp8.questions.speed.host import Turn, scattered
-from pytest_fp8.worker.watch import processors
+from pytest_fp8.worker.record import clock
+
+pytestmark = pytest.mark.slow
 
 SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -30,7 +32,7 @@ def proc(tmp_path):
 
 def test_processor_time_is_that_of_the_machine_and_waits_are_those_of_all_threads(proc):
     cpu = " ".join(str(each * SECOND) for each in (10, 2, 5, 1000, 50, 1, 2, 3, 7, 0))
-    found = processors.read(proc(cpu, 1_500_000_000, 500_000_000))
+    found = clock.read_host(proc(cpu, 1_500_000_000, 500_000_000))
     assert found[1:] == (20.0, 3.0, 2.0), "neither idle time nor waits for a disk; a guest's is in the user's"
 
 
@@ -38,20 +40,20 @@ def test_processor_time_is_that_of_the_machine_and_waits_are_those_of_all_thread
 def test_a_system_that_says_less_has_zeros(proc, stat):
     folder = proc("")
     (folder / "stat").write_text(stat)
-    found = processors.read(folder)
+    found = clock.read_host(folder)
     assert found.stolen == found.waited == 0.0
     assert found.wall > 0
 
 
 def test_a_system_without_proc_has_zeros(tmp_path):
-    assert processors.read(tmp_path)[1:] == (0.0, 0.0, 0.0)
+    assert clock.read_host(tmp_path)[1:] == (0.0, 0.0, 0.0)
 
 
 def test_a_thread_that_is_kept_from_its_processor_is_seen():
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(mine)})
     try:
-        with processors.watched() as host:
+        with clock.host_watched() as host:
             children = [subprocess.Popen([sys.executable, "-c", "sum(range(20_000_000))"]) for _ in range(2)]
             while any(child.poll() is None for child in children):
                 sum(range(100_000))

@@ -15,7 +15,7 @@ from helpers.watching import OWN_FP8
 from pytest_fp8.watch import model as told_model
 from pytest_fp8.watch import observer as watched
 from pytest_fp8.watch.judge import judge
-from pytest_fp8.worker.watch import profile
+from pytest_fp8.worker.record import trace
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +74,7 @@ FAULTS = [
     *((watched.Observer, name) for name in vars(watched.Observer) if not name.startswith("_")),
     *((watched, name) for name in ("mark", "between", "memory_told", "process_told", "compiled_graphs")),
     *((told_model, name) for name in ("root_modules", "model_told", "profiles_itself", "recipes_in_force")),
-    (profile, "plain_events"),
+    (trace, "plain_events"),
 ]
 HARMLESS = {"process_ends", "forked"}
 """Called at the end of the process and in forks alone."""

@@ -33,7 +33,7 @@ def means(each: Sequence[Sequence[float]]) -> list[float]:
 
 
 def steps_of_all(answers: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """What each rank said of the same steps (``worker.answers.busy.read_steps``) as one GPU's work, without what
+    """What each rank said of the same steps (``worker.record.clock.read_steps``) as one GPU's work, without what
     collectives wait for a late host.
 
     A collective runs on a rank from when this rank comes to it until the last one has done so. What it takes the rank

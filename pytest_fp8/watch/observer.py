@@ -162,7 +162,7 @@ class Observer:
         import torch
 
         from pytest_fp8.watch.model import recipes_in_force
-        from pytest_fp8.worker.record.profile import plain_events
+        from pytest_fp8.worker.record.trace import plain_events
 
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()

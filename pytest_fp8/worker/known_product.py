@@ -14,7 +14,7 @@ import torch
 
 from pytest_fp8.backends import backend
 from pytest_fp8.recipes import recipe_options
-from pytest_fp8.worker.record.profile import longest, plain_events
+from pytest_fp8.worker.record.trace import longest, plain_events
 
 SIZE = {"cuda": 4096, "cpu": 256}
 """Rows, columns and inner size. On a GPU the product then takes longer than the casts of its operands."""

@@ -15,18 +15,16 @@ from pytest_fp8.own_code import require_own_code
 from pytest_fp8.plain import to_plain
 from pytest_fp8.said import Told
 from pytest_fp8.shipping import ship, unship_in_arm
-from pytest_fp8.worker.answers import memory
-from pytest_fp8.worker.answers.busy import busy_steps
 from pytest_fp8.worker.answers.instrumented import SEED
 from pytest_fp8.worker.answers.layers import layers
 from pytest_fp8.worker.answers.ledger import ledger_of
 from pytest_fp8.worker.answers.numerics import numerics
-from pytest_fp8.worker.answers.timing import timed_blocks
 from pytest_fp8.worker.answers.token_count import explain_rows, require_aligned_rows
 from pytest_fp8.worker.answers.yardstick import further_moved_gradients, moved_losses, moved_outputs, moved_resumes
 from pytest_fp8.worker.checkpoint import own, roundtrip
 from pytest_fp8.worker.checkpoint.scales import carry_scales
 from pytest_fp8.worker.curve import curve
+from pytest_fp8.worker.record import clock
 from pytest_fp8.worker.record.held_out import compared, held_out_output
 from pytest_fp8.worker.run.engine import Engine
 from pytest_fp8.worker.tensors import foreign
@@ -120,20 +118,20 @@ class ArmServer:
     def blocks(self, count: int, steps: int, dropped: int) -> dict[str, Any]:
         """Milliseconds per step of ``count`` blocks of ``steps`` steps, after ``dropped`` steps that do not count; and
         how often code was compiled in these blocks."""
-        return timed_blocks(self.engine.step, self.engine.timing_batches, count, steps, dropped)
+        return clock.timed_blocks(self.engine.step, self.engine.timing_batches, count, steps, dropped)
 
     def busy(self, steps: int) -> dict[str, list[float]]:
         """How long the GPU works in each of several steps. On a GPU only."""
-        return busy_steps(self.engine, steps)
+        return clock.busy_steps(self.engine, steps)
 
     def memory(self) -> dict[str, Any]:
         """Peak bytes in each phase of one step, and bytes resident between steps. On a GPU only."""
         engine = self.engine
         first, second, *_ = engine.timing_batches
-        memory.forget_workspaces(engine.synchronize)
+        clock.forget_workspaces(engine.synchronize)
         engine.park()
         engine.step(first)
-        return memory.of_step(engine.synchronize, lambda phase: engine.step(second, phase))
+        return clock.memory_of_step(engine.synchronize, lambda phase: engine.step(second, phase))
 
     def save(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
         share_buffers(self.engine.model)

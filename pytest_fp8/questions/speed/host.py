@@ -43,7 +43,7 @@ class Turn:
     wall: float = 0.0
     """Seconds that the turn took, with the steps before its blocks."""
     used: float = 0.0
-    """Seconds as in :class:`pytest_fp8.worker.watch.processors.Reading`; so are those below."""
+    """Seconds as in :class:`pytest_fp8.worker.record.clock.HostReading`; so are those below."""
     stolen: float = 0.0
     waited: float = 0.0
 

@@ -11,10 +11,9 @@ import torch
 from pytest_fp8.backends.linears import stacked_weights
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.ledger.evidence import enclosing
-from pytest_fp8.worker.answers.busy import NO_STEPS, busy_steps
 from pytest_fp8.worker.answers.ledger import ledger_of, recorded
-from pytest_fp8.worker.record.kernel_families import learn_families
-from pytest_fp8.worker.record.profile import profile_step
+from pytest_fp8.worker.record.clock import NO_STEPS, busy_steps
+from pytest_fp8.worker.record.profile import learn_families, profile_step
 from pytest_fp8.worker.record.recorder import StepTable
 from pytest_fp8.worker.record.room import call_of_training, of_training
 from pytest_fp8.worker.record.tables import foreign_products, layer_calls, products_of

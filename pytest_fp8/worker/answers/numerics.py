@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.questions.numerics.evidence import LATER
 from pytest_fp8.worker.answers.instrumented import SEED, fit_scales_to_recorded, instrumented_step
 from pytest_fp8.worker.answers.ledger import recorded
-from pytest_fp8.worker.answers.timing import compiled_frames
 from pytest_fp8.worker.answers.yardstick import gradients, moved_gradients
+from pytest_fp8.worker.record.clock import compiled_frames
 from pytest_fp8.worker.record.gradients import GradientSketches
 from pytest_fp8.worker.record.held_out import inputs_of, not_evaluated
 from pytest_fp8.worker.record.probe import ProductChecks

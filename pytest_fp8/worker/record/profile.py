@@ -15,14 +15,9 @@ from pytest_fp8.questions.layers.evidence import KernelTime
 from pytest_fp8.questions.layers.kernels import kernel_family, short_name
 from pytest_fp8.questions.layers.products import EVALUATION, FP8, Product
 from pytest_fp8.recipes import RECOMPUTE
-from pytest_fp8.worker.record.libraries import (
-    TE_RANGE,
-    te_product,
-    watch_recomputation,
-    watch_transformer_engine,
-)
+from pytest_fp8.worker.record.libraries import TE_RANGE, te_product, watch_recomputation, watch_transformer_engine
 from pytest_fp8.worker.record.operators import OPERANDS, operand_formats, product_of
-from pytest_fp8.worker.record.trace import TraceEvent, busy_time, total_ms
+from pytest_fp8.worker.record.trace import TraceEvent, busy_time, kernel_finder, longest, plain_events, total_ms
 from pytest_fp8.worker.record.wire import dtype_told, exposures, is_collective, wire_times
 
 PHASE = "fp8 phase: "
@@ -33,6 +28,9 @@ CLASSES = ("fp8 products", "other products", "attention", "optimizer", "communic
 """What is told apart of a step's kernels; all others are the rest."""
 NAMED = 48
 """How many kinds of kernels of the rest are told apart."""
+KNOWN = "fp8 known product: "
+SIZES = 8
+"""How many sizes of products are tried."""
 
 
 def profile_step(step: Callable[[Callable[[str], Any]], Any]) -> dict[str, Any]:
@@ -48,42 +46,6 @@ def profile_step(step: Callable[[Callable[[str], Any]], Any]) -> dict[str, Any]:
             step(lambda name: torch.profiler.record_function(PHASE + name))
         torch.cuda.synchronize()
     return read_profile(plain_events(profiler))
-
-
-def plain_events(profiler: Any) -> list[TraceEvent]:
-    """The raw events of a ``torch.profiler.profile``, without copies, fills and annotations on the GPU."""
-    import torch
-
-    on_gpu = torch.autograd.DeviceType.CUDA
-    plain = []
-    for event in profiler.profiler.kineto_results.events():
-        gpu = event.device_type() == on_gpu
-        if gpu and (event.name().startswith(("Memcpy", "Memset")) or event.is_user_annotation()):
-            continue
-        start = event.start_ns()
-        plain.append(
-            TraceEvent(
-                name=event.name(),
-                gpu=gpu,
-                start=start,
-                end=start + event.duration_ns(),
-                thread=event.start_thread_id(),
-                correlation=event.correlation_id(),
-                sequence=event.sequence_nr(),
-                shapes=tuple(event.shapes()) if not gpu else (),
-                dtypes=tuple(event.dtypes()) if not gpu else (),
-                fast_accumulation=_fast_accumulation(event) if not gpu else None,
-            )
-        )
-    return plain
-
-
-def _fast_accumulation(event: Any) -> bool | None:
-    """The argument ``use_fast_accum``, the eighth of ``_scaled_mm``; ``None`` where the profiler does not keep it."""
-    if event.name() != "aten::_scaled_mm" or not hasattr(event, "concrete_inputs"):
-        return None
-    given = event.concrete_inputs()
-    return given[7] if len(given) > 7 and isinstance(given[7], bool) else None
 
 
 def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
@@ -208,35 +170,52 @@ def by_name(kernels: list[TraceEvent]) -> list[KernelTime]:
     return sorted(times, key=lambda time: -time.milliseconds)
 
 
-LAUNCHES = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cuGraphLaunch")
+def learn_families(products: list[Product]) -> dict[str, list[str]]:
+    """Kind (``fp8`` or ``bfloat16``) -> the kernel families that ran products of this kind only.
 
+    Runs ``torch.mm`` on BF16 and ``torch._scaled_mm`` on FP8 operands at up to :data:`SIZES` of the step's own sizes,
+    and reads the kernels' names. Names change with cuBLAS, so none is written down.
+    """
+    import torch
 
-def kernel_finder(events: list[TraceEvent]) -> Callable[[TraceEvent], list[TraceEvent]]:
-    """A function that gives the kernels launched inside a host event."""
-    launches = {e.correlation: e for e in events if not e.gpu and e.name.startswith(LAUNCHES)}
-    launched: dict[int, list[tuple[int, TraceEvent]]] = {}
-    for kernel in events:
-        call = launches.get(kernel.correlation) if kernel.gpu else None
-        if call is not None:
-            launched.setdefault(call.thread, []).append((call.start, kernel))
-    for calls in launched.values():
-        calls.sort(key=lambda pair: pair[0])
-
-    def kernels_of(event: TraceEvent) -> list[TraceEvent]:
-        calls = launched.get(event.thread, [])
-        first = bisect_left(calls, event.start, key=lambda pair: pair[0])
-        last = bisect_left(calls, event.end, key=lambda pair: pair[0])
-        return [kernel for _, kernel in calls[first:last]]
-
-    return kernels_of
-
-
-def ranges_with_kernels(events: list[TraceEvent], prefix: str) -> list[tuple[TraceEvent, list[TraceEvent]]]:
-    """Each host range whose name begins with ``prefix``, with the kernels it launched."""
+    extents = sorted({(p.outer[0], p.inner, p.outer[1]) for p in products if min(p.inner, *p.outer) >= 64})
+    chosen = extents[:: max(1, len(extents) // SIZES)][:SIZES]
+    with torch.profiler.profile() as profiler:
+        _run_known_products(chosen)
+    events = plain_events(profiler)
+    seen: dict[str, set[str]] = {FP8: set(), "bfloat16": set()}
     kernels_of = kernel_finder(events)
-    return [(event, kernels_of(event)) for event in events if not event.gpu and event.name.startswith(prefix)]
+    for event in events:
+        if not event.gpu and event.name.startswith(KNOWN) and (kernels := kernels_of(event)):
+            seen[event.name.removeprefix(KNOWN)].add(kernel_family(longest(kernels)))
+    return {kind: sorted(families - seen["bfloat16" if kind == FP8 else FP8]) for kind, families in seen.items()}
 
 
-def longest(launched: list[TraceEvent]) -> str:
-    """The name of the kernel that took the most time: a product may come with a split-K reduction or a fill."""
-    return max(launched, key=lambda kernel: kernel.end - kernel.start).name if launched else ""
+def _run_known_products(sizes: list[tuple[int, int, int]]) -> None:
+    """Products of each size (m, k, n), each in a range named by its kind."""
+    import torch
+
+    device = "cuda"
+    one = torch.ones((), device=device)
+    for m, k, n in sizes:
+        left, right = torch.randn(m, k, device=device).bfloat16(), torch.randn(n, k, device=device).bfloat16()
+        with torch.profiler.record_function(KNOWN + "bfloat16"):
+            left @ right.t()
+        if m % 16 or k % 16 or n % 16:
+            continue
+        e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
+        for a_type, b_type in ((e4m3, e4m3), (e5m2, e4m3), (e4m3, e5m2)):
+            a, b = left.to(a_type), right.to(b_type).t()
+            with torch.profiler.record_function(KNOWN + FP8):
+                torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        rows, columns = torch.ones(m, 1, device=device), torch.ones(1, n, device=device)
+        with torch.profiler.record_function(KNOWN + FP8):
+            torch._scaled_mm(
+                left.to(e4m3),
+                right.to(e4m3).t(),
+                scale_a=rows,
+                scale_b=columns,
+                out_dtype=torch.bfloat16,
+                use_fast_accum=True,
+            )
+    torch.cuda.synchronize()

@@ -6,15 +6,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_fp8.questions.layers.evidence import WireTime
-from pytest_fp8.questions.ledger.evidence import Collective
-from pytest_fp8.worker.record.operators import dtype_name
 from pytest_fp8.worker.record.trace import TraceEvent, busy_spans, total_ms
-
-if TYPE_CHECKING:
-    import torch
 
 SPACES = ("c10d::", "_c10d_functional::")
 WORDS = {
@@ -41,18 +36,6 @@ SIZES = {
     "c10::Float8_e5m2": ("float8_e5m2", 1),
 }
 """A profile's word for a type -> torch's, and its bytes."""
-
-
-def collective_of(phase: str, operator: str, tensors: Sequence[torch.Tensor]) -> Collective | None:
-    """The collective that an operator starts; ``None`` for any other operator. Its bytes are those of the largest
-    tensor: the whole of what is gathered, or of what is reduced."""
-    if not operator.startswith(SPACES) or not tensors:
-        return None
-    kind = kind_of(operator)
-    if not kind:
-        return None
-    largest = max(tensors, key=lambda tensor: tensor.numel() * tensor.element_size())
-    return Collective(phase, kind, dtype_name(largest), largest.numel() * largest.element_size(), 1)
 
 
 def dtype_told(word: str) -> str:

@@ -30,6 +30,7 @@ from pytest_fp8.worker.state.own_state import OwnState, own_state_kept, weights_
 from pytest_fp8.worker.state.seed_weights import copy_model, copy_values
 from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training import ranks
+from pytest_fp8.worker.training.cpu_products import multiply_bfloat16_through_float32
 from pytest_fp8.worker.training.given import checked_precision, converted
 from pytest_fp8.worker.training.parallel import inner_model, parallelized
 from pytest_fp8.worker.training.phases import StepCounts, has_hooks
@@ -42,7 +43,6 @@ from pytest_fp8.worker.training.preparation import (
 from pytest_fp8.worker.training.schedule import settings_now, step_schedule
 from pytest_fp8.worker.training.setup import TrainingSetup
 from pytest_fp8.worker.training.step import Step, muted, require_whole, run_step, step_of_loss
-from pytest_fp8.worker.watch.cpu_products import multiply_bfloat16_through_float32
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import training
 

@@ -1,0 +1,270 @@
+"""Times and memory of training steps as they run: timed blocks, busy time, peaks by phase, what the host did."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from pytest_fp8.questions.layers.products import EVALUATION
+from pytest_fp8.worker.record.trace import TraceEvent, busy_time, plain_events
+from pytest_fp8.worker.record.wire import exposures
+from pytest_fp8.zoo.training import Phase
+
+if TYPE_CHECKING:
+    from pytest_fp8.worker.run.engine import Engine
+
+# -- blocks of steps --------------------------------------------------------------------------------------------------
+
+
+def timed_blocks(
+    step: Callable[[Any, Phase], object], batches: Sequence[Any], count: int, steps: int, dropped: int
+) -> dict[str, Any]:
+    """``milliseconds`` per step of ``count`` blocks of ``steps`` steps each, by CUDA events; and ``compilations``, how
+    often torch.compile compiled code in them; ``retries``, how often the allocator found no free memory in them;
+    ``ahead``, for how many seconds the GPU went on working once the last step was launched; and ``host``, what its
+    processors did from the first dropped step on.
+
+    ``dropped`` steps run before the first block and do not count: they fill the launch queue and allocate memory again.
+    """
+    with no_collections(), host_watched() as host:
+        for index in range(dropped):
+            step(batches[-1 - index % len(batches)], nullcontext)
+        compiled, retried = compiled_frames(), allocator_retries()
+        milliseconds, ahead = _blocks(lambda i, phase: step(batches[i % len(batches)], phase), count, steps)
+        counts = {"compilations": compiled_frames() - compiled, "retries": allocator_retries() - retried}
+    return {"milliseconds": milliseconds, **counts, "ahead": ahead, "host": host()}
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Python's garbage collector is off inside the block: its full passes come every few steps, and would count as one
+    arm's time, or as one rank's for which the others wait."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:  # a user's training may run without it
+            gc.enable()
+
+
+def compiled_frames() -> int:
+    """How many functions torch.compile has compiled in this process, each anew for every recompilation. Does not load
+    the compiler."""
+    compiler = sys.modules.get("torch._dynamo.utils")
+    return int(compiler.counters["frames"]["total"]) if compiler is not None else 0
+
+
+def allocator_retries() -> int:
+    """How often CUDA had no memory left for torch's allocator, which then gave back what it had cached: each time the
+    GPU waits."""
+    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
+
+
+def _blocks(step: Callable[[int, Phase], object], count: int, steps: int) -> tuple[list[float], float]:
+    """Milliseconds per step of each block, and the seconds that the host was ahead at the end.
+
+    ``step`` is called with its number in the block. An evaluation, a call of the model without gradients, is timed
+    by itself and subtracted: one that comes every so many steps would fall into one arm's blocks and not the other's.
+    """
+    ends = [_now()]
+    evaluations: list[tuple[int, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        began = _now() if name == EVALUATION else None
+        yield
+        if began is not None:
+            evaluations.append((len(ends) - 1, began, _now()))
+
+    for _ in range(count):
+        for index in range(steps):
+            step(index, phase)
+        ends.append(_now())
+    launched = time.monotonic()
+    ends[-1].synchronize()
+    ahead = time.monotonic() - launched
+    times = [float(start.elapsed_time(end)) for start, end in pairwise(ends)]
+    for block, start, end in evaluations:
+        times[block] -= float(start.elapsed_time(end))
+    return [milliseconds / steps for milliseconds in times], ahead
+
+
+def _now() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+# -- the GPU's busy time ----------------------------------------------------------------------------------------------
+
+STEPS = 5
+"""Of a profile."""
+Steps = dict[str, list[Any]]
+"""``step_ms``, ``busy_ms``, ``compute_ms`` and ``collectives`` of each step: see :func:`read_steps`."""
+NO_STEPS: Steps = {"step_ms": [], "busy_ms": [], "compute_ms": [], "collectives": []}
+"""What an arm on a CPU says."""
+MARKER = "spin_kernel"
+"""The kernel of ``torch.cuda._sleep``, which nothing in a training step launches: it marks where each step ends."""
+
+
+def busy_steps(engine: Engine, steps: int = STEPS) -> Steps:
+    """What :func:`read_steps` gives of so many steps, after one that does not count. They train the model.
+
+    Operators are not profiled: that costs the host time in each launch, and this does so hardly. The steps follow each
+    other as in training, so that the GPU has training's clocks and the launch queue is full.
+    """
+    batches = engine.timing_batches
+    with no_collections():
+        engine.step(batches[-1])
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            _mark()
+            for index in range(steps):
+                engine.step(batches[index % len(batches)], marked_evaluation)
+                _mark()
+            torch.cuda.synchronize()
+    return read_steps(plain_events(profiler))
+
+
+@contextmanager
+def marked_evaluation(name: str) -> Iterator[None]:
+    """A phase. An evaluation inside the step has two marks around it, so that its kernels can be left out."""
+    if name != EVALUATION:
+        yield
+        return
+    _mark(2)
+    yield
+    _mark(2)
+
+
+def _mark(times: int = 1) -> None:
+    for _ in range(times):
+        torch.cuda._sleep(1)
+
+
+def read_steps(events: Sequence[TraceEvent]) -> Steps:
+    """Milliseconds of each step; of the time in which the GPU ran any of its kernels; of that in which it ran any but
+    collectives; and of what nothing hid of each collective, with its kind, in their order.
+
+    A mark ends a step and begins the next. Two marks with nothing between them begin or end an evaluation, whose time
+    belongs to no step.
+    """
+    kernels = sorted((event for event in events if event.gpu), key=lambda event: event.start)
+    steps: Steps = {name: [] for name in NO_STEPS}
+    began: int | None = None
+    wall = busy = 0
+    collectives: list[list[Any]] = []
+    evaluating = False
+    for marks, grouped in groupby(kernels, key=lambda kernel: MARKER in kernel.name):
+        group = list(grouped)
+        if not marks:
+            if not evaluating and began is not None:
+                busy += busy_time(group)
+                collectives += [[kind, alone / 1e6] for kind, alone in exposures(group)]
+            continue
+        if began is not None:
+            wall += 0 if evaluating else group[0].start - began
+            if len(group) % 2:
+                steps["step_ms"].append(wall / 1e6)
+                steps["busy_ms"].append(busy / 1e6)
+                steps["compute_ms"].append(busy / 1e6 - sum(alone for _, alone in collectives))
+                steps["collectives"].append(collectives)
+                wall, busy, collectives = 0, 0, []
+        evaluating ^= len(group) // 2 % 2 == 1
+        began = group[-1].end
+    return steps
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def forget_workspaces(synchronize: Callable[[], None]) -> None:
+    """Give back what cuBLAS keeps for products of torch, 32 MiB on Hopper: other questions may have left it in an arm
+    whose own products are all Transformer Engine's. A step takes anew what it needs.
+
+    That the workspaces stay until this call is said in PyTorch's notes on CUDA semantics, "cuBLAS workspaces".
+    """
+    synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+
+
+def memory_of_step(synchronize: Callable[[], None], step: Callable[[Phase], Any]) -> dict[str, Any]:
+    """Peak bytes in each phase of ``step``, and bytes resident before it. A phase may be entered several times."""
+    synchronize()
+    peaks: dict[str, dict[str, int]] = {}
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        torch.cuda.reset_peak_memory_stats()
+        yield
+        synchronize()
+        earlier = peaks.get(name, {"allocated": 0, "reserved": 0})
+        peaks[name] = {
+            "allocated": max(earlier["allocated"], torch.cuda.max_memory_allocated()),
+            "reserved": max(earlier["reserved"], torch.cuda.max_memory_reserved()),
+        }
+
+    resident = torch.cuda.memory_allocated()
+    step(phase)
+    # Evaluations are left out: the arms may evaluate at different steps, and hold more memory there.
+    trained = [peak for name, peak in peaks.items() if name != EVALUATION]
+    return {
+        "resident": resident,
+        "phases": peaks,
+        "peak_allocated": max(peak["allocated"] for peak in trained),
+        "peak_reserved": max(peak["reserved"] for peak in trained),
+    }
+
+
+# -- the host's processors: hypervisor steal and run-queue waits, from /proc -------------------------------------------
+
+WORKING, STOLEN = (0, 1, 2, 5, 6), 7
+"""Columns of the line ``cpu`` in ``/proc/stat``: user, nice, system, both interrupts; and steal. See proc(5)."""
+
+
+class HostReading(NamedTuple):
+    """Seconds, each since some moment of its own."""
+
+    wall: float
+    used: float
+    """In which the machine's processors worked; all of them together."""
+    stolen: float
+    """In which they had work, and the hypervisor ran other machines."""
+    waited: float
+    """In which threads of this process could have run, and other threads had their processor; all together."""
+
+
+def read_host(proc: Path = Path("/proc")) -> HostReading:
+    """What Linux says now; zeros where it says nothing, as in some sandboxes."""
+    ticks, waited = [0] * (STOLEN + 1), 0
+    with contextlib.suppress(OSError, ValueError):
+        ticks = [*map(int, (proc / "stat").read_text().partition("\n")[0].split()[1:]), *ticks]
+    for thread in (proc / "self" / "task").glob("*/schedstat"):
+        # Nanoseconds are the second number: Documentation/scheduler/sched-stats.rst of Linux. A thread may just end.
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            waited += int(thread.read_text().split()[1])
+    second = os.sysconf("SC_CLK_TCK")
+    used = sum(ticks[column] for column in WORKING)
+    return HostReading(time.monotonic(), used / second, ticks[STOLEN] / second, waited / 1e9)
+
+
+@contextmanager
+def host_watched() -> Iterator[Callable[[], dict[str, float]]]:
+    """A function that gives, once the block is over, the seconds of a :class:`HostReading` in it."""
+    found: dict[str, float] = {}
+    before = read_host()
+    yield lambda: found
+    after = read_host()
+    # A thread that ended meanwhile takes its waits along.
+    found |= {name: max(0.0, getattr(after, name) - getattr(before, name)) for name in HostReading._fields}
