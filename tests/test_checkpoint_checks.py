@@ -181,7 +181,7 @@ LATER = replace(KEPT, schedule={"last_epoch": 8}, attributes={"count": 8, "ema[0
 def own(kept=None, later=None, target=None, **saved):
     """A checkpoint through the user's functions; ``kept`` and ``later``: what the target has in other values."""
     source = OwnSaved(kept=KEPT, changed_by_saving=[], buffers=["v"], casts={"float16": {"w": 7}}, drawn=[])
-    arrived = {"own": OwnLoaded(kept=replace(KEPT, **(kept or {})), untouched=[]), **(target or {})}
+    arrived = {"own": OwnLoaded(kept=replace(KEPT, **(kept or {}))), **(target or {})}
     return transfer(
         saved_changes={"own": replace(source, **saved), "narrowed": {"o": 6}},
         loaded_changes=arrived,
@@ -192,7 +192,7 @@ def own(kept=None, later=None, target=None, **saved):
 
 
 def untouched(*names):
-    return OwnLoaded(kept=KEPT, untouched=list(names))
+    return {"own": OwnLoaded(kept=KEPT), "untouched": list(names)}
 
 
 @pytest.mark.parametrize(
@@ -201,9 +201,9 @@ def untouched(*names):
         (own(changed_by_saving=["w"]), K.CHANGED_BY_SAVING),
         (own(target={"digests": {"w": 7, "v": 2}}), K.CAST_ON_THE_WAY),
         (own(target={"digests": {"w": 8, "v": 2}}), K.WEIGHTS_CHANGED),
-        (own(target={"digests": {"w": 8, "v": 2}, "own": untouched("w")}), K.WEIGHTS_MISSING),
-        (own(target={"digests": {"w": 1, "v": 8}, "own": untouched("v")}), K.BUFFERS_NOT_CARRIED),
-        (own(target={"digests": {"w": 8, "v": 8}, "own": untouched("w", "v")}), K.NOTHING_LOADED),
+        (own(target={"digests": {"w": 8, "v": 2}, **untouched("w")}), K.WEIGHTS_MISSING),
+        (own(target={"digests": {"w": 1, "v": 8}, **untouched("v")}), K.BUFFERS_NOT_CARRIED),
+        (own(target={"digests": {"w": 8, "v": 8}, **untouched("w", "v")}), K.NOTHING_LOADED),
         (own(target={"optimizer_digests": {}}), K.OPTIMIZER_LOST),
         (own(target={"optimizer_digests": {"o": 9}}), K.OPTIMIZER_LOST),
         (own(kept={"schedule": {"last_epoch": 0}}, later={"schedule": {"last_epoch": 4}}), "last_epoch 4 -> 0"),

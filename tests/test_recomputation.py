@@ -20,7 +20,7 @@ from pytest_fp8.backends.transformer_engine import RecomputedOutsideError, Trans
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.layers.check import check_layers
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.worker.run.engine import Engine
+from pytest_fp8.worker.run.engine import Engine, engine_type
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.training import recompute
 from pytest_fp8.worker.training.recompute import NothingRecomputes
@@ -70,7 +70,7 @@ def test_recomputation_runs_in_the_context_of_the_forward_pass(calls):
 
 
 def test_the_control_recomputes_outside_it(calls):
-    Engine(spec(control=RecomputeOutsideAutocast.path()))
+    engine_type(RecomputeOutsideAutocast.path())(spec())
     assert all(calls["forward"])
     assert len(calls["backward"]) == len(calls["forward"])
     assert not any(calls["backward"])

@@ -101,7 +101,7 @@ def test_layers_that_do_not_take_their_state_are_found(tmp_path):
 
 def test_the_control_that_drops_scaling_state_is_caught_in_its_words(tmp_path):
     engine = SimpleNamespace(model=torch.nn.Sequential(Layer(), Layer()), backend=Backend())
-    ScalesNotLoaded().converted(engine, None)
+    ScalesNotLoaded.converted(SimpleNamespace(fp8_layers=lambda: list(engine.model)), engine.model)
     decision = decided(from_plain(Scales, carry_scales(engine, str(tmp_path / "scales"))))
     verdict_of(decision, Verdict[ScalesNotLoaded.verdicts[0]], "4 differ, 4 of them as in a model without a step")
     assert decision.code is ScalesNotLoaded.code

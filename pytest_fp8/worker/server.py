@@ -26,7 +26,7 @@ from pytest_fp8.worker.answers.numerics import numerics
 from pytest_fp8.worker.answers.scales import carry_scales
 from pytest_fp8.worker.answers.timing import timed_blocks
 from pytest_fp8.worker.answers.token_count import explain_rows, require_aligned_rows
-from pytest_fp8.worker.run.engine import Engine
+from pytest_fp8.worker.run.engine import engine_type
 from pytest_fp8.worker.state.optimizer_state import foreign
 from pytest_fp8.worker.training.ranks import share_buffers
 from pytest_fp8.worker.training.zero import shape
@@ -40,7 +40,7 @@ class ArmServer:
     """An engine and the operations that pytest's process can ask of it."""
 
     def __init__(self, spec: ArmSpec) -> None:
-        self.engine = Engine(spec, explain_failure=require_aligned_rows)
+        self.engine = engine_type(spec.control)(spec, explain_failure=require_aligned_rows)
         require_own_code()
         self.engine.park()
 

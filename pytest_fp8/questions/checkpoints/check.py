@@ -148,12 +148,13 @@ def _keys(t: Transfer) -> Finding | None:
 
 
 def _weights(t: Transfer) -> Finding | None:
-    changed, wrapped = changed_weights(t), list(t.saved.wrapped)
+    changed = changed_weights(t)
     if not changed:
         return None
+    untouched = [key for key in changed if key in set(t.loaded.untouched)]
     code, seen = K.WEIGHTS_CHANGED, f"{len(changed)} differ: {some(changed)}"
-    if wrapped:
-        code, seen = K.NOTHING_LOADED, f"{len(changed)} weights are not the stored ones; on disk: {some(wrapped)}"
+    if len(untouched) == len(t.saved.digests):
+        code, seen = K.NOTHING_LOADED, f"all {len(untouched)} weights hold what they held before the load"
     return tell(WORDS, code, "bit-equal weights after loading", seen)
 
 

@@ -50,8 +50,6 @@ class OwnLoaded:
     """What an arm held after the user's own ``load()`` had read a checkpoint into it."""
 
     kept: Kept
-    untouched: Sequence[str]
-    """Weights that are what they were before the call: those of another seed."""
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """As :attr:`OwnSaved.flags`."""
     strays: bool = False
@@ -64,8 +62,6 @@ class Saved:
 
     keys: Sequence[str]
     """Names of the weights, without prefixes of wrappers."""
-    wrapped: Sequence[str]
-    """Keys on disk that carry a wrapper's prefix (``_orig_mod.``, ``module.``)."""
     untied: Mapping[str, str]
     """Weight that the conversion made one of its own -> the weight that it was tied to."""
     scaling_state: Sequence[str]
@@ -108,6 +104,8 @@ class Loaded:
     """As in :class:`Saved`."""
     rebuilt_scaling_state: Sequence[str] = ()
     """Keys of scaling state that the loading arm keeps, and makes anew after a load."""
+    untouched: Sequence[str] = ()
+    """Weights that are what they were before the load, which was made another checkpoint's."""
     refused: str = ""
     """The error of ``load_state_dict()``, and whose it is."""
     stale: Sequence[str] = ()

@@ -74,7 +74,7 @@ def narrowed(t: Transfer) -> list[str]:
 
 
 def _weights(t: Transfer, saved: OwnSaved, loaded: OwnLoaded, changed: Sequence[str]) -> Finding:
-    if left := [key for key in changed if key in set(loaded.untouched)]:
+    if left := [key for key in changed if key in set(t.loaded.untouched)]:
         code = K.BUFFERS_NOT_CARRIED if set(changed) <= set(saved.buffers) else K.WEIGHTS_MISSING
         code = K.NOTHING_LOADED if len(left) == len(t.saved.digests) else code
         expected = f"all {len(t.saved.digests)} weights and buffers of the source"

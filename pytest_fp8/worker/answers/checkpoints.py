@@ -49,10 +49,9 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     held = optimizer_state_of(engine) if optimizer else {}
     state = {key: value for key, value in held.items() if optimizer_extras.is_tensor(value)}
     of_optimizer = state_digests(held)
-    written = engine.fault_points.stored(engine, weights)
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    checkpoint_stores.write(path, store, written, state, aliases)
+    checkpoint_stores.write(path, store, weights, state, aliases)
     if rank() == 0:
         extras = carried | {key: value for key, value in held.items() if key not in state}
         besides = training_state.besides(engine.optimizer) if optimizer else {}
@@ -61,7 +60,6 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     wait_for_all()
     return {
         "keys": sorted(weights),
-        "wrapped": sorted(name for name in written if plain_name(name) != name),
         "untied": untied(*engine.weights),
         "scaling_state": scaling,
         "left_out": [
@@ -102,6 +100,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "untied": untied(*engine.weights) | doubled,
         "loaded": not (missing or unexpected or shapes or doubled),
         "rebuilt_scaling_state": scaling,
+        "untouched": [],
         "refused": "",
         "stale": [],
         "unchecked": "",
@@ -117,12 +116,12 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         # Both arms may have trained from one seed: what a load leaves out must not be right by accident.
         for each in {id(p): p for n, p in engine.model.named_parameters() if plain_name(n) in weights}.values():
             change(each, torch.neg)
+    before = digests(weights)
     watch.before()
     extras = optimizer_extras.read(path)
     extra = {name.removeprefix(MODEL): extras.pop(name) for name in list(extras) if name.startswith(MODEL)}
     try:
-        if not engine.fault_points.fill(engine, weights, stored):
-            report["left_out"] = _fill(engine, found, aliases, extra)
+        report["left_out"] = _fill(engine, found, aliases, extra)
         # Free the copies before anything is computed: at 8B they are 15 GiB.
         found.clear()
         stored = {name: value for name, value in stored.items() if name.startswith(OPTIMIZER)}
@@ -130,15 +129,20 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         engine.renew_scales()
         # The model has been called since, and may have put other tensors in its parameters' place: param.data = ...
         report["digests"] = digests(weights_of(engine)[0])
+        report["untouched"] = untouched(before, report["digests"])
         if optimizer:
             engine.optimizer.state.clear()
-            if engine.fault_points.loads_optimizer():
-                report["left_out"] += _fill_optimizer(engine, stored, extras)
+            report["left_out"] += _fill_optimizer(engine, stored, extras)
             report["optimizer_digests"] = state_digests(optimizer_state_of(engine))
     except _Refused as refused:
         report.update(refused=str(refused), loaded=False)
     engine.park()
     return report
+
+
+def untouched(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+    """Weights that a load has left as they were."""
+    return sorted(name for name, digest in now.items() if before.get(name) == digest)
 
 
 class _Refused(Exception):

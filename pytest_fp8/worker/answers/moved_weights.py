@@ -122,7 +122,6 @@ def moved_losses(engine: Engine, seed: int, step: int, draws: int) -> list[float
     for draw in range(-1, draws):
         with engine.standing_still(), moved_weights(engine, draw) if draw >= 0 else nullcontext():
             batch = engine.training_batch(seed, step)
-            engine.fault_points.before_step(engine, seed, step)
             losses.append(float(engine.step(batch)))
     return losses
 

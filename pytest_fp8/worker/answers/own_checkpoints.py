@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,6 @@ from pytest_fp8.worker.answers import checkpoints
 from pytest_fp8.worker.answers.held_out import output_on
 from pytest_fp8.worker.answers.load_watch import LoadWatch
 from pytest_fp8.worker.known_errors import known_cause
-from pytest_fp8.worker.run.fault_points import SaveOrLoad
 from pytest_fp8.worker.state import checkpoint_stores
 from pytest_fp8.worker.state.checkpoint_stores import digests
 from pytest_fp8.worker.state.fused_params import plain_name
@@ -37,6 +36,8 @@ from pytest_fp8.worker.training.step import name_of
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
 
+SaveOrLoad = Callable[[Any, Any, Any], Any]
+"""``save(model, optimizer, folder)`` or ``load(model, optimizer, folder)``."""
 OTHER_SEED = 1_000_003
 """Weights, optimizer and generators of the arm before the user's ``load()``: what that leaves out is then not right by
 accident."""
@@ -72,7 +73,6 @@ def save(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
     now = digests(checkpoints.weights_of(engine)[0])
     return {
         "keys": sorted(weights),
-        "wrapped": [],
         "untied": {},
         "scaling_state": scaling,
         "left_out": [],
@@ -125,12 +125,10 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         "digests": digests(weights),
         "optimizer_digests": checkpoints.state_digests(state),
     }
-    same = sorted(name for name, digest in report["digests"].items() if before.get(name) == digest)
+    report["untouched"] = checkpoints.untouched(before, report["digests"])
     report["stale"], report["unchecked"] = watch.stale(), watch.unchecked
     changed = changed_flags(flags, engine.model)
-    report["own"] = to_plain(
-        OwnLoaded(replace(found, generators=restored), untouched=same, flags=changed, strays=strays)
-    )
+    report["own"] = to_plain(OwnLoaded(replace(found, generators=restored), flags=changed, strays=strays))
     engine.renew_scales()
     engine.park()
     return report
@@ -149,7 +147,7 @@ def _functions(engine: Engine) -> tuple[SaveOrLoad, SaveOrLoad]:
     own = engine.setup.own
     if own is None or own.save is None or own.load is None:
         raise WorkloadError("no_save")
-    return engine.fault_points.own_functions(own.save, own.load)
+    return own.save, own.load
 
 
 @contextmanager

@@ -9,16 +9,18 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.casts import E4M3, LINE, TENSOR, Cast
 from pytest_fp8.questions.loss.evidence import LayerCalls, Look
-from pytest_fp8.worker.run.fault_points import BreakableEngine
 from pytest_fp8.worker.training.restored import Hook, hooked
 from pytest_fp8.worker.watch.product_accuracy import Expected, Operand, is_product
+
+if TYPE_CHECKING:
+    from pytest_fp8.worker.run.engine import Engine
 
 LOOKED_AT = 3
 """Layers of a step whose product is looked at, drawn anew in each step."""
@@ -35,7 +37,7 @@ DRAWS = 16
 class CallWatch:
     """The calls of the FP8 layers in forward passes that train, step by step."""
 
-    def __init__(self, engine: BreakableEngine, compiled: bool, seed: int) -> None:
+    def __init__(self, engine: Engine, compiled: bool, seed: int) -> None:
         watched = not (compiled or engine.backend.compiles_itself)
         self._layers = {
             name: module

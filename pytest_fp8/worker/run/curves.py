@@ -5,50 +5,28 @@ A curve trains with the arm's own step, compiled as it is. What is read beside i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.loss.evidence import LayerCalls, ProductCount
 from pytest_fp8.worker.run.call_watch import CallWatch
 from pytest_fp8.worker.run.course import TrainingCourse
-from pytest_fp8.worker.run.fault_points import BreakableEngine, FaultPoints
 from pytest_fp8.worker.state.shards import full, values_of
 from pytest_fp8.worker.training import zero
 from pytest_fp8.worker.watch.ledger_weights import weights_of
 from pytest_fp8.worker.watch.presence import counted_step
-from pytest_fp8.zoo import data, training
+from pytest_fp8.zoo import data
 
-
-class TrainingEngine(BreakableEngine, Protocol):
-    """What a curve needs of the engine beyond what fault points may use."""
-
-    optimizer: torch.optim.Optimizer
-    originals: dict[str, tuple[int, int]]
-    compiled: bool
-    fault_points: FaultPoints
-
-    @property
-    def fused_params(self) -> FusedParams: ...
-
-    def restart(self, seed: int, jitter: bool = False) -> None: ...
-
-    def training_batch(self, seed: int, step: int) -> Any: ...
-
-    def step(
-        self,
-        batch: Any,
-        phase: training.Phase = nullcontext,
-        on_gradients: Callable[[], None] | None = None,
-    ) -> torch.Tensor: ...
+if TYPE_CHECKING:
+    from pytest_fp8.worker.run.engine import Engine
 
 
 def curve(
-    engine: TrainingEngine, seed: int, steps: int, jitter: bool = False, first_step: int = 0, watch: bool = False
+    engine: Engine, seed: int, steps: int, jitter: bool = False, first_step: int = 0, watch: bool = False
 ) -> dict[str, Any]:
     """``steps`` training steps from the weights of ``seed``, with ``first_step`` from where the arm is; the fields of
     ``questions.loss.evidence.Curve``.
@@ -77,7 +55,6 @@ def curve(
         for step in range(first_step, first_step + steps):
             batch = engine.training_batch(seed, step)
             fingerprint = data.fingerprint(batch, fingerprint)
-            engine.fault_points.before_step(engine, seed, step)
             if calls is not None:
                 calls.next_step()
             if watch and (step == last or step == seed == 0):
@@ -104,7 +81,7 @@ def curve(
     }
 
 
-def _whole_weights(engine: TrainingEngine) -> dict[str, str]:
+def _whole_weights(engine: Engine) -> dict[str, str]:
     """A digest of each trained weight of which every rank has the whole: the same one, as the ranks must agree."""
     noted = weights_of(engine.model, engine.fused_params)
     return {name: each.digest for name, each in noted.items() if each.trained and not each.buffer}
