@@ -154,7 +154,7 @@ def test_on_unsloths_model_adapters_are_converted_and_the_base_is_unfrozen(stand
 
 
 def test_unsloth_with_transformer_engine_needs_all_three(monkeypatch):
-    from pytest_fp8.backends import base
+    from pytest_fp8 import recipes
     from pytest_fp8.backends.unsloth_te import UnslothTransformerEngine
 
     there = {"unsloth", "transformer-engine", "accelerate"}
@@ -162,8 +162,7 @@ def test_unsloth_with_transformer_engine_needs_all_three(monkeypatch):
     def asked(distribution, minimum):
         return distribution in there, distribution if distribution in there else f"no {distribution}"
 
-    monkeypatch.setattr(base, "installed", asked)
-    monkeypatch.setattr("pytest_fp8.backends.accelerate.installed", asked)
+    monkeypatch.setattr(recipes, "installed", asked)
     assert UnslothTransformerEngine().available()[0]
     for missing in sorted(there):
         there.remove(missing)

@@ -11,6 +11,7 @@ import torch
 from controls.checkpoints import ScalesNotLoaded
 from helpers.evidence import transfer, verdict_of
 from pytest_fp8 import Verdict
+from pytest_fp8.backends.base import Scaling
 from pytest_fp8.backends.transformer_engine import TRUST, TransformerEngine
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
@@ -60,8 +61,8 @@ class Backend:
     def is_fp8_layer(self, module):
         return isinstance(module, Layer)
 
-    def scaling_tensors(self, module):
-        return module.state
+    def scaling(self, layer):
+        return Scaling(layer.state, {})
 
     def new_layer(self, module):
         return type(module)(trained=False) if self.renewable else None

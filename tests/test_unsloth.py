@@ -214,8 +214,7 @@ def test_the_reference_is_the_same_librarys_16_bit_lora():
     case = Case("1b", "unsloth", "rowwise", lora=16)
     assert case.reference().backend == "unsloth_bf16"
     assert case.reference().lora == 16
-    assert backend("unsloth").compiles_itself
-    assert backend("unsloth").patches_others
+    assert backend("unsloth").brings_model
 
 
 FAKE = """
@@ -246,8 +245,6 @@ def test_pytests_process_does_not_import_the_library(pytester, tmp_path):
         def test_model(fp8_model): pass
         """
     )
-    pytester.makeconftest(
-        "import sys\ndef pytest_unconfigure(config): print('UNSLOTH', [n for n in sys.modules if 'unsloth' in n])"
-    )
+    pytester.makeconftest("import sys\ndef pytest_unconfigure(config): print('UNSLOTH', 'unsloth' in sys.modules)")
     result = pytester.runpytest_subprocess("-p", "no:benchmark")
-    result.stdout.fnmatch_lines(["UNSLOTH []"])
+    result.stdout.fnmatch_lines(["UNSLOTH False"])

@@ -7,38 +7,37 @@ Accelerate drops are not restored: the checks read what is in force.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.accelerate_state import forget_accelerate, make_accelerator
-from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, Prepared, groups_of, installed
+from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, Prepared, groups_of
 from pytest_fp8.backends.linears import linears, odd_size, plan, reason_to_skip, why_skipped
 from pytest_fp8.backends.torchao import TorchAO, torchao_config
-from pytest_fp8.backends.transformer_engine import TransformerEngine, linear_type
-from pytest_fp8.recipes import Reason, Stays
+from pytest_fp8.backends.transformer_engine import DELAYED, FILLED, TransformerEngine, linear_type
+from pytest_fp8.recipes import Reason, RecipeFacts, Stays
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_fp8.case import Case
 
-MINIMUM = "1.10"
-"""The lowest version of Accelerate that is known to work."""
+ACCELERATE = {"accelerate": "1.10"}
+# Accelerate's own defaults: its algorithm is "most_recent" where Transformer Engine's is "max".
+DELAYED_OF_ACCELERATE = RecipeFacts(
+    "delayed", options={**DELAYED, "amax_compute_algo": "most_recent"}, calibration_passes=FILLED
+)
+"""Of Transformer Engine's recipes Accelerate takes delayed scaling alone."""
 EDGE = "Accelerate leaves the model's {} Linear, for stability"
 
 
 class ThroughAccelerate(Backend):
-    """A library's backend with Accelerate above it. Both must be installed; Accelerate's state stays in the process."""
+    """A library's backend with Accelerate above it."""
 
-    keeps_state = True
-
-    def available(self) -> tuple[bool, str]:
-        there, what = super().available()
-        if not there:
-            return there, what
-        accelerate, said = installed("accelerate", MINIMUM)
-        return accelerate, f"{said} over {what}" if accelerate else said
+    through_accelerate = True
 
     def import_library(self) -> None:
         import accelerate  # noqa: F401
@@ -84,6 +83,12 @@ class AccelerateTransformerEngine(ThroughAccelerate, TransformerEngine):
     Accelerate offers delayed scaling alone."""
 
     name = "accelerate_te"
+    short = "accelerate.te"
+    library = "transformer_engine"
+    recipes: Sequence[RecipeFacts] = (DELAYED_OF_ACCELERATE,)
+    requires = MappingProxyType({**TransformerEngine.requires, **ACCELERATE})
+    parallel: Sequence[str] = ()
+    over_bf16 = 1.29  # the same measurement, of Transformer Engine's own backend
 
     def recipe_handler(self, case: Case) -> Any:
         from accelerate.utils import TERecipeKwargs
@@ -101,7 +106,7 @@ class AccelerateTransformerEngine(ThroughAccelerate, TransformerEngine):
             keep_out_of_compiled_code(prepared.model)
         return prepared
 
-    def precision(self, recipe: str, options: Mapping[str, Any]) -> Callable[[], AbstractContextManager[Any]]:
+    def precision(self, case: Case) -> Callable[[], AbstractContextManager[Any]]:
         """None: Accelerate's wrapper around the model's forward opens ``te.autocast`` itself."""
         return nullcontext
 
@@ -114,6 +119,13 @@ class AccelerateTorchAO(ThroughAccelerate, TorchAO):
     """``Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs(config=...)])``."""
 
     name = "accelerate_torchao"
+    short = "accelerate.torchao"
+    library = "torchao"
+    # Accelerate takes torchao's recipes in a config object; no option of theirs.
+    recipes = tuple(replace(facts, switches=()) for facts in TorchAO.recipes)
+    requires = MappingProxyType({**TorchAO.requires, **ACCELERATE})
+    parallel: Sequence[str] = ("ddp", "fsdp2", "zero3")
+    reference_on_ranks = "accelerate_bf16"  # Accelerate keeps float32 weights there
 
     def recipe_handler(self, case: Case) -> Any:
         from accelerate.utils import AORecipeKwargs

@@ -13,16 +13,17 @@ import hashlib
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, NoteProduct, Prepared
+from pytest_fp8.backends.base import Conversion, MakeOptimizer, NoteProduct, Prepared
 from pytest_fp8.backends.bf16 import Bf16
 from pytest_fp8.backends.linears import linears, observed_conversion
-from pytest_fp8.recipes import Stays
+from pytest_fp8.recipes import FPROP, RecipeFacts, Stays
 
 if TYPE_CHECKING:
     import torch
@@ -39,10 +40,12 @@ class UnslothBf16(Bf16):
     """16-bit LoRA: the reference for an FP8 base of the same library."""
 
     name = "unsloth_bf16"
-    distribution = "unsloth"
-    minimum_version = "2026.10"
-    patches_others = True
-    compiles_itself = True
+    short = "unsloth.bf16"
+    requires: Mapping[str, str] = MappingProxyType({"unsloth": "2026.10"})
+    emulates = False
+    parallel: Sequence[str] = ()
+    brings_model = True
+    other_modules = True
     fp8 = False
 
     def import_library(self) -> None:
@@ -101,7 +104,7 @@ class UnslothBf16(Bf16):
         prepared.loss_of = language_model_loss
         return prepared
 
-    def precision(self, recipe: str, options: Mapping[str, Any]) -> Callable[[], AbstractContextManager[Any]]:
+    def precision(self, case: Case) -> Callable[[], AbstractContextManager[Any]]:
         """The autocast of ``TrainingArguments(bf16=True)``. Without it adapters outside the fused functions would
         multiply in float32."""
         import torch
@@ -165,7 +168,11 @@ class Unsloth(UnslothBf16):
     """``load_in_fp8=True``: FP8 weights with a scale per row, activations cast row by row, in forward products only."""
 
     name = "unsloth"
-    token_multiple = Backend.token_multiple
+    short = ""
+    # FP8 weights that stay frozen: the forward product is FP8, the backward one runs on weights cast back to BF16.
+    recipes = (RecipeFacts("rowwise", roles=(FPROP,), minimum_capability=(9, 0)),)
+    library = "torchao"
+    reference = "unsloth_bf16"
     fp8 = True
 
     def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
@@ -176,7 +183,7 @@ class Unsloth(UnslothBf16):
             return False, f"load_in_fp8 asks for an H100 or newer; this GPU has {capability[0]}.{capability[1]}"
         return super().usable(recipe, emulated)
 
-    def convert(self, model: torch.nn.Module, recipe: str, emulated: bool) -> Conversion:
+    def convert(self, model: torch.nn.Module, case: Case) -> Conversion:
         """The library loads the model converted; what it did is read from the model."""
         sizes = {name: (linear.in_features, linear.out_features) for name, linear in linears(model).items()}
         found = observed_conversion(model, sizes, self.is_fp8_layer)

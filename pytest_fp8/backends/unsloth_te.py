@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pytest_fp8.backends.accelerate import AccelerateTransformerEngine
-from pytest_fp8.backends.base import Backend, MakeOptimizer, Prepared
+from pytest_fp8.backends.base import MakeOptimizer, Prepared
 from pytest_fp8.backends.unsloth import UnslothBf16, language_model_loss
 
 if TYPE_CHECKING:
@@ -21,14 +22,12 @@ class UnslothTransformerEngine(AccelerateTransformerEngine, UnslothBf16):
     """
 
     name = "unsloth_te"
-    token_multiple = Backend.token_multiple
-
-    def available(self) -> tuple[bool, str]:
-        there, what = UnslothBf16().available()
-        if not there:
-            return False, what
-        accelerate, said = super().available()
-        return accelerate, f"{what} and {said}" if accelerate else said
+    short = "unsloth.te"
+    recipes = AccelerateTransformerEngine.recipes
+    parallel = ()
+    requires = MappingProxyType({**UnslothBf16.requires, **AccelerateTransformerEngine.requires})
+    reference = "unsloth_bf16"
+    over_bf16 = 1.0
 
     def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
         usable, why = UnslothBf16.usable(self, recipe, emulated)

@@ -54,7 +54,7 @@ class ArmServer:
             if self.engine.case.gpus == 1:
                 explain_rows(self.engine)
             raise
-        self.engine.backend.drop_pending_recomputation()
+        self.engine.backend.settle(self.engine.model)
         # After every question cached memory is given back: the pair's other arm may need it. Not between blocks, where
         # the pair asks for it if it must.
         if operation != "blocks":

@@ -122,8 +122,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     extra = {name.removeprefix(MODEL): extras.pop(name) for name in list(extras) if name.startswith(MODEL)}
     try:
         report["left_out"] = _fill(engine, found, aliases, extra)
-        # Free the copies before anything is computed: at 8B they are 15 GiB.
-        found.clear()
+        found.clear()  # before anything is computed: at 8B the copies are 15 GiB
         stored = {name: value for name, value in stored.items() if name.startswith(OPTIMIZER)}
         report["stale"], report["unchecked"] = watch.stale(), watch.unchecked
         engine.renew_scales()

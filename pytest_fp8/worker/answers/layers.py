@@ -71,7 +71,7 @@ def layers(engine: Engine) -> dict[str, Any]:
         "dropped_behaviour": engine.conversion.dropped_behaviour,
         "stacked_weights": stacked_weights(engine.model),
         "stale_amax": [name for name in rested if name in {call.name for call in calls}],
-        "switches": {**engine.switches, **engine.backend.switches},
+        "switches": engine.switches,
         "calls": to_plain(calls),
         "recipes": recipes,
         "products": to_plain(products),
@@ -98,7 +98,7 @@ def observed(engine: Engine, batch: Any) -> tuple[list[LayerCall], dict[str, dic
                 return engine.loss_of(called(engine), batch)
 
         seen = observe_forward(engine.model, engine.originals, engine.backend, forward)
-        engine.backend.drop_pending_recomputation()
+        engine.backend.settle(engine.model)
         return seen
     part = Part()
 
@@ -126,8 +126,12 @@ def _foreign(engine: Engine, owned: Sequence[OwnedProduct], calls: Sequence[Modu
 
 def _amax_histories(engine: Engine) -> dict[str, list[float]]:
     """The amax history of each layer that keeps one."""
-    read = {name: engine.backend.amax_history(m) for name, m in engine.model.named_modules()}
-    return {name: history for name, history in read.items() if history is not None}
+    kept = {name: engine.backend.scaling(module) for name, module in engine.model.named_modules()}
+    return {
+        name: [float(value) for value in scaling.history.reshape(-1).tolist()]
+        for name, scaling in kept.items()
+        if scaling is not None and scaling.history is not None
+    }
 
 
 def _unchanged(before: dict[str, list[float]], after: dict[str, list[float]]) -> list[str]:

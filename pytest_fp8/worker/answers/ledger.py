@@ -43,7 +43,7 @@ class StepLedger:
         self._engine = engine
         # A library that brings compiled code and functional transforms of its own refuses to have its operators
         # watched; its modules are watched all the same.
-        self.watched = not engine.backend.compiles_itself
+        self.watched = not engine.backend.brings_model
         self.operators = OperatorWatch(engine.model)
         self.operators.modules.on_call = self._on_call
         self.inputs, self.draws = SecondForward(), SecondForward()

@@ -38,7 +38,7 @@ class LoadWatch:
         self.unchecked = ""
         """Why layers were not looked at, in words; empty where all were."""
         live = {name: module for name, module in engine.model.named_modules() if engine.backend.is_fp8_layer(module)}
-        if live and engine.backend.compiles_itself:
+        if live and engine.backend.brings_model:
             self.unchecked, live = "the library computes FP8 layers without calling them", {}
         self._layers = {
             name: module

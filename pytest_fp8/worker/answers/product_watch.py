@@ -108,7 +108,7 @@ class ProductWatch:
         backend = self._engine.backend
         fused: AbstractContextManager[Any] = (
             backend.watch_fused_functions(self._engine.model, self._note_fused)
-            if backend.compiles_itself
+            if backend.brings_model
             else nullcontext()
         )
         try:
@@ -187,7 +187,7 @@ class ProductWatch:
             return
         with torch.no_grad(), _disable_current_modes():
             if call.role == FPROP:
-                self._scales[call.name] = self._engine.backend.operand_scales(module)
+                self._scales[call.name] = operand_scales(self._engine, module)
             call.scales = self._scales.get(call.name, {})
             self._compare_fprop(call, output, module._parameters.get("bias"))
         if not output.requires_grad or not torch.is_grad_enabled():
@@ -229,7 +229,7 @@ class ProductWatch:
             amax = gradient.abs().amax()
             rows = self._some(len(gradient))
             weight = call.lines or self._weight(call, self._some(call.weight.shape[1]), DGRAD)
-            scale = self._engine.backend.operand_scales(self.layers[call.name]).get(GRADIENT)
+            scale = operand_scales(self._engine, self.layers[call.name]).get(GRADIENT)
             left = Operand(gradient[rows], amax, scale=scale)
             call.expected[DGRAD] = Expected(left, weight, self._casts.get(DGRAD), gradient.dtype)
             if call.columns is None or call.amax is None:
@@ -309,3 +309,9 @@ def _is_quantized(weight: torch.Tensor) -> bool:
 def _can_be_viewed(weight: torch.Tensor) -> bool:
     """Plain parameters, and torchao's for FSDP2, of which a view is one of them."""
     return type(weight) is torch.nn.Parameter or "WeightWithDynamicFloat8" in type(weight).__name__
+
+
+def operand_scales(engine: Engine, layer: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the scales that this FP8 layer already has for its operands."""
+    kept = engine.backend.scaling(layer)
+    return {operand: scale.clone() for operand, scale in kept.operands.items()} if kept is not None else {}

@@ -111,7 +111,7 @@ def explain_rows(engine: Engine) -> None:
 
 
 def _takes_any(engine: Engine) -> bool:
-    return engine.backend.token_multiple == 1 or not engine.conversion.converted
+    return not engine.conversion.converted
 
 
 @dataclass(frozen=True)
@@ -213,16 +213,12 @@ def _look_at(engine: Engine, first: list[Drawn], draw: Callable[[], Any]) -> lis
 
 def _run_forward(engine: Engine, batch: Any) -> Any:
     """The loss; ``None`` of a hand-written step."""
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            if engine.own_step is not None:
-                with engine.standing_still():
-                    engine.own_step(engine.wrapped, batch, engine.optimizer, engine.precision)
-            else:
-                # A user's loss may need gradients on its way; ours would keep activations for nothing.
-                with torch.set_grad_enabled(engine.setup.own is not None), engine.standing_still(), engine.precision():
-                    return engine.loss_of(called(engine), batch)
-        return None
-    except Exception as error:
-        engine.backend.raise_explained(error)
-        raise
+    with torch.compiler.set_stance("force_eager"):
+        if engine.own_step is not None:
+            with engine.standing_still():
+                engine.own_step(engine.wrapped, batch, engine.optimizer, engine.precision)
+        else:
+            # A user's loss may need gradients on its way; ours would keep activations for nothing.
+            with torch.set_grad_enabled(engine.setup.own is not None), engine.standing_still(), engine.precision():
+                return engine.loss_of(called(engine), batch)
+    return None

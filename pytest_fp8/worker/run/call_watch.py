@@ -9,18 +9,17 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pytest_fp8.backends.base import Backend
+from pytest_fp8.case import Case
 from pytest_fp8.casts import E4M3, LINE, TENSOR, Cast
 from pytest_fp8.questions.loss.evidence import LayerCalls, Look
 from pytest_fp8.worker.training.restored import Hook, hooked
 from pytest_fp8.worker.watch.product_accuracy import Expected, Operand, is_product
-
-if TYPE_CHECKING:
-    from pytest_fp8.worker.run.engine import Engine
 
 LOOKED_AT = 3
 """Layers of a step whose product is looked at, drawn anew in each step."""
@@ -34,18 +33,28 @@ DRAWS = 16
 """Choices of rows and columns that are drawn ahead and taken in turn: on a GPU a draw in each call would wait."""
 
 
+class WatchedEngine(Protocol):
+    """What is needed of the engine whose calls are watched."""
+
+    case: Case
+    device: torch.device
+    backend: Backend
+    model: torch.nn.Module
+    calibration_passes: int
+
+
 class CallWatch:
     """The calls of the FP8 layers in forward passes that train, step by step."""
 
-    def __init__(self, engine: Engine, compiled: bool, seed: int) -> None:
-        watched = not (compiled or engine.backend.compiles_itself)
+    def __init__(self, engine: WatchedEngine, compiled: bool, seed: int) -> None:
+        watched = not (compiled or engine.backend.brings_model)
         self._layers = {
             name: module
             for name, module in engine.model.named_modules()
             if watched and engine.backend.is_fp8_layer(module)
         }
         # Scales of past steps may not fit a product, which is no fault of it.
-        past = engine.backend.calibration_passes(engine.case.recipe)
+        past = engine.calibration_passes
         self._products = [name for name, module in self._layers.items() if not past and is_product(module)]
         self._device, self._draw = engine.device, random.Random(seed)
         self._chosen: set[str] = set()

@@ -5,28 +5,48 @@ A curve trains with the arm's own step, compiled as it is. What is read beside i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
+from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.loss.evidence import LayerCalls, ProductCount
-from pytest_fp8.worker.run.call_watch import CallWatch
+from pytest_fp8.worker.run.call_watch import CallWatch, WatchedEngine
 from pytest_fp8.worker.run.course import TrainingCourse
 from pytest_fp8.worker.state.shards import full, values_of
 from pytest_fp8.worker.training import zero
 from pytest_fp8.worker.watch.ledger_weights import weights_of
 from pytest_fp8.worker.watch.presence import counted_step
-from pytest_fp8.zoo import data
+from pytest_fp8.zoo import data, training
 
-if TYPE_CHECKING:
-    from pytest_fp8.worker.run.engine import Engine
+
+class TrainingEngine(WatchedEngine, Protocol):
+    """What a curve needs of the engine."""
+
+    optimizer: torch.optim.Optimizer
+    originals: dict[str, tuple[int, int]]
+    compiled: bool
+
+    @property
+    def fused_params(self) -> FusedParams: ...
+
+    def restart(self, seed: int, jitter: bool = False) -> None: ...
+
+    def training_batch(self, seed: int, step: int) -> Any: ...
+
+    def step(
+        self,
+        batch: Any,
+        phase: training.Phase = nullcontext,
+        on_gradients: Callable[[], None] | None = None,
+    ) -> torch.Tensor: ...
 
 
 def curve(
-    engine: Engine, seed: int, steps: int, jitter: bool = False, first_step: int = 0, watch: bool = False
+    engine: TrainingEngine, seed: int, steps: int, jitter: bool = False, first_step: int = 0, watch: bool = False
 ) -> dict[str, Any]:
     """``steps`` training steps from the weights of ``seed``, with ``first_step`` from where the arm is; the fields of
     ``questions.loss.evidence.Curve``.
@@ -81,7 +101,7 @@ def curve(
     }
 
 
-def _whole_weights(engine: Engine) -> dict[str, str]:
+def _whole_weights(engine: TrainingEngine) -> dict[str, str]:
     """A digest of each trained weight of which every rank has the whole: the same one, as the ranks must agree."""
     noted = weights_of(engine.model, engine.fused_params)
     return {name: each.digest for name, each in noted.items() if each.trained and not each.buffer}

@@ -74,6 +74,7 @@ class Engine:
         own: Workload | None = unship_in_arm(spec.workload) if spec.workload else None
         self.setup = TrainingSetup(self.case, own, self.backend, self.device)
         _require_recipe(self.backend, self.case)
+        self.calibration_passes = recipe_facts(self.case.backend, self.case.recipe).calibration_passes
         self.attention = prefer_fast_attention(self.device)
         self.build()
         self.timing_batches = [self.timing_batch(step) for step in range(4)]
@@ -103,7 +104,7 @@ class Engine:
         self.precision = self.precision_context()
         if self.case.activation_checkpointing:
             self.checkpoint_activations()
-        if self.compiled and not self.backend.compiles_itself:
+        if self.compiled and not self.backend.brings_model:
             compile_blocks(self.model)
         parallel = self.parallelize()
         self.wrapped = parallel.wrapped
@@ -137,16 +138,18 @@ class Engine:
             return observed_conversion(self.model, self.originals, self.backend.is_fp8_layer, own.leave)
         self._prepared = self.backend.prepare(self.model, self.setup.optimizer, self.case, self.compiled)
         self.model = self._prepared.model
-        if self._prepared.layers is not None:
-            self.originals = dict(self._prepared.layers)
-        return self._prepared.conversion
+        self.switches["asked"] = self._prepared.asked or self.switches["asked"]
+        conversion = self._prepared.conversion
+        if conversion.layers is not None:
+            self.originals = dict(conversion.layers)
+        return conversion
 
     def precision_context(self) -> Callable[[], Any]:
         """What makes the context around each forward pass."""
         own = self._own_fp8()
         if own is not None and own.precision is not None:
             return checked_precision(own.precision)
-        return self.backend.precision(self.case.recipe, self.case.full_options)
+        return self.backend.precision(self.case)
 
     def checkpoint_activations(self) -> None:
         """Have the backward pass recompute activations."""
@@ -179,7 +182,6 @@ class Engine:
             # Of several ranks this one may be alone in its error, and the others in a collective that it would join.
             if explain_failure is not None and self.case.gpus == 1:
                 explain_failure(self, error)
-            self.backend.raise_explained(error)
             raise
 
     # -- model and data -----------------------------------------------------------------------------------------------
@@ -225,7 +227,7 @@ class Engine:
     def renew_scales(self) -> None:
         """Bring scaling state to that of a fresh, calibrated model: after a restart, and after weights were loaded."""
         self.backend.reset_scaling(self.model)
-        for index in range(self.backend.calibration_passes(self.case.recipe)):
+        for index in range(self.calibration_passes):
             with self.standing_still():
                 self.step(self.training_batch(seed=0, step=2_000_000 + index))
 

@@ -143,7 +143,7 @@ def observe_forward(
     with ExitStack() as stack:
         stack.enter_context(watch.hooked())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        if part is None and backend.compiles_itself:
+        if part is None and backend.brings_model:
             # The forward pass keeps its activations: torch.func, in this library's loss, refuses the hooks below.
             stack.enter_context(backend.watch_fused_functions(model, watch.note_fused))
         elif part is None:
