@@ -117,7 +117,7 @@ def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any
         if workload is not None and workload.convert is not None:
             model = converted(workload.convert, model)
         else:
-            made = chosen.prepare(model, lambda m: torch.optim.SGD(m.parameters(), lr=0.0), case, compiled=False)
+            made = chosen.prepare(model, lambda m: torch.optim.SGD(m.parameters(), lr=0.0), case)
             model = made.model
     yield model
     del model

@@ -58,7 +58,7 @@ def plain(**config):
 
 def prepared(model, recipe="current"):
     case = Case("small", "te_fused", recipe, compile=False)
-    return backend("te_fused").prepare(model, lambda m: torch.optim.SGD(m.parameters()), case, compiled=False)
+    return backend("te_fused").prepare(model, lambda m: torch.optim.SGD(m.parameters()), case)
 
 
 def both(dtype=torch.float32, **config):

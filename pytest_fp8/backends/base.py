@@ -90,8 +90,8 @@ class Backend(BackendFacts, ABC):
         """The model, where the backend brings its own; ``None`` where it takes any model."""
         return None
 
-    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
-        """Switch FP8 on in ``model`` as users of this backend do. ``compiled``: its blocks will be compiled later."""
+    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case) -> Prepared:
+        """Switch FP8 on in ``model`` as users of this backend do. Its blocks are compiled later."""
         conversion = self.convert(model, case)
         return Prepared(model if conversion.model is None else conversion.model, conversion)
 

@@ -17,9 +17,9 @@ from pytest_fp8.backends.accelerate import (
     AccelerateTorchAO,
     AccelerateTransformerEngine,
     ThroughAccelerate,
+    forget_accelerate,
     on_cpu,
 )
-from pytest_fp8.backends.accelerate_state import forget_accelerate
 from pytest_fp8.backends.base import MakeOptimizer, Prepared
 from pytest_fp8.case import OWN
 from pytest_fp8.environ import environment
@@ -49,11 +49,11 @@ class ThroughTrainer(ThroughAccelerate):
     fp8_backend: str
     """What Accelerate calls the library: ``TE`` or ``AO``. It refuses ``te``."""
 
-    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
+    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case) -> Prepared:
         asked = fp8_environment(self.fp8_backend, case.full_options)
         with trainer(model, make_optimizer, case, asked) as made:
             self.adjust(made.accelerator, case)
-            prepared = self.prepare_with(made.accelerator, model, made.create_optimizer(), compiled)
+            prepared = self.prepare_with(made.accelerator, model, made.create_optimizer(), case)
             prepared.asked = asked[PREFIX + "MIXED_PRECISION"]
             return _with_loss(made, case, prepared)
 

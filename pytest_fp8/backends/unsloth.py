@@ -20,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.backends.accelerate import AccelerateTransformerEngine
 from pytest_fp8.backends.base import Conversion, MakeOptimizer, NoteProduct, Prepared
 from pytest_fp8.backends.bf16 import Bf16
 from pytest_fp8.backends.linears import linears, observed_conversion
@@ -99,8 +100,8 @@ class UnslothBf16(Bf16):
                 parameters[name].copy_(value)
         return model.train()  # type: ignore[no-any-return]
 
-    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
-        prepared = super().prepare(model, make_optimizer, case, compiled)
+    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case) -> Prepared:
+        prepared = super().prepare(model, make_optimizer, case)
         prepared.loss_of = language_model_loss
         return prepared
 
@@ -198,6 +199,35 @@ class Unsloth(UnslothBf16):
 
     def recipe_in_force(self, module: torch.nn.Module) -> dict[str, Any]:
         return describe(fp8_weight(module))
+
+
+class UnslothTransformerEngine(AccelerateTransformerEngine, UnslothBf16):
+    """Unsloth's model, adapters and loss; the layers and the precision are Accelerate's and Transformer Engine's.
+
+    Unsloth compiles its own blocks, te.Linear inside them included, as it does for users who combine the two.
+    """
+
+    name = "unsloth_te"
+    short = "unsloth.te"
+    recipes = AccelerateTransformerEngine.recipes
+    parallel = ()
+    requires = MappingProxyType({**UnslothBf16.requires, **AccelerateTransformerEngine.requires})
+    reference = "unsloth_bf16"
+    over_bf16 = 1.0
+
+    def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
+        usable, why = UnslothBf16.usable(self, recipe, emulated)
+        return super().usable(recipe, emulated) if usable else (usable, why)
+
+    def import_library(self) -> None:
+        # First, because it patches other libraries and must find them unchanged.
+        UnslothBf16.import_library(self)
+        super().import_library()
+
+    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case) -> Prepared:
+        prepared = super().prepare(model, make_optimizer, case)
+        prepared.loss_of = language_model_loss
+        return prepared
 
 
 def fp8_weight(module: torch.nn.Module) -> Any:

@@ -17,7 +17,7 @@ import torch
 
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
-from pytest_fp8.backends.accelerate_state import accelerate_precision
+from pytest_fp8.backends.accelerate import accelerate_precision
 from pytest_fp8.backends.base import Backend, Conversion, FusedParams, Prepared
 from pytest_fp8.backends.linears import linears, mark_skipped, observed_conversion
 from pytest_fp8.case import Case
@@ -136,7 +136,7 @@ class Engine:
         if own is not None and own.convert is not None:
             self.model = converted(own.convert, self.model)
             return observed_conversion(self.model, self.originals, self.backend.is_fp8_layer, own.leave)
-        self._prepared = self.backend.prepare(self.model, self.setup.optimizer, self.case, self.compiled)
+        self._prepared = self.backend.prepare(self.model, self.setup.optimizer, self.case)
         self.model = self._prepared.model
         self.switches["asked"] = self._prepared.asked or self.switches["asked"]
         conversion = self._prepared.conversion
