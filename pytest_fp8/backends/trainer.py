@@ -102,7 +102,7 @@ def fp8_environment(library: str, options: Mapping[str, Any]) -> dict[str, str]:
 def trainer(
     model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, asked: Mapping[str, str]
 ) -> Iterator[Any]:
-    """A Trainer made under the environment ``asked``, which is restored afterwards: the process may become another arm.
+    """A Trainer made under the environment ``asked``, which is restored afterwards.
 
     It is given the optimizer, as ``optimizers=`` lets users do: the reference arm's, so that both train alike. Its
     output folder is a temporary one, and no integration reports anything.

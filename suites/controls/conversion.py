@@ -39,7 +39,6 @@ class NothingReadsTheEnvironment(Control):
         super().build()
 
     def convert(self) -> Conversion:
-        del os.environ[MIXED_PRECISION]  # the arm has noted it; the process may become another arm
         return plan(self.model)
 
 
@@ -68,14 +67,6 @@ class TrainerBf16Wins(Control):
             trainer: Any = Trainer(model=self.model, args=arguments)
             self.model = trainer.accelerator.prepare_model(self.model)
         return meant
-
-    def warm_up(self, *given: Any) -> None:
-        """Take back what Accelerate keeps for a whole process, which may become another arm."""
-        from accelerate.state import AcceleratorState
-
-        super().warm_up(*given)
-        AcceleratorState._reset_state(reset_partial_state=True)
-        os.environ.pop(MIXED_PRECISION, None)
 
 
 class StopsAtTheFirstOddLayer(Control):

@@ -90,7 +90,6 @@ class ShardNotSaved(Control):
     question = "checkpoints"
     code = K.WEIGHTS_CHANGED
     case = FSDP2
-    leaves_traces = True
 
     def build(self) -> None:
         from torch.distributed import checkpoint
