@@ -16,7 +16,7 @@ def test_weights_are_sharded_again_and_training_goes_on():
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        from pytest_fp8.worker.state.shards import is_sharded
+        from pytest_fp8.worker.tensors import is_sharded
         from pytest_fp8.worker.training.ranks import forget_aborted
 
         class OnlyTrains(torch.nn.Sequential):

@@ -99,7 +99,7 @@ def test_live_layers_get_one_class_that_is_not_compiled(stand_in):
 def test_a_conversion_that_stops_is_seen_and_so_is_an_optimizer_without_the_head(stand_in, monkeypatch):
     accelerate = pytest.importorskip("accelerate")
     from pytest_fp8.backends.accelerate import AccelerateTransformerEngine, forget_accelerate
-    from pytest_fp8.worker.state.fused_params import trained
+    from pytest_fp8.worker.tensors import trained
     from pytest_fp8.worker.watch.ledger_weights import untied, weights_of
 
     monkeypatch.setattr("accelerate.accelerator.is_transformer_engine_available", lambda: True)

@@ -90,7 +90,7 @@ def warming(parameters):
 
 
 def test_a_schedule_is_stepped_without_an_own_step():
-    losses = serve(loss=squares, batch=lambda step: batch(0), optimizer=warming).engine.curve(0, 8)["losses"]
+    losses = serve(loss=squares, batch=lambda step: batch(0), optimizer=warming).curve(0, 8)["losses"]
     assert losses[-1] < 0.9 * losses[0]
 
 
@@ -100,7 +100,7 @@ def test_an_own_step_trains_through_accelerates_optimizer():
     server = serve(case, step=loop(2, clip=1.0))
     decision = judge(server, case)
     assert decision.verdict is Verdict.PASS, decision.message
-    assert server.engine.curve(0, 3)["losses"][2] < server.engine.curve(0, 3)["losses"][0]
+    assert server.curve(0, 3)["losses"][2] < server.curve(0, 3)["losses"][0]
 
 
 def test_a_layer_that_the_workload_leaves_and_accelerate_converts_is_named():

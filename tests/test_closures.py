@@ -28,7 +28,7 @@ def test_each_call_of_a_closure_is_accounted_for(optimizer, keyword):
 def test_calibration_and_observation_change_no_weight(optimizer, monkeypatch):
     server = serve(optimizer=optimizer, step=closing())
     engine = server.engine
-    engine.curve(seed=0, steps=2)
+    server.curve(seed=0, steps=2)
     weights = {name: value.detach().clone() for name, value in engine.model.named_parameters()}
     entries = {name: sorted(state) for name, state in zip(weights, engine.optimizer.state.values(), strict=False)}
     engine.calibration_passes = 2
@@ -40,11 +40,11 @@ def test_calibration_and_observation_change_no_weight(optimizer, monkeypatch):
 
 
 def test_the_norm_of_a_closures_gradients_is_taken_while_they_exist():
-    norms = serve(optimizer=lbfgs, step=closing()).engine.curve(seed=0, steps=3)["gradient_norms"]
+    norms = serve(optimizer=lbfgs, step=closing()).curve(seed=0, steps=3)["gradient_norms"]
     assert all(norm > 0 for norm in norms)
 
 
 def test_a_step_that_calls_its_closure_often_is_one_step_of_the_optimizer():
     """How often LBFGS calls it depends on the losses, and differs between the arms."""
-    course = serve(optimizer=lbfgs, step=closing()).engine.curve(seed=0, steps=3)["course"]
+    course = serve(optimizer=lbfgs, step=closing()).curve(seed=0, steps=3)["course"]
     assert course["stepped"] == [1, 1, 1]

@@ -14,7 +14,8 @@ from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.loss.evidence import Curve
 from pytest_fp8.questions.loss.presence import TOO_EXACT
-from pytest_fp8.worker.run.call_watch import LOOKED_AT, CallWatch
+from pytest_fp8.worker.curve import curve
+from pytest_fp8.worker.record.probe import LOOKED_AT, StepLooks
 from pytest_fp8.worker.run.engine import Engine
 
 pytestmark = pytest.mark.slow
@@ -27,7 +28,7 @@ def engine(recipe="tensorwise", **more):
 
 
 def calls(arm, steps=4, **how):
-    return from_plain(Curve, arm.curve(0, steps, watch=True, **how)).calls
+    return from_plain(Curve, curve(arm, 0, steps, watch=True, **how)).calls
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
@@ -39,18 +40,13 @@ def test_each_step_has_as_many_calls_in_fp8_as_layers(recipe):
     assert all(0 < look.error <= LARGEST and look.of_finest > 0.5 and look.of_coarsest < 2 for look in looks)
 
 
-def test_as_many_columns_are_compared_where_an_output_has_as_many_rows():
-    watch = CallWatch(engine(), compiled=False, seed=0)
-    assert [len(watch._some(64, most)) for most in (16, 64)] == [16, 64]
-
-
 def test_a_curve_that_fails_leaves_no_hook_on_the_optimizer():
     arm = engine()
     before = len(arm.optimizer._optimizer_step_pre_hooks)
     arm.training_batch = None
     for _ in range(2):
         with pytest.raises(TypeError):
-            arm.curve(0, 2)
+            curve(arm, 0, 2)
     assert len(arm.optimizer._optimizer_step_pre_hooks) == before
 
 
@@ -63,7 +59,7 @@ def test_recomputed_calls_are_counted_too():
 
 
 def test_a_curve_that_is_not_watched_says_nothing():
-    assert not from_plain(Curve, engine().curve(0, 2)).calls.fp8
+    assert not from_plain(Curve, curve(engine(), 0, 2)).calls.fp8
 
 
 def test_layers_that_multiply_in_bfloat16_are_counted_apart():
@@ -130,14 +126,14 @@ def test_a_product_whose_operands_fp8_holds_exactly_is_not_too_exact():
 def test_copies_made_inside_a_step_do_not_take_the_hooks_along():
     arm = engine()
     arm.restart(0)
-    watch = CallWatch(arm, False, 0)
+    watch = StepLooks(arm, 0)
     with watch.watching():
         watch.next_step()
         twin = copy.deepcopy(arm.model)
         stored = pickle.loads(pickle.dumps(arm.model.model.layers[0].mlp))
         arm.step(arm.training_batch(0, 0))
-        counted = list(watch._now)
+        counted = list(watch._calls[-1])
         twin(**arm.training_batch(0, 0))
         stored(torch.randn(16, 64).bfloat16())
-        assert list(watch._now) == counted
+        assert list(watch._calls[-1]) == counted
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in arm.model.modules())

@@ -14,8 +14,9 @@ from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.layers.products import Product
 from pytest_fp8.questions.loss.evidence import Curve, ProductCount
-from pytest_fp8.worker.run.course import sample
-from pytest_fp8.worker.run.curves import norm_of
+from pytest_fp8.worker import curve as curves
+from pytest_fp8.worker.record.gradients import norm_of
+from pytest_fp8.worker.record.samples import values
 from pytest_fp8.worker.run.engine import Engine
 from pytest_fp8.worker.watch.presence import counted_step
 
@@ -27,7 +28,7 @@ def engine(recipe="tensorwise", **more):
 
 
 def curve(arm, seed=0, steps=4, **how):
-    return from_plain(Curve, arm.curve(seed, steps, **how))
+    return from_plain(Curve, curves.curve(arm, seed, steps, **how))
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise_with_gw_hp"])
@@ -45,7 +46,7 @@ def test_a_watched_curve_is_equal_to_the_last_bit(recipe):
 def test_a_loss_of_shape_1_is_a_number():
     """The watched first step and the others note it alike."""
     server = serve(loss=lambda model, x: model(x).float().square().mean().reshape(1))
-    watched = from_plain(Curve, server.engine.curve(0, 3, watch=True))
+    watched = from_plain(Curve, server.curve(0, 3, watch=True))
     assert len(watched.losses) == 3
 
 
@@ -114,6 +115,6 @@ def test_a_weight_that_is_stored_in_fp8_is_sampled_by_its_values():
 
     model = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False)).to(torch.bfloat16)
     quantize_(model, Float8WeightOnlyConfig())
-    first = sample(model[0].weight)
+    first = values(model[0].weight)
     assert first.dtype == torch.uint8
-    assert torch.equal(first, sample(model[0].weight))
+    assert torch.equal(first, values(model[0].weight))

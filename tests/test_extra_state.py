@@ -49,8 +49,8 @@ def seen(server):
 def carried(build, folder, store="dcp"):
     """A BF16 arm's checkpoint after three steps, in an FP8 arm: both answers, and both arms' counts."""
     source, target = serve(CASE.reference(), build=build, loss=loss), serve(build=build, loss=loss)
-    source.engine.curve(seed=1, steps=3)
-    target.engine.curve(seed=2, steps=1)
+    source.curve(seed=1, steps=3)
+    target.curve(seed=2, steps=1)
     saved = source.save(str(folder), store, optimizer=True)
     loaded = target.load(str(folder), store, optimizer=True)
     assert loaded["loaded"]

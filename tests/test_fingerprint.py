@@ -163,7 +163,7 @@ def test_the_arm_s_numbers_are_what_they_are_without_it(monkeypatch, changes):
         server = ArmServer(reference(batch=drawn, **changes))
         assert (server.describe()["first_step"] == "") == without
         state = {name: value.clone() for name, value in server.engine.model.state_dict().items()}
-        return state, server.engine.curve(0, 4), server.layers(), torch.rand(3).tolist()
+        return state, server.curve(0, 4), server.layers(), torch.rand(3).tolist()
 
     without = False
     state, *evidence = numbers()

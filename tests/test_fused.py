@@ -18,11 +18,11 @@ from pytest_fp8.backends import backend
 from pytest_fp8.backends.fused_llama import FusedAttention, NothingToFuse
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.worker.answers import checkpoints
 from pytest_fp8.worker.answers.layers import layers
+from pytest_fp8.worker.checkpoint import roundtrip
+from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.run.engine import Engine
-from pytest_fp8.worker.state import checkpoint_stores
-from pytest_fp8.worker.state.fused_params import join, split
+from pytest_fp8.worker.tensors import digests, join, split
 from pytest_fp8.zoo import models
 from pytest_fp8.zoo.shapes import SHAPES
 
@@ -192,21 +192,21 @@ def reference(library):
 
 
 def weights(arm):
-    return checkpoints.weights_of(arm)[0]
+    return roundtrip.weights_of(arm)[0]
 
 
 @pytest.mark.parametrize("jitter", [False, True])
 def test_a_restart_brings_back_the_weights_of_the_seed(fused, reference, jitter):
-    before = checkpoint_stores.digests(weights(fused))
+    before = digests(weights(fused))
     for arm in (fused, reference):
-        arm.curve(seed=5, steps=2)
+        curve(arm, seed=5, steps=2)
         arm.restart(seed=3, jitter=jitter)
-    assert checkpoint_stores.digests(weights(fused)) == checkpoint_stores.digests(weights(reference)) != before
+    assert digests(weights(fused)) == digests(weights(reference)) != before
     assert not fused.optimizer.state
 
 
 def test_both_arms_train_alike(fused, reference):
-    one, other = (arm.curve(seed=1, steps=6) for arm in (fused, reference))
+    one, other = (curve(arm, seed=1, steps=6) for arm in (fused, reference))
     assert one["losses"] == pytest.approx(other["losses"], rel=2e-4)
     assert one["gradient_norms"] == pytest.approx(other["gradient_norms"], rel=2e-2)
     assert one["data"] == other["data"]
@@ -228,19 +228,19 @@ WAYS = [
 @pytest.mark.parametrize(("forth", "store", "optimizer"), WAYS)
 def test_checkpoints_are_interchangeable(fused, reference, forth, store, optimizer, tmp_path):
     source, target = (fused, reference) if forth else (reference, fused)
-    source.curve(seed=2, steps=3)
-    saved = checkpoints.save(source, str(tmp_path), store, optimizer)
-    assert HEAD not in saved["keys"], "stored once, under the embedding's name"
-    assert not any("qkv" in key or "gate_up" in key for key in saved["keys"])
+    curve(source, seed=2, steps=3)
+    saved = roundtrip.save(source, tmp_path, store, optimizer)
+    assert HEAD not in saved.keys, "stored once, under the embedding's name"
+    assert not any("qkv" in key or "gate_up" in key for key in saved.keys)
     target.restart(seed=4)
-    loaded = checkpoints.load(target, str(tmp_path), store, optimizer)
-    assert loaded["loaded"], loaded
-    assert loaded["digests"] == saved["digests"] == checkpoint_stores.digests(weights(source))
+    loaded = roundtrip.load(target, tmp_path, store, optimizer)
+    assert loaded.loaded, loaded
+    assert loaded.digests == saved.digests == digests(weights(source))
     assert target.model.lm_head.weight is target.model.model.embed_tokens.weight
     if optimizer:
-        assert len(saved["optimizer_digests"]) == 3 * len(saved["keys"]), "step and two moments of each plain weight"
-        assert loaded["optimizer_digests"] == saved["optimizer_digests"]
-        going_on = [arm.curve(seed=2, steps=3, first_step=3)["losses"] for arm in (source, target)]
+        assert len(saved.optimizer_digests) == 3 * len(saved.keys), "step and two moments of each plain weight"
+        assert loaded.optimizer_digests == saved.optimizer_digests
+        going_on = [curve(arm, seed=2, steps=3, first_step=3)["losses"] for arm in (source, target)]
         assert going_on[1] == pytest.approx(going_on[0], rel=2e-4)
 
 
@@ -248,21 +248,21 @@ def test_checkpoints_are_interchangeable(fused, reference, forth, store, optimiz
 def test_a_part_of_a_fused_weight_is_stored_without_the_rest_of_it(fused, reference, store, tmp_path):
     for arm in (fused, reference):
         # The optimizer's state counts: an earlier test may have restarted one of the two, which forgets it.
-        arm.curve(seed=0, steps=1)
-    sizes = [checkpoints.save(arm, str(tmp_path / arm.case.id), store, True)["bytes"] for arm in (fused, reference)]
+        curve(arm, seed=0, steps=1)
+    sizes = [roundtrip.save(arm, tmp_path / arm.case.id, store, True).bytes for arm in (fused, reference)]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
 
 
 def test_a_missing_part_is_named_and_nothing_is_loaded(fused, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    checkpoints.save(fused, str(tmp_path), "safetensors", optimizer=False)
+    roundtrip.save(fused, tmp_path, "safetensors", optimizer=False)
     lost = "model.layers.1.self_attn.k_proj.weight"
-    kept = {name: value for name, value in load_file(tmp_path / checkpoint_stores.WEIGHTS).items() if name != lost}
-    save_file(kept, tmp_path / checkpoint_stores.WEIGHTS)
-    before = checkpoint_stores.digests(weights(fused))
-    assert checkpoints.load(fused, str(tmp_path), "safetensors", optimizer=False)["missing"] == [lost]
-    assert checkpoint_stores.digests(weights(fused)) == before
+    kept = {name: value for name, value in load_file(tmp_path / "model.safetensors").items() if name != lost}
+    save_file(kept, tmp_path / "model.safetensors")
+    before = digests(weights(fused))
+    assert roundtrip.load(fused, tmp_path, "safetensors", optimizer=False).missing == [lost]
+    assert digests(weights(fused)) == before
 
 
 def test_every_product_of_a_step_belongs_to_a_layer(fused):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helpers.watched import gradients, products, serve
-from pytest_fp8.worker.answers.gradients import rotated, sketch
+from pytest_fp8.worker.record.gradients import rotated, sketch
 
 pytestmark = pytest.mark.slow
 

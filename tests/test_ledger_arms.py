@@ -202,5 +202,5 @@ def test_the_step_of_the_ledger_moves_no_weight():
 
     server = serve(step=loop(2), batch=batch)
     server.ledger()
-    first = server.engine.curve(seed=0, steps=2)
-    assert serve(step=loop(2), batch=batch).engine.curve(seed=0, steps=2) == first
+    first = server.curve(seed=0, steps=2)
+    assert serve(step=loop(2), batch=batch).curve(seed=0, steps=2) == first

@@ -12,7 +12,7 @@ from controls import own_checkpoints as saved
 from helpers.carried import CASE, carried, through
 from helpers.loops import loop, serve
 from pytest_fp8 import Verdict
-from pytest_fp8.worker.answers.load_watch import LoadWatch
+from pytest_fp8.worker.record.probe import StaleCopies
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +123,7 @@ def stale_after_a_load_of_other_weights(engine):
     with torch.no_grad():
         for parameter in engine.model.parameters():
             parameter.neg_()
-    watch = LoadWatch(engine)
+    watch = StaleCopies(engine)
     watch.before()
     engine.model.load_state_dict(state)
     return watch.stale()

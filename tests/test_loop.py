@@ -127,11 +127,11 @@ def scheduled_step(model, batch, optimizer, precision):
 
 def test_a_schedule_restarts_with_each_curve_and_resumes_from_a_checkpoint(tmp_path):
     one, two = (serve(step=scheduled_step, optimizer=scheduled) for _ in range(2))
-    first = one.engine.curve(seed=1, steps=4)
-    assert one.engine.curve(seed=1, steps=4) == first
+    first = one.curve(seed=1, steps=4)
+    assert one.curve(seed=1, steps=4) == first
     one.save(str(tmp_path), "dcp", optimizer=True)
     goes_on = one.resume(seed=1, first_step=4, steps=4)
-    two.engine.curve(seed=2, steps=1)
+    two.curve(seed=2, steps=1)
     two.load(str(tmp_path), "dcp", optimizer=True)
     assert two.resume(seed=1, first_step=4, steps=4)["losses"] == goes_on["losses"]
 
@@ -144,13 +144,13 @@ def test_a_step_may_skip_losses_that_are_not_finite():
             return batch.new_tensor(float("nan"))
         return healthy(model, batch, optimizer, precision)
 
-    curve = serve(step=step).engine.curve(seed=0, steps=8)
+    curve = serve(step=step).curve(seed=0, steps=8)
     assert len(curve["gradient_norms"]) == len(curve["losses"]) == 8
     assert any(math.isnan(loss) for loss in curve["losses"])
 
 
 def test_clipping_is_seen_in_the_gradient_norms():
-    norms = serve(step=loop(2, clip=0.01, set_to_none=False)).engine.curve(seed=0, steps=3)["gradient_norms"]
+    norms = serve(step=loop(2, clip=0.01, set_to_none=False)).curve(seed=0, steps=3)["gradient_norms"]
     assert all(norm < 0.0102 for norm in norms)
 
 

@@ -13,7 +13,7 @@ from helpers.loops import build, serve
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import K, R
 from pytest_fp8.said import WorkloadError
-from pytest_fp8.worker.state.optimizer_state import StrayParameter
+from pytest_fp8.worker.checkpoint.optimizer import StrayParameter
 
 pytestmark = pytest.mark.slow
 

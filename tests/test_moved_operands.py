@@ -6,7 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 from helpers.arms import spec
 from pytest_fp8 import Case
-from pytest_fp8.worker.answers.moved_weights import moved_operands
+from pytest_fp8.worker.record.perturb import moved_operands
 from pytest_fp8.worker.server import ArmServer
 
 pytestmark = pytest.mark.slow

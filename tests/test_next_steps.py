@@ -461,15 +461,15 @@ def test_what_is_advised_in_an_arm_mends_it(name, monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_a_full_disk_names_the_folder_and_what_a_checkpoint_needs(monkeypatch, tmp_path):
     pytest.importorskip("torchao")
+    from pytest_fp8.worker.checkpoint import stores
     from pytest_fp8.worker.main import _describe
-    from pytest_fp8.worker.state import checkpoint_stores
 
     def full(*given):
         raise OSError(28, "No space left on device")
 
     server = served({})
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint_stores, "write", full)
+        patched.setattr(stores, "write", full)
         with pytest.raises(OSError, match="No space left") as error:
             server.save(f"{tmp_path}/fp8-ab12-x/one", "safetensors", True)
     told = _describe(error.value)

@@ -14,6 +14,7 @@ from pytest_fp8.codes import N
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.numerics.check import check_numerics
 from pytest_fp8.questions.numerics.draws import with_further_draws
+from pytest_fp8.questions.numerics.evidence import HandedOn
 from pytest_fp8.recipes import WGRAD
 
 
@@ -94,6 +95,16 @@ def test_a_weight_gradient_that_is_rounded_after_its_product_is_named():
     handed_on = renamed("up.weight", off=0.7)
     handed_on = replace(handed_on, sketches={**handed_on.sketches, "enter": gradients(off=0.7).sketches["enter"]})
     verdict_of(of("up.weight", handed_on), Verdict.FAIL, "something else from up.weight on")
+
+
+@pytest.mark.parametrize(("cosine", "code"), [(0.1, N.GRADIENT_REPLACED), (0.8, N.GRADIENT_STORED)])
+def test_another_step_s_weight_gradient_is_told_from_one_that_is_rounded(cosine, code):
+    found = evidence(
+        fp8=renamed("up.weight", off=0.7), gradients=renamed("up.weight", off=0.0), moved=renamed("up.weight")
+    )
+    arms = {arm: [HandedOn("up", near, 1.0, 1.0)] for arm, near in (("fp8", cosine), ("bf16", 1.0))}
+    given = {arm: replace(getattr(found, arm), handed_on=handed_on) for arm, handed_on in arms.items()}
+    assert check_numerics(CASE, replace(found, **given), layers_evidence()).code is code
 
 
 def test_other_random_numbers_are_the_first_cause():

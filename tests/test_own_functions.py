@@ -12,7 +12,7 @@ pytest.importorskip("torchao")
 
 from helpers.loops import batch, build, judge, serve
 from pytest_fp8 import Verdict
-from pytest_fp8.worker.answers.held_out import STEP, output_on
+from pytest_fp8.worker.record.held_out import STEP, output_on
 from pytest_fp8.worker.training.step import StepError, WorkloadError, first_output
 
 pytestmark = pytest.mark.slow

@@ -59,7 +59,7 @@ def both(parameters):
 
 def test_two_as_one_are_saved_loaded_and_resumed(tmp_path):
     server = serve(loss=loss, optimizer=both)
-    server.engine.curve(seed=1, steps=3)
+    server.curve(seed=1, steps=3)
     saved = server.save(str(tmp_path), "dcp", optimizer=True)
     goes_on = server.resume(seed=1, first_step=3, steps=3)["losses"]
     server.engine.restart(seed=2)

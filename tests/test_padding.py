@@ -112,9 +112,9 @@ def test_an_odd_batch_in_a_later_step_is_found_there():
         lambda step: torch.randn(32 if step < 5 else 33, 32),
         square,
     )
-    server.engine.curve(seed=0, steps=5)
+    server.curve(seed=0, steps=5)
     with pytest.raises(TokenCountError, match="'0' was given 33 rows"):
-        server.engine.curve(seed=0, steps=6)
+        server.curve(seed=0, steps=6)
 
 
 def test_experts_in_one_parameter_are_named_and_do_not_count_as_fp8():
@@ -175,7 +175,7 @@ def test_a_layer_that_no_backward_pass_reaches_takes_any_number_of_rows(own_step
     def sentences(step):
         return torch.randn(8, 16, 32)
 
-    serve(Pooled, sentences, **parts(of_sequence)).engine.curve(seed=0, steps=2)
+    serve(Pooled, sentences, **parts(of_sequence)).curve(seed=0, steps=2)
     with pytest.raises(TokenCountError, match="'pooler' was given 8 rows"):
         serve(Pooled, sentences, **parts(of_pooled))
 
@@ -202,7 +202,7 @@ def padded_inside(model):
 
 def test_a_layer_that_pads_its_products_takes_any_number_of_rows():
     server = serve(Pooled, lambda step: torch.randn(8, 3, 32), loss=of_pooled, convert=padded_inside)
-    server.engine.curve(seed=0, steps=2)
+    server.curve(seed=0, steps=2)
     decision = check_layers(CASE, from_plain(LayersEvidence, server.layers()))
     assert decision.verdict is Verdict.PASS, decision.message
 
@@ -239,7 +239,7 @@ class Recomputed(Rare):
 @pytest.mark.parametrize(("build", "rows"), [(Rare, 33), (Recomputed, 17)])
 def test_a_layer_unseen_before_training_is_watched_there(build, rows):
     with pytest.raises(TokenCountError, match=f"'rare' was given {rows} rows"):
-        serve(build, lambda step: torch.randn(32 if step < 3 else 48, 32), square).engine.curve(seed=0, steps=6)
+        serve(build, lambda step: torch.randn(32 if step < 3 else 48, 32), square).curve(seed=0, steps=6)
 
 
 class Anchored(Rare):
@@ -248,4 +248,4 @@ class Anchored(Rare):
 
 
 def test_a_detached_call_of_a_trained_layer_takes_any_number_of_rows_in_training_too():
-    serve(Anchored, lambda step: torch.randn(32, 32), square).engine.curve(seed=0, steps=2)
+    serve(Anchored, lambda step: torch.randn(32, 32), square).curve(seed=0, steps=2)

@@ -94,12 +94,12 @@ def test_a_curve_is_the_same_however_many_ran_before_it(optimizer):
     step = {"step": both_step, "loss": None} if optimizer is second_beside else {}
     server = serve(optimizer=optimizer, **step)
     server.engine.calibration_passes = 2
-    first = server.engine.curve(seed=0, steps=4)["losses"]
-    server.engine.curve(seed=1, steps=4)
+    first = server.curve(seed=0, steps=4)["losses"]
+    server.curve(seed=1, steps=4)
     server.numerics(moved=True)
-    assert server.engine.curve(seed=0, steps=4)["losses"] == first
+    assert server.curve(seed=0, steps=4)["losses"] == first
     server.engine.calibration_passes = 0
-    assert server.engine.curve(seed=0, steps=4)["losses"] == first
+    assert server.curve(seed=0, steps=4)["losses"] == first
 
 
 def test_a_watched_step_leaves_nothing_behind():
@@ -156,10 +156,10 @@ class Averaging(torch.nn.Module):
 def test_what_a_checkpoint_holds_is_in_the_model_however_it_keeps_its_weights(backend, tmp_path):
     case = Case("own", "torchao", "tensorwise", emulated=True)
     server = serve(case if backend == "torchao" else case.reference(), build=Averaging)
-    server.engine.curve(seed=0, steps=3)
+    server.curve(seed=0, steps=3)
     saved = {name: p.detach().clone() for name, p in server.engine.model.named_parameters()}
     server.save(str(tmp_path / "one"), "safetensors", optimizer=False)
-    server.engine.curve(seed=1, steps=3)
+    server.curve(seed=1, steps=3)
     assert server.load(str(tmp_path / "one"), "safetensors", optimizer=False)["loaded"]
     for name, parameter in server.engine.model.named_parameters():
         assert torch.equal(parameter, saved[name]), name

@@ -40,7 +40,7 @@ def test_weights_that_a_build_seeds_are_moved_by_the_seed_in_both_arms_alike():
     servers = [serve(case, build=build, batch=batch, loss=loss) for case in (CASE, CASE.reference())]
 
     def losses(server, seed, jitter):
-        return tuple(server.engine.curve(seed, 4, jitter=jitter)["losses"])
+        return tuple(server.curve(seed, 4, jitter=jitter)["losses"])
 
     for server in servers:
         assert losses(server, 1, False) == losses(server, 0, False), "one run"

@@ -13,10 +13,8 @@ from helpers.evidence import transfer, verdict_of
 from pytest_fp8 import Verdict
 from pytest_fp8.backends.base import Scaling
 from pytest_fp8.backends.transformer_engine import TRUST, TransformerEngine
-from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
-from pytest_fp8.questions.checkpoints.evidence import Scales
-from pytest_fp8.worker.answers.scales import carry_scales
+from pytest_fp8.worker.checkpoint.scales import carry_scales
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +72,7 @@ class Backend:
 
 def told(folder, layer=Layer, **backend):
     engine = SimpleNamespace(model=torch.nn.Sequential(layer(), layer()), backend=Backend(**backend))
-    return from_plain(Scales, carry_scales(engine, str(folder / "scales"))), engine
+    return carry_scales(engine, folder / "scales"), engine
 
 
 def test_an_arm_writes_loses_and_loads_its_scaling_state(tmp_path, monkeypatch):
@@ -103,7 +101,7 @@ def test_layers_that_do_not_take_their_state_are_found(tmp_path):
 def test_the_control_that_drops_scaling_state_is_caught_in_its_words(tmp_path):
     engine = SimpleNamespace(model=torch.nn.Sequential(Layer(), Layer()), backend=Backend())
     ScalesNotLoaded.converted(SimpleNamespace(fp8_layers=lambda: list(engine.model)), engine.model)
-    decision = decided(from_plain(Scales, carry_scales(engine, str(tmp_path / "scales"))))
+    decision = decided(carry_scales(engine, tmp_path / "scales"))
     verdict_of(decision, Verdict[ScalesNotLoaded.verdicts[0]], "4 differ, 4 of them as in a model without a step")
     assert decision.code is ScalesNotLoaded.code
 
@@ -124,14 +122,15 @@ def test_an_error_of_the_library_is_told_and_ends_nothing(tmp_path):
 
 def test_bytes_that_nobody_wrote_are_not_unpickled(tmp_path, monkeypatch):
     """The folder is the session's own; should it be changed all the same, nothing of it is loaded."""
-    from pytest_fp8.worker.state import checkpoint_stores
+    from pytest_fp8.worker.checkpoint import stores
 
-    read = checkpoint_stores.read
+    read = stores.read
 
     def changed(*arguments):
-        return {name: value ^ 1 for name, value in read(*arguments).items()}
+        tensors, data = read(*arguments)
+        return {name: value ^ 1 for name, value in tensors.items()}, data
 
-    monkeypatch.setattr(checkpoint_stores, "read", changed)
+    monkeypatch.setattr(stores, "read", changed)
     found, engine = told(tmp_path)
     assert "the store holds other bytes than were written" in found.failed
     assert float(engine.model[0].state["scale"][0]) == 0.5
@@ -139,5 +138,5 @@ def test_bytes_that_nobody_wrote_are_not_unpickled(tmp_path, monkeypatch):
 
 def test_an_arm_without_scaling_state_says_so(tmp_path):
     engine = SimpleNamespace(model=torch.nn.Sequential(torch.nn.Linear(2, 2)), backend=Backend())
-    assert carry_scales(engine, str(tmp_path / "scales"))["stored"] == {}
+    assert carry_scales(engine, tmp_path / "scales").stored == {}
     assert not (tmp_path / "scales").exists()

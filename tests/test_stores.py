@@ -1,12 +1,14 @@
-"""Files of a checkpoint: one, or shards with their index, as models are published."""
+"""Files of a checkpoint, digests of tensors, and tensors on their way to the host."""
 
 import json
+from collections import Counter
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from pytest_fp8.worker.state import checkpoint_stores  # noqa: E402
+from pytest_fp8.worker.checkpoint import stores  # noqa: E402
+from pytest_fp8.worker.tensors import digests  # noqa: E402
 from pytest_fp8.worker.training import host_copies  # noqa: E402
 from pytest_fp8.worker.training.seed_values import SeedValues  # noqa: E402
 
@@ -15,46 +17,58 @@ pytestmark = pytest.mark.slow
 TENSORS = {f"layers.{i}.weight": torch.arange(i, i + 64, dtype=torch.bfloat16).reshape(8, 8) for i in range(5)}
 
 
-def written(folder):
-    checkpoint_stores.write_safetensors(TENSORS, folder, {"aliases": "{}"})
-    return checkpoint_stores.read_safetensors(folder, torch.device("cpu"))
+@pytest.mark.parametrize(("store", "dtype"), [("safetensors", "BF16"), ("dcp", "bfloat16")])
+def test_tensors_and_what_is_none_come_back(tmp_path, store, dtype):
+    given = {**TENSORS, "count": torch.tensor(3), "shared": TENSORS["layers.0.weight"][2:4]}
+    stores.write(tmp_path, store, given, {"a": [1, None, torch.tensor(7)]})
+    found, tree = stores.read(tmp_path, store, torch.device("cpu"))
+    assert tree == {"a": [1, None, torch.tensor(7)]}
+    assert {name: value.tolist() for name, value in found.items()} == {n: v.tolist() for n, v in given.items()}
+    assert stores.dtypes_on_disk(tmp_path, store)["layers.3.weight"] == dtype
 
 
-def same(found):
-    return set(found) == set(TENSORS) and all(found[name].equal(value) for name, value in TENSORS.items())
+def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(TypeError):
+        stores.write(tmp_path / "new", "dcp", TENSORS, {"a": object()})
+    assert not (tmp_path / "new").exists()
 
 
-def test_a_small_model_is_one_file(tmp_path):
-    assert same(written(tmp_path))
-    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
+def test_containers_and_their_keys_come_back_as_they_were():
+    milestones = Counter({30: 1, 60: 2})
+    given = {"a": [1, (2.5, None, "b")], 3: {"x": torch.ones(2)}, "m": milestones, "type": torch.bfloat16}
+    leaves = {}
+    pack = json.loads(json.dumps(stores.packed("", given, leaves)))
+    found = stores.unpacked(pack, leaves)
+    assert found[3].pop("x") is given[3].pop("x")
+    assert found == given
+    assert type(found["m"]) is Counter
 
 
-def test_a_large_model_is_shards_and_an_index_as_transformers_writes(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_stores, "SHARD_BYTES", 2 * 128)
-    assert same(written(tmp_path))
-    index = json.loads((tmp_path / checkpoint_stores.INDEX).read_text())
-    assert set(index["weight_map"]) == set(TENSORS)
-    assert len(set(index["weight_map"].values())) == 3
-    assert checkpoint_stores.dtypes_on_disk(tmp_path, "safetensors") == {"BF16": 5}
+def test_different_contents_have_different_leaves():
+    def of(value):
+        leaves = {}
+        stores.packed("x", value, leaves)
+        return leaves
+
+    assert of({"a": [1, 2.5, None, "b"]}) == of({"a": (1, 2.5, None, "b")})
+    assert of({"a": [1]}) != of({"a": [2]}) != of({"b": [2]})
+    assert list(of({"a": [torch.ones(2)]})) == ["x.a[0]"]
 
 
-def test_a_missing_shard_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_stores, "SHARD_BYTES", 2 * 128)
-    written(tmp_path)
-    next(tmp_path.glob("model-00002*")).unlink()
-    with pytest.raises(FileNotFoundError):
-        checkpoint_stores.read_safetensors(tmp_path, torch.device("cpu"))
+class Foreign(torch.Tensor):
+    """A tensor class that no library has declared safe to load."""
+
+    def __tensor_flatten__(self):
+        return ["part"], None
 
 
-def test_there_may_be_more_shards_than_writers_and_one_that_fails_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_stores, "SHARD_BYTES", 128)
-    monkeypatch.setattr(checkpoint_stores, "WRITERS", 2)
-    assert same(written(tmp_path))
-    assert len(list(tmp_path.glob("*.safetensors"))) == 5
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "model-00002-of-00005.safetensors").mkdir()
-    with pytest.raises(Exception, match=r"(?i)is a directory"):
-        written(tmp_path / "other")
+def test_a_class_that_is_not_declared_safe_is_not_loaded():
+    value = torch.zeros(2).as_subclass(Foreign)
+    value.part = torch.zeros(2)
+    leaves = {}
+    pack = stores.packed("w", value, leaves)
+    with pytest.raises(stores.UnstorableStateError, match=r"test_stores\.Foreign"):
+        stores.unpacked(pack, leaves)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.complex128, torch.bfloat16], ids=str)
@@ -62,7 +76,7 @@ def test_digests_tell_values_signs_and_places_apart(dtype):
     value = (torch.tensor([1 + 2j, 3 + 4j]) if dtype.is_complex else torch.tensor([1.0, 3.0])).to(dtype)
     given = {"one": value, "same": value.conj().conj().clone(), "negated": -value, "turned": value.flip(0)}
     more = {"conjugate": value.conj()} if dtype.is_complex else {}
-    found = checkpoint_stores.digests(given | more)
+    found = digests(given | more)
     assert found["one"] == found["same"]
     assert len(set(found.values())) == 3 + len(more)
 
@@ -147,9 +161,9 @@ def test_what_dcp_writes_is_copied_first_where_one_rank_writes_it_all_and_it_fit
     tmp_path, monkeypatch, ranks, most, staged
 ):
     copied = []
-    monkeypatch.setattr(checkpoint_stores, "on_host", lambda entries: copied.append(len(entries)) or entries)
-    monkeypatch.setattr(checkpoint_stores, "MOST_ON_HOST", most)
-    monkeypatch.setattr(checkpoint_stores, "ranks", lambda: ranks)
+    monkeypatch.setattr(stores, "on_host", lambda entries: copied.append(len(entries)) or entries)
+    monkeypatch.setattr(stores, "MOST_ON_HOST", most)
+    monkeypatch.setattr(stores, "ranks", lambda: ranks)
     monkeypatch.setattr("torch.distributed.checkpoint.save", lambda *_, **__: None)
-    checkpoint_stores.write(tmp_path, "dcp", TENSORS, {}, {})
+    stores.write(tmp_path, "dcp", TENSORS, None)
     assert copied == ([5] if staged else [])

@@ -169,7 +169,7 @@ def test_an_optimizer_may_have_no_rate():
         return own
 
     server = serve(optimizer=optimizer, loss=lambda model, x: (model(x) - x).float().square().mean())
-    course = server.engine.curve(seed=0, steps=2)["course"]
+    course = server.curve(seed=0, steps=2)["course"]
     assert course["rates"] == [[], [], []]
 
 

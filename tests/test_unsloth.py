@@ -17,10 +17,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend, unsloth
-from pytest_fp8.worker.answers import checkpoints
+from pytest_fp8.worker.checkpoint import roundtrip
+from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.run.engine import Engine
 from pytest_fp8.worker.server import ArmServer
-from pytest_fp8.worker.state import checkpoint_stores
+from pytest_fp8.worker.tensors import digests
 from pytest_fp8.worker.watch.observe import observe_forward
 from pytest_fp8.zoo import data, folder
 
@@ -124,13 +125,13 @@ def test_a_restart_gives_both_arms_the_same_adapters_and_loads_nothing(library, 
     before = base.clone()
     for arm in (engine, other):
         arm.restart(seed=5)
-    mine, theirs = (checkpoint_stores.digests(checkpoints.weights_of(arm)[0]) for arm in (engine, other))
+    mine, theirs = (digests(roundtrip.weights_of(arm)[0]) for arm in (engine, other))
     assert mine == theirs
     assert FastLanguageModel.loads == loads
     assert torch.equal(base, before)
-    assert unsloth.UnslothBf16().seeded_values(engine.model, 5).keys() == checkpoints.weights_of(engine)[0].keys()
+    assert unsloth.UnslothBf16().seeded_values(engine.model, 5).keys() == roundtrip.weights_of(engine)[0].keys()
     other.restart(seed=6)
-    assert checkpoint_stores.digests(checkpoints.weights_of(other)[0]) != mine
+    assert digests(roundtrip.weights_of(other)[0]) != mine
 
 
 def test_a_jittered_restart_changes_only_adapters(engine):
@@ -142,20 +143,20 @@ def test_a_jittered_restart_changes_only_adapters(engine):
 
 
 def test_a_curve_repeats_from_its_seed(engine):
-    first, second = (engine.curve(seed=0, steps=4) for _ in range(2))
+    first, second = (curve(engine, seed=0, steps=4) for _ in range(2))
     assert first["losses"] == second["losses"]
 
 
 def test_only_adapters_are_stored_and_loaded(engine, tmp_path):
-    saved = checkpoints.save(engine, str(tmp_path), "safetensors", optimizer=True)
-    assert all(".lora_" in key for key in saved["keys"])
-    assert len(saved["keys"]) == 8
-    assert saved["frozen"] == len(engine.model.state_dict()) - 8
-    assert saved["on_disk"] == {"F32": len(saved["keys"]) * 4}
-    loaded = checkpoints.load(engine, str(tmp_path), "safetensors", optimizer=True)
-    assert loaded["loaded"]
-    assert loaded["digests"] == saved["digests"]
-    assert loaded["optimizer_digests"] == saved["optimizer_digests"]
+    saved = roundtrip.save(engine, tmp_path, "safetensors", optimizer=True)
+    assert all(".lora_" in key for key in saved.keys)
+    assert len(saved.keys) == 8
+    assert saved.frozen == len(engine.model.state_dict()) - 8
+    assert saved.on_disk == {"F32": len(saved.keys)}
+    loaded = roundtrip.load(engine, tmp_path, "safetensors", optimizer=True)
+    assert loaded.loaded
+    assert loaded.digests == saved.digests
+    assert loaded.optimizer_digests == saved.optimizer_digests
 
 
 def test_layers_and_logits_are_answered(library):

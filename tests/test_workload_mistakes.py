@@ -134,7 +134,7 @@ def test_an_iterator_at_its_end_asks_for_batches_by_step():
 
     server = serve(batch=given, loss=loss)
     with pytest.raises(WorkloadError, match=r"given\(\) raised StopIteration in step") as error:
-        server.engine.curve(seed=0, steps=20)
+        server.curve(seed=0, steps=20)
     assert "batches[step % len(batches)]" in error.value.fp8_next
 
 
@@ -198,11 +198,11 @@ def short_last(step):
 @pytest.mark.parametrize("parts", [{"loss": loss}, {"step": loop()}], ids=["loss", "step"])
 def test_a_short_last_batch_is_named_with_its_rows_and_what_to_do(parts):
     server = serve(batch=short_last, **parts)
-    server.engine.curve(seed=1, steps=5)
+    server.curve(seed=1, steps=5)
     with pytest.raises(
         LaterBatchError, match=r"given 13 rows .* from batch\(step=5\) of seed 1 \(\(13, 32\)\)"
     ) as error:
-        server.engine.curve(seed=1, steps=6)
+        server.curve(seed=1, steps=6)
     assert "drop_last=True" in error.value.fp8_next
     assert "multiples of 16" in error.value.fp8_cause
 
@@ -222,7 +222,7 @@ def test_after_a_librarys_error_the_rows_are_looked_at():
         server.engine.training_batch(seed, steps - 1)
         raise RuntimeError("mat1 is not divisible by 16")
 
-    server.engine.curve = failing
+    server.curve = failing
     with pytest.raises(LaterBatchError, match=r"from batch\(step=5\) of seed 2"):
         server.answer("curve", {"seed": 2, "steps": 6})
     with pytest.raises(RuntimeError, match="not divisible"):
@@ -237,7 +237,7 @@ def test_a_batch_that_cannot_be_drawn_again_hides_no_error():
         server.engine.training_batch = None
         raise RuntimeError("the step's own error")
 
-    server.engine.curve = failing
+    server.curve = failing
     with pytest.raises(RuntimeError, match="the step's own error"):
         server.answer("curve", {"seed": 2, "steps": 6})
 

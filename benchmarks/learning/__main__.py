@@ -45,6 +45,7 @@ def measure(asked: argparse.Namespace) -> None:
     """Curves of one arm for each rate and warm-up, as one line of JSON."""
     from pytest_fp8.arms.spec import ArmSpec
     from pytest_fp8.case import Case
+    from pytest_fp8.worker.curve import curve
     from pytest_fp8.worker.run.engine import Engine
 
     class WithRate(Engine):
@@ -62,7 +63,7 @@ def measure(asked: argparse.Namespace) -> None:
     for rate in asked.rates:
         for warm_up in asked.warm_up:
             engine.rate, engine.steps_of_warm_up = rate, warm_up
-            curves = [engine.curve(seed, asked.steps) for seed in range(SEEDS)]
+            curves = [curve(engine, seed, asked.steps) for seed in range(SEEDS)]
             rows.append({"rate": rate, "warm_up": warm_up, "curves": curves})
     print(json.dumps(rows))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -14,20 +15,21 @@ from pytest_fp8.own_code import require_own_code
 from pytest_fp8.plain import to_plain
 from pytest_fp8.said import Told
 from pytest_fp8.shipping import ship, unship_in_arm
-from pytest_fp8.worker.answers import checkpoints, memory, own_checkpoints
+from pytest_fp8.worker.answers import memory
 from pytest_fp8.worker.answers.busy import busy_steps
-from pytest_fp8.worker.answers.gradients import further_moved_gradients
-from pytest_fp8.worker.answers.held_out import compared, held_out_output
 from pytest_fp8.worker.answers.instrumented import SEED
 from pytest_fp8.worker.answers.layers import layers
 from pytest_fp8.worker.answers.ledger import ledger_of
-from pytest_fp8.worker.answers.moved_weights import moved_losses, moved_outputs, moved_resumes
 from pytest_fp8.worker.answers.numerics import numerics
-from pytest_fp8.worker.answers.scales import carry_scales
 from pytest_fp8.worker.answers.timing import timed_blocks
 from pytest_fp8.worker.answers.token_count import explain_rows, require_aligned_rows
+from pytest_fp8.worker.answers.yardstick import further_moved_gradients, moved_losses, moved_outputs, moved_resumes
+from pytest_fp8.worker.checkpoint import own, roundtrip
+from pytest_fp8.worker.checkpoint.scales import carry_scales
+from pytest_fp8.worker.curve import curve
+from pytest_fp8.worker.record.held_out import compared, held_out_output
 from pytest_fp8.worker.run.engine import engine_type
-from pytest_fp8.worker.state.optimizer_state import foreign
+from pytest_fp8.worker.tensors import foreign
 from pytest_fp8.worker.training.ranks import share_buffers
 from pytest_fp8.worker.training.zero import shape
 
@@ -71,7 +73,7 @@ class ArmServer:
             "compiled": engine.compiled,
             "seconds": engine.seconds,
             "first_step": engine.first_step,
-            "own_checkpoints": own_checkpoints.are_given(engine),
+            "own_checkpoints": own.are_given(engine),
             "foreign_parameters": bool(foreign(engine.model, engine.optimizer)),
         }
         if engine.device.type == "cuda":
@@ -90,10 +92,6 @@ class ArmServer:
         """Start training anew."""
         self.engine.restart(seed, jitter)
 
-    def curve(self, **how: Any) -> dict[str, Any]:
-        """The losses of a run from a seed."""
-        return self.engine.curve(**how)
-
     def layers(self) -> dict[str, Any]:
         """Conversion, recipes in force, and the products that one training step executed."""
         return layers(self.engine)
@@ -106,6 +104,10 @@ class ArmServer:
         """Sketches of the gradients from weights, and from operands, that are moved in as many ways by as much as FP8
         moves products."""
         return further_moved_gradients(self.engine, draws, operands, seed)
+
+    def curve(self, seed: int, steps: int, **more: Any) -> dict[str, Any]:
+        """The losses of a run from a seed."""
+        return curve(self.engine, seed, steps, **more)
 
     def moved_losses(self, seed: int, step: int, draws: int) -> list[float]:
         """The loss of a step of a curve, from its weights and from these moved by as much as FP8 moves products."""
@@ -136,17 +138,17 @@ class ArmServer:
     def save(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
         share_buffers(self.engine.model)
         if store == OWN_STORE:
-            return own_checkpoints.save(self.engine, folder, optimizer)
-        return checkpoints.save(self.engine, folder, store, optimizer)
+            return cast(dict[str, Any], to_plain(own.save(self.engine, Path(folder), optimizer)))
+        return cast(dict[str, Any], to_plain(roundtrip.save(self.engine, Path(folder), store, optimizer)))
 
     def load(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
         if store == OWN_STORE:
-            return own_checkpoints.load(self.engine, folder, optimizer)
-        return checkpoints.load(self.engine, folder, store, optimizer)
+            return cast(dict[str, Any], to_plain(own.load(self.engine, Path(folder), optimizer)))
+        return cast(dict[str, Any], to_plain(roundtrip.load(self.engine, Path(folder), store, optimizer)))
 
     def carry_scales(self, folder: str) -> dict[str, Any]:
         """Scaling state, saved and loaded again in FP8."""
-        return carry_scales(self.engine, folder)
+        return cast(dict[str, Any], to_plain(carry_scales(self.engine, Path(folder))))
 
     def logits(self, seed: int) -> bytes:
         """A fingerprint of what entered the model, in four bytes, and its output on the first rows of one held-out
@@ -164,7 +166,7 @@ class ArmServer:
 
     def resume(self, seed: int, first_step: int, steps: int) -> dict[str, Any]:
         """Go on training from where the arm is: losses from ``first_step`` on, and what these steps were given."""
-        return own_checkpoints.resumed(self.engine, seed, first_step, steps)
+        return cast(dict[str, Any], to_plain(own.resumed(self.engine, seed, first_step, steps)))
 
     def call(self, function: str) -> str:
         """Run a shipped function of the user on the live model; its result is shipped back."""

@@ -16,7 +16,7 @@ from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import Arm, PairArms
 from pytest_fp8.questions.checkpoints.check import logit_limit
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, Loaded, Resumed, Saved, Scales, Transfer
-from pytest_fp8.questions.checkpoints.resuming import check_resumed
+from pytest_fp8.questions.checkpoints.resuming import astray
 from pytest_fp8.recipes import backend_type
 
 DCP = "dcp"
@@ -118,8 +118,8 @@ def with_moved_reference(pair: PairArms, transfers: list[Transfer]) -> list[Tran
     """The transfers with what moved weights do to the trained reference, where limits without it do not hold. Most
     models' do, and their reference is not asked."""
     far = any(t.loaded.loaded and not t.logit_distance <= t.logit_limit for t in transfers)
-    astray = any(t.loaded.loaded and check_resumed(t) for t in transfers)
-    if not (far or astray):
+    elsewhere = any(t.loaded.loaded and astray(t) for t in transfers)
+    if not (far or elsewhere):
         return transfers
 
     def logits() -> list[float]:
@@ -132,7 +132,7 @@ def with_moved_reference(pair: PairArms, transfers: list[Transfer]) -> list[Tran
     start = replace(
         transfers[0].start,
         moved_logits=pair.shared("moved logits", logits) if far else (),
-        moved_losses=pair.shared("moved losses", losses) if astray else (),
+        moved_losses=pair.shared("moved losses", losses) if elsewhere else (),
     )
     return [replace(t, start=start, logit_limit=logit_limit(start)) for t in transfers]
 

@@ -62,50 +62,49 @@ class Saved:
 
     keys: Sequence[str]
     """Names of the weights, without prefixes of wrappers."""
-    untied: Mapping[str, str]
-    """Weight that the conversion made one of its own -> the weight that it was tied to."""
-    scaling_state: Sequence[str]
-    """Scaling state that is left out on purpose."""
-    frozen: int
-    """Tensors of a frozen base, which are not stored."""
-    on_disk: Mapping[str, int]
-    """Type of the stored values -> how many tensors."""
     digests: Mapping[str, Any]
     """Weight -> digest of its values."""
     optimizer_digests: Mapping[str, Any]
-    """Optimizer tensor -> digest of its values; empty where the optimizer was not saved."""
-    bytes: int
-    own: OwnSaved | None = None
-    """``None`` where one of pytest-fp8's own stores was written."""
+    """Optimizer tensor -> digest of its values; a number or text as it is. Empty where the optimizer was not saved."""
+    scaling_state: Sequence[str]
+    """Scaling state that is left out on purpose."""
     narrowed: Mapping[str, int] = field(default_factory=dict)
     """Optimizer tensor of another dtype than its parameter -> digest after the cast of ``load_state_dict`` to that of
     the parameter."""
+    on_disk: Mapping[str, int] = field(default_factory=dict)
+    """Type of the stored values -> how many tensors."""
+    bytes: int = 0
+    untied: Mapping[str, str] = field(default_factory=dict)
+    """Weight that the conversion made one of its own -> the weight that it was tied to."""
+    frozen: int = 0
+    """Tensors of a frozen base, which are not stored."""
     left_out: Sequence[str] = ()
     """What these stores do not carry: entries of the state dict that are no data alone."""
+    own: OwnSaved | None = None
+    """``None`` where one of pytest-fp8's own stores was written."""
 
 
 @dataclass(frozen=True)
 class Loaded:
     """What an arm said of a checkpoint that it read. The field names are the keys of its answer to ``load``."""
 
-    missing: Sequence[str]
-    """Weights of the arm that the checkpoint does not have."""
-    unexpected: Sequence[str]
-    """Keys of the checkpoint that the arm has no weight for."""
-    wrong_shape: Sequence[str]
-    untied: Mapping[str, str]
-    """As in :class:`Saved`."""
     loaded: bool
-    """False where one of the three lists above has an entry, and nothing was loaded; or where a load was refused."""
-    digests: Mapping[str, Any]
+    """False where ``missing``, ``unexpected`` or ``wrong_shape`` has an entry, and nothing was loaded; or where a load
+    was refused."""
+    digests: Mapping[str, Any] = field(default_factory=dict)
     """Of the weights that the arm holds afterwards; empty where nothing was loaded."""
-    optimizer_digests: Mapping[str, Any]
-    own: OwnLoaded | None = None
-    """As in :class:`Saved`."""
+    optimizer_digests: Mapping[str, Any] = field(default_factory=dict)
     rebuilt_scaling_state: Sequence[str] = ()
     """Keys of scaling state that the loading arm keeps, and makes anew after a load."""
+    missing: Sequence[str] = ()
+    """Weights of the arm that the checkpoint does not have."""
+    unexpected: Sequence[str] = ()
+    """Keys of the checkpoint that the arm has no weight for."""
+    wrong_shape: Sequence[str] = ()
     untouched: Sequence[str] = ()
     """Weights that are what they were before the load, which was made another checkpoint's."""
+    untied: Mapping[str, str] = field(default_factory=dict)
+    """As in :class:`Saved`."""
     refused: str = ""
     """The error of ``load_state_dict()``, and whose it is."""
     stale: Sequence[str] = ()
@@ -114,6 +113,8 @@ class Loaded:
     """Why FP8 layers are not among those that were looked at for :attr:`stale`."""
     left_out: Sequence[str] = ()
     """As in :class:`Saved`: what was carried and has no place in the arm."""
+    own: OwnLoaded | None = None
+    """As in :class:`Saved`."""
 
 
 @dataclass(frozen=True)
@@ -123,17 +124,17 @@ class Scales:
 
     stored: Mapping[str, Any]
     """``<layer> <tensor>`` -> digest of its bits when it was written."""
-    reset: Mapping[str, Any]
+    reset: Mapping[str, Any] = field(default_factory=dict)
     """The same before it was loaded: that of a model that has made no step."""
-    loaded: Mapping[str, Any]
+    loaded: Mapping[str, Any] = field(default_factory=dict)
     """The same after it was loaded."""
-    fresh: Mapping[str, Any]
+    fresh: Mapping[str, Any] = field(default_factory=dict)
     """The same of new layers that it was loaded into before their first step; not every layer can be made anew."""
-    no_place: int
+    no_place: int = 0
     """New layers whose own state dict has no place of that size for it."""
-    refused: str
+    refused: str = ""
     """What the library said where it refused to load its own state, until that was allowed."""
-    failed: str
+    failed: str = ""
     """The error that writing or loading ended in."""
 
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pytest_fp8.codes import K
 from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
-from pytest_fp8.questions.checkpoints.words import WITH_SCALES, WORDS
-from pytest_fp8.questions.findings import tell
 from pytest_fp8.rules.loss import LOSS_MARGIN
-from pytest_fp8.verdicts import Finding, Verdict
 
 MOST_NATS = 14.0
 """No loss in nats per token is larger: guessing among a million tokens costs that. A larger one is a sum over the
@@ -35,36 +31,25 @@ def resume_limit(losses: Sequence[float], start: Apart) -> float:
     return max(least, min(2 * apart, MOST * largest))
 
 
-def check_resumed(t: Transfer) -> Finding | None:
-    """``None`` where training goes on; asked of transfers that carry the optimizer."""
+def astray(t: Transfer) -> bool:
+    """Whether training does not go on where the source was; asked of transfers that carry the optimizer."""
     if not t.with_optimizer:
-        return None
+        return False
     source, resumed = t.source.losses, t.resumed.losses
     gap = sum(resumed) / len(resumed) - sum(source) / len(source)
-    limit = resume_limit(source, t.start)
-    goes_on = abs(gap) <= limit and math.isfinite(gap)
-    # What a model computes for its own input differs with the precision, so inputs count only where losses differ. How
-    # often one batch enters may depend on the losses: LBFGS ends its iterations early.
-    if t.source.data != t.resumed.data or (not goes_on and {*t.source.inputs} != {*t.resumed.inputs}):
-        return other_data(
-            f"other batches for the same steps; losses {_losses(resumed)} after {_losses(source)} of the source"
-        )
-    if goes_on:
-        return None
-    if not all(map(math.isfinite, source)):
-        expected = "finite losses of the arm that saved, to compare those of the arm that loaded with"
-        seen = f"{_losses(source)} of the source, {_losses(resumed)} resumed"
-        return tell(WORDS, K.SOURCE_DIVERGED, expected, seen, Verdict.INVALID, arm=t.arms[0].upper())
-    expected = f"the source's losses {_losses(source)} within {limit:.3g} on average"
-    words = WITH_SCALES if t.keeps_scales else WORDS
-    return tell(words, K.DOES_NOT_GO_ON, expected, f"{_losses(resumed)} ({gap:+.3g})")
+    return not (abs(gap) <= resume_limit(source, t.start) and math.isfinite(gap))
 
 
-def other_data(seen: str) -> Finding:
-    """The comparison is none: the target was given other data than the source."""
-    expected = "the batches that the source trained on after saving"
-    return tell(WORDS, K.DATA_NOT_CARRIED, expected, seen, Verdict.INVALID)
+def other_data(t: Transfer) -> str:
+    """What is seen where the target was given other data than the source, so that the comparison is none.
+
+    What a model computes for its own input differs with the precision, so inputs count only where losses differ. How
+    often one batch enters may depend on the losses: LBFGS ends its iterations early.
+    """
+    others = t.source.data != t.resumed.data or (astray(t) and {*t.source.inputs} != {*t.resumed.inputs})
+    seen = f"losses {losses(t.resumed.losses)} after {losses(t.source.losses)} of the source"
+    return f"other batches for the same steps; {seen}" if t.with_optimizer and others else ""
 
 
-def _losses(values: Sequence[float]) -> str:
+def losses(values: Sequence[float]) -> str:
     return "[" + ", ".join(f"{value:.4g}" for value in values) + "]"

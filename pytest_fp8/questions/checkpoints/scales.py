@@ -6,29 +6,32 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_fp8.codes import K
 from pytest_fp8.questions.checkpoints.evidence import Scales, Transfer
-from pytest_fp8.questions.checkpoints.words import WORDS
-from pytest_fp8.questions.findings import some, tell
-from pytest_fp8.verdicts import Finding
+from pytest_fp8.questions.findings import some
+
+SCALES_EXPECTED = "{tensors} tensors of scaling state bit-equal after dcp.save(), dcp.load() and load_state_dict()"
 
 
-def check_scales(t: Transfer) -> Finding | None:
+def lost_scales(t: Transfer) -> dict[str, Any] | None:
     """Scaling state that is lost without a word. An error of the library is loud enough: :func:`words_on_scales`."""
     scales = t.scales
     if scales is None or scales.failed:
         return None
-    return _lost(
-        scales,
-        _changed(scales.stored, scales.loaded),
+    headline, cause = (
         "scaling state is lost where FP8 goes on in FP8",
         "load_state_dict() does not take it, or a part of it is not stored",
-    ) or _lost(
-        scales,
-        _changed({name: scales.stored[name] for name in scales.fresh if name in scales.stored}, scales.fresh),
-        "a new model loses the scaling state that it loads",
-        "layers do not take it before their first step",
     )
+    lost = _changed(scales.stored, scales.loaded)
+    if not lost:
+        headline, cause = (
+            "a new model loses the scaling state that it loads",
+            "layers do not take it before their first step",
+        )
+        lost = _changed({name: scales.stored[name] for name in scales.fresh if name in scales.stored}, scales.fresh)
+    as_new = sum(scales.reset.get(name) == scales.loaded.get(name) for name in lost)
+    seen = f"{len(lost)} differ, {as_new} of them as in a model without a step: {some(lost)}"
+    given = {"tensors": len(scales.stored), "headline": headline, "cause": cause, "seen": seen}
+    return given if lost else None
 
 
 def words_on_scales(scales: Scales | None) -> list[str]:
@@ -63,13 +66,3 @@ def _changed(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _without_rank(name: str) -> str:
     return re.sub(r"^rank \d+: ", "", name)
-
-
-def _lost(scales: Scales, lost: list[str], headline: str, cause: str) -> Finding | None:
-    if not lost:
-        return None
-    as_new = sum(scales.reset.get(name) == scales.loaded.get(name) for name in lost)
-    bit_equal = "bit-equal after dcp.save(), dcp.load() and load_state_dict()"
-    expected = f"{len(scales.stored)} tensors of scaling state {bit_equal}"
-    seen = f"{len(lost)} differ, {as_new} of them as in a model without a step: {some(lost)}"
-    return tell(WORDS, K.SCALES_LOST, expected, seen, headline=headline, cause=cause)

@@ -47,7 +47,7 @@ WORDS: Words = {
         "load with strict=True",
     ),
     K.STALE_COPIES: (
-        "{count} FP8 layer(s) compute with weights of before the load",
+        "{layers} FP8 layer(s) compute with weights of before the load",
         "the layer computes with weights of before the load: a cached FP8 copy of the weight that loading does not "
         "renew",
         "drop the copy when a state dict is loaded (register_load_state_dict_post_hook), or keep weight._version with "

@@ -10,6 +10,7 @@ from pytest_fp8.floats import of_text
 from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence
 from pytest_fp8.questions.numerics.gradients import Difference
+from pytest_fp8.questions.numerics.handed_on import find_in_handed_on
 from pytest_fp8.questions.numerics.limits import Limits
 from pytest_fp8.verdicts import Finding
 
@@ -24,7 +25,8 @@ MANY_LOST = 0.2
 """Share of an operand's values that the recipe's own casts make 0, from which that is the cause."""
 MORE_ZEROS = 0.01
 """Share of a gradient's values that are 0 in FP8 and not in BF16, which is told."""
-
+UNLIKE = 0.5
+"""Cosine below which a gradient is another one in its place: to store it too coarsely leaves more of it."""
 
 Cause = tuple[Code, str, str]
 """Code, cause, and the next step where it is no comparison of the gradient."""
@@ -121,6 +123,10 @@ def _stored(found: Sequence[Difference], wrong: Sequence[Difference], evidence: 
     names = [d.parameter for d in wrong]
     if not weights.issuperset(names) or all(d.parameter in names for d in found[found.index(wrong[0]) + 1 :]):
         return
+    handed_on = find_in_handed_on(evidence)
+    least = min((each.cosine for each in evidence.fp8.handed_on if f"{each.layer}.weight" in names), default=1.0)
+    if handed_on is not None and handed_on.code is not None and not least >= UNLIKE:
+        yield handed_on.code, handed_on.cause, handed_on.next_step
     mine, theirs = (arm.gradients.zeros.get(names[0], 0.0) for arm in (evidence.fp8, evidence.bf16))
     zeros = f"; {mine:.0%} of the values of {names[0]}'s are 0, {theirs:.0%} in BF16"
     cause = (

@@ -15,8 +15,7 @@ from pytest_fp8.questions.ledger.evidence import ModuleCalls, OwnedProduct, encl
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.answers.busy import NO_STEPS, busy_steps
 from pytest_fp8.worker.answers.ledger import ledger_of
-from pytest_fp8.worker.state.fused_params import plain_name
-from pytest_fp8.worker.state.shards import is_sharded
+from pytest_fp8.worker.tensors import is_sharded, plain_name
 from pytest_fp8.worker.training.parallel import called
 from pytest_fp8.worker.watch.kernel_families import learn_families
 from pytest_fp8.worker.watch.ledger_operators import OperatorWatch

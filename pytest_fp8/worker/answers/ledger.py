@@ -15,12 +15,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.questions.ledger.differences import OUTSIDE
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, Entered, TensorNote, Updates
-from pytest_fp8.worker.answers.gradients import total_norm
 from pytest_fp8.worker.answers.instrumented import SEED, Observer, instrumented_step
-from pytest_fp8.worker.answers.moved_weights import PERTURBATION, moved_weights
 from pytest_fp8.worker.answers.updates import updates
 from pytest_fp8.worker.error_trace import code_of
-from pytest_fp8.worker.state.fused_params import plain_name, split
+from pytest_fp8.worker.record.gradients import norm_of
+from pytest_fp8.worker.record.perturb import PERTURBATION, moved_weights
+from pytest_fp8.worker.tensors import plain_name, split
 from pytest_fp8.worker.training.phases import around_step
 from pytest_fp8.worker.training.ranks import every_rank_s, room_for_activations, uncompiled_step_fits
 from pytest_fp8.worker.watch.activations import kept_on_host
@@ -107,7 +107,7 @@ class StepLedger:
         gradients = [p.grad for p in self._engine.model.parameters() if p.grad is not None]
         # Not watched: it is no part of the step.
         with _disable_current_modes():
-            return total_norm(gradients) if gradients else math.nan
+            return float(norm_of(gradients)) if gradients else math.nan
 
 
 _LEDGERS: WeakKeyDictionary[Engine, ArmLedger] = WeakKeyDictionary()

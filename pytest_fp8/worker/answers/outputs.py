@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.floats import in_text
 from pytest_fp8.worker.answers.instrumented import Observer
-from pytest_fp8.worker.state.fused_params import plain_name
+from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training.restored import hooked
 from pytest_fp8.zoo.batch import tensors_in
 

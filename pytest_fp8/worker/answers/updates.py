@@ -11,12 +11,10 @@ import torch
 from pytest_fp8.floats import in_text
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, Updates
 from pytest_fp8.said import WorkloadError
-from pytest_fp8.worker.answers.gradients import rotated, sketch, total_norm
 from pytest_fp8.worker.answers.instrumented import RANDOM, SEED
-from pytest_fp8.worker.run.course import sample
-from pytest_fp8.worker.state.fused_params import plain_name
-from pytest_fp8.worker.state.optimizer_state import foreign
-from pytest_fp8.worker.state.shards import is_plain, is_sharded, local
+from pytest_fp8.worker.record.gradients import norm_of, rotated, sketch
+from pytest_fp8.worker.record.samples import values
+from pytest_fp8.worker.tensors import foreign, is_plain, is_sharded, local, plain_name
 from pytest_fp8.worker.training.phases import around_step, closure_of, innermost
 from pytest_fp8.worker.training.ranks import rank
 from pytest_fp8.worker.training.schedule import schedule_kept
@@ -73,7 +71,7 @@ class _Given:
         }
         others = foreign(engine.model, innermost(engine.optimizer))
         every = [*engine.model.parameters(), *others] if others and len(others) == len(stepped) else []
-        self._others = [(each, sample(each).clone()) for each in every]
+        self._others = [(each, values(each).clone()) for each in every]
         """The model's parameters and those of an optimizer that steps none of these, each with what it was."""
         self._rate = 0.0
         self._places = rotated(engine.device)
@@ -101,7 +99,7 @@ class _Given:
     def of_another_model(self) -> bool:
         """Whether the optimizer holds none of the model's parameters, and its steps moved neither these nor its own.
         Master copies move both, unless the learning rate is 0."""
-        moved = any(not torch.equal(sample(each), was) for each, was in self._others)
+        moved = any(not torch.equal(values(each), was) for each, was in self._others)
         return bool(self._others) and self._rate > 0 and not moved
 
     def told(self) -> Updates:
@@ -122,7 +120,7 @@ class _Given:
 def _size(gradients: list[Any]) -> float:
     """Their root mean square, rounded to a power of :data:`BASE`; 0 where it is none."""
     count = sum(gradient.numel() for gradient in gradients)
-    mean = total_norm(gradients) / math.sqrt(count)
+    mean = float(norm_of(gradients)) / math.sqrt(count)
     return BASE ** round(math.log(mean, BASE)) if mean > 0 and math.isfinite(mean) else 0.0
 
 

@@ -23,12 +23,11 @@ from pytest_fp8.backends.linears import linears, mark_skipped, observed_conversi
 from pytest_fp8.case import Case
 from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.shipping import unship_in_arm
-from pytest_fp8.worker.run.curves import curve
 from pytest_fp8.worker.run.dropped_behaviour import dropped_behaviour, with_behaviour
 from pytest_fp8.worker.run.first_step import first_step
-from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.state.own_state import OwnState, own_state_kept, weights_kept
 from pytest_fp8.worker.state.seed_weights import copy_model, copy_values
+from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training import ranks
 from pytest_fp8.worker.training.given import checked_precision, converted
 from pytest_fp8.worker.training.parallel import Parallel, inner_model, parallelized
@@ -288,10 +287,6 @@ class Engine:
         on_gradients: Callable[[], None] | None = None,
     ) -> tuple[torch.Tensor, StepCounts]:
         return run_step(step, self.wrapped, batch, self.optimizer, self.precision, phase, on_gradients)
-
-    def curve(self, seed: int, steps: int, **more: Any) -> dict[str, Any]:
-        """See :func:`pytest_fp8.worker.run.curves.curve`."""
-        return curve(self, seed, steps, **more)
 
     def park(self) -> None:
         """Give cached memory back to the device, so that the pair's other arm can use it."""

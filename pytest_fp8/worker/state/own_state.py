@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from pytest_fp8.source_text import is_of_a_library
-from pytest_fp8.worker.state.fused_params import plain_name
-from pytest_fp8.worker.state.shards import is_part, is_plain
 from pytest_fp8.worker.state.training_state import buffers_kept
+from pytest_fp8.worker.tensors import is_part, is_plain, plain_name
 from pytest_fp8.worker.training.restored import values_kept
 
 _CONTAINERS = (list, dict, set, deque)

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from pytest_fp8.backends.base import FusedParams
-from pytest_fp8.worker.state.fused_params import split
-from pytest_fp8.worker.state.shards import assign
+from pytest_fp8.worker.tensors import assign, split
 from pytest_fp8.worker.training.host_copies import is_plain
 from pytest_fp8.worker.training.seed_values import SeedValues
 from pytest_fp8.worker.training.zero import is_partitioned

@@ -103,11 +103,11 @@ def hooked(handles: Iterable[Any]) -> Iterator[None]:
 class Hook:
     """A hook that a copy of the module, or one that is saved, does not take along."""
 
-    def __init__(self, call: Callable[..., None]) -> None:
+    def __init__(self, call: Callable[..., Any]) -> None:
         self.call = call
 
-    def __call__(self, *args: Any) -> None:
-        self.call(*args)
+    def __call__(self, *args: Any) -> Any:
+        return self.call(*args)
 
     def __reduce__(self) -> Any:
         return Hook, (_nothing,)

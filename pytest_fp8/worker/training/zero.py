@@ -88,8 +88,20 @@ class ZeroOptimizer(torch.optim.Optimizer):
             whole[entry] = safe_get_full_optimizer_state(parameter, entry).cpu() if parts else copy.deepcopy(value)
         return whole
 
-    def fill(self, parameter: torch.Tensor, entry: str, value: Any) -> None:
-        """Put an entry back that :meth:`entries` gave; on every rank at once."""
+    def state_dict(self) -> dict[str, Any]:
+        """Settings alone: what it keeps of each parameter is in parts, which :meth:`entries` gathers."""
+        return {"state": {}, "param_groups": [{**group, "params": []} for group in self.param_groups]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Put back what :meth:`entries` gave of each parameter, and the settings; on every rank at once."""
+        every = [parameter for group in self.param_groups for parameter in group["params"]]
+        for index, entries in state_dict["state"].items():
+            for entry, value in entries.items():
+                self._fill(every[index], entry, value)
+        for group, settings in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update(settings)
+
+    def _fill(self, parameter: torch.Tensor, entry: str, value: Any) -> None:
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
         if entry == MASTER:

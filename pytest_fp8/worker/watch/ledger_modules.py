@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_fp8.questions.ledger.differences import OUTSIDE
 from pytest_fp8.questions.ledger.evidence import Entered, ModuleCalls, TensorNote
 from pytest_fp8.source_text import is_of_a_library
-from pytest_fp8.worker.state.checkpoint_stores import digests
-from pytest_fp8.worker.state.fused_params import plain_name
+from pytest_fp8.worker.tensors import digests, plain_name
 from pytest_fp8.worker.training import zero
 from pytest_fp8.worker.training.phases import around_backward
 from pytest_fp8.worker.training.restored import followed, hooked, replaced

@@ -12,8 +12,7 @@ import torch
 
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.questions.ledger.evidence import OptimizerNote, Weight
-from pytest_fp8.worker.state.fused_params import plain_name, split
-from pytest_fp8.worker.state.shards import is_part
+from pytest_fp8.worker.tensors import is_part, plain_name, split
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.schedule import schedule_of, schedule_state
 from pytest_fp8.worker.watch.ledger_modules import digest_of, shape_of

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fp8.worker.state import checkpoint_stores
-from pytest_fp8.worker.state.checkpoint_stores import MODEL, digests
-from pytest_fp8.worker.state.fused_params import plain_name
+from pytest_fp8.questions.checkpoints.evidence import Scales
+from pytest_fp8.worker.checkpoint import stores
+from pytest_fp8.worker.tensors import digests, plain_name
 from pytest_fp8.worker.training.ranks import every_rank_s
 
 if TYPE_CHECKING:
@@ -18,41 +19,34 @@ if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
 
 
-def carry_scales(engine: Engine, folder: str) -> dict[str, Any]:
-    """The fields of :class:`pytest_fp8.questions.checkpoints.evidence.Scales`. What was loaded stays: the arm goes on
-    with it.
+def carry_scales(engine: Engine, folder: Path) -> Scales:
+    """Write it, lose it, load it. What was loaded stays: the arm goes on with it.
 
     Every rank writes and reads. Of state that is no shard the store keeps one rank's copy, as a user's does.
     """
     backend, model = engine.backend, engine.model
     stored = _digests(backend, model.named_modules())
     state = {key: value for key, value in model.state_dict().items() if backend.is_scaling_state(key)}
-    nothing: dict[str, Any] = {name: {} for name in ("reset", "loaded", "fresh")}
-    told = {"stored": stored, **nothing, "no_place": 0, "refused": "", "failed": ""}
+    told = Scales(stored)
     if not stored or not state:
         return told
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
     try:
-        checkpoint_stores.write(path, "dcp", state, {}, {})
-        read = checkpoint_stores.read(path, "dcp", torch.device("cpu"))
-        found = {name.removeprefix(MODEL): value for name, value in read.items()}
+        stores.write(folder, "dcp", state)
+        found, _ = stores.read(folder, "dcp", torch.device("cpu"))
         _require_ours(state, found)
         backend.reset_scaling(model)
-        told["reset"] = _digests(backend, model.named_modules())
-        told["refused"] = _load(backend, model, found)
-        told["loaded"] = _digests(backend, model.named_modules())
+        told = replace(told, reset=_digests(backend, model.named_modules()))
+        refused = _load(backend, model, found)
+        told = replace(told, refused=refused, loaded=_digests(backend, model.named_modules()))
         fresh = dict(_new_layers(backend, model, found))
-        told["no_place"] = sum(
-            new.get_extra_state().numel() != found[_key(name)].numel() for name, new in fresh.items()
-        )
+        no_place = sum(new.get_extra_state().numel() != found[_key(name)].numel() for name, new in fresh.items())
+        told = replace(told, no_place=no_place)
         with backend.trusting_scaling_state():
             for name, new in fresh.items():
                 new.set_extra_state(found[_key(name)])
-        told["fresh"] = _digests(backend, fresh.items())
+        return replace(told, fresh=_digests(backend, fresh.items()))
     except Exception as error:  # whatever the library or the store says of its own state is told, and is no arm's error
-        told["failed"] = f"{type(error).__name__}: {error}"
-    return told
+        return replace(told, failed=f"{type(error).__name__}: {error}")
 
 
 def _digests(backend: Backend, modules: Iterable[tuple[str, Any]]) -> dict[str, int]:

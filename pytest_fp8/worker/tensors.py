@@ -1,21 +1,81 @@
-"""Tensors of which each rank holds a part (``DTensor``, ZeRO-3): the part, the whole, and filling a part from a whole.
+"""A model's tensors: by the plain model's names, whole or in shards, and their digests.
 
-On any other tensor each function gives it back. :func:`full` gathers, so that every rank must call it for the same
-tensors in the same order.
+A fused layer keeps q, k and v as rows of one weight. Under the plain names it is three views of that weight, which are
+saved, loaded and compared like any other weights without a copy.
+
+Of a tensor in shards (``DTensor``, ZeRO-3) there is the part of this rank, the whole, and filling a part from a whole.
+On any other tensor each of these functions gives it back. :func:`full` gathers, so that every rank must call it for the
+same tensors in the same order.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.worker.training import zero
 from pytest_fp8.worker.training.restored import values_kept
 from pytest_fp8.worker.training.zero import is_partitioned
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+def plain_name(name: str) -> str:
+    """A name without the prefixes that wrappers inside the model add: torch.compile, activation checkpointing.
+
+    >>> plain_name("_orig_mod.layers.0._orig_mod.weight")
+    'layers.0.weight'
+    """
+    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))
+
+
+def split(tensors: Iterable[tuple[str, Any]], fused: FusedParams) -> Iterator[tuple[str, Any]]:
+    """(plain name, tensor) for each (live name, tensor); the parts of a fused parameter are views of it."""
+    for name, tensor in tensors:
+        for part, rows in _parts(name, fused):
+            if rows is None:
+                yield part, tensor
+            else:
+                # A scalar, such as an optimizer's step count, is copied for each part: safetensors refuses shared
+                # memory.
+                yield part, tensor[rows] if tensor.dim() else tensor.clone()
+
+
+def join(parts: Mapping[str, Any], fused: FusedParams) -> dict[str, Any]:
+    """The tensors by live names, from those by plain names. What is no tensor is the same for each part."""
+    found = dict(parts)
+    whole: dict[str, Any] = {}
+    for name, pieces in fused.items():
+        taken = [found.pop(part) for part, _ in pieces if part in found]
+        if taken:
+            whole[name] = torch.cat(taken) if isinstance(taken[0], torch.Tensor) and taken[0].dim() else taken[0]
+    return {**found, **whole}
+
+
+def _parts(name: str, fused: FusedParams) -> Sequence[tuple[str, slice | None]]:
+    """(plain name, rows) of each part of a live parameter; of one that is not fused, its name and no rows."""
+    return fused.get(name, ((name, None),))
+
+
+def trained(model: torch.nn.Module, optimizer: Any, fused: FusedParams) -> list[str]:
+    """Plain names of the parameters that the optimizer steps; a tied parameter counts under each of its names."""
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    live = model.named_parameters(remove_duplicate=False)
+    return sorted(plain_name(part) for name, value in live if id(value) in stepped for part, _ in _parts(name, fused))
+
+
+def foreign(model: torch.nn.Module, optimizer: Any) -> list[torch.Tensor]:
+    """The parameters that the optimizer steps and the model does not have: master copies, or another model's."""
+    own = {id(parameter) for parameter in model.parameters()}
+    return [each for group in optimizer.param_groups for each in group["params"] if id(each) not in own]
+
+
+# -- shards -----------------------------------------------------------------------------------------------------------
 
 
 def is_sharded(tensor: Any) -> bool:
@@ -129,3 +189,23 @@ def parts_kept(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     finally:
         for tensor, value in held:
             assign(tensor, value.to(tensor.device))
+
+
+# -- digests ----------------------------------------------------------------------------------------------------------
+
+
+def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """A content digest of each tensor: equal bits give equal numbers on any device. It depends on the positions of the
+    elements; modulo 2^64."""
+    result = {}
+    for name, tensor in tensors.items():
+        flat = full(tensor).detach().resolve_conj().resolve_neg().reshape(-1).contiguous()
+        # Of 8 bytes at once, sign bits would fall out of the sum.
+        whole = flat.view({1: torch.uint8, 2: torch.int16}.get(flat.element_size(), torch.int32))
+        total = 0
+        for start in range(0, whole.numel(), 1 << 24):
+            part = whole[start : start + (1 << 24)].to(torch.int64)
+            weight = torch.arange(start + 1, start + 1 + part.numel(), device=part.device) % 65_521 + 1
+            total = (total + int((part * weight).sum())) % (1 << 64)
+        result[name] = total
+    return result

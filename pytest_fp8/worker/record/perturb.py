@@ -1,18 +1,16 @@
-"""The weights of all Linears moved at random by as much as FP8 moves products: how far sound FP8 may move a number."""
+"""Moves weights, or what Linears are given, at random by as much as FP8 moves products."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
-from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fp8.worker.answers.held_out import compared, held_out_output
-from pytest_fp8.worker.state.shards import change, parts_kept
+from pytest_fp8.worker.tensors import change, parts_kept
 from pytest_fp8.worker.training.restored import around, hooked
 
 if TYPE_CHECKING:
@@ -109,41 +107,3 @@ def _seed_of(values: torch.Tensor, where: str) -> int:
     """By what the values are: what activation checkpointing recomputes is moved as it was, or a router would send rows
     elsewhere then; and other values, as another choice's, are moved in another way."""
     return zlib.crc32(f"{where} {float(values.detach().sum(dtype=torch.float64))}".encode())
-
-
-def moved_losses(engine: Engine, seed: int, step: int, draws: int) -> list[float]:
-    """The loss of this step of the curve of ``seed``: from the weights that the steps before have left, then from these
-    moved in as many ways as ``draws`` says."""
-    if step:
-        engine.curve(seed, step)
-    else:
-        engine.restart(seed)
-    losses: list[float] = []
-    for draw in range(-1, draws):
-        with engine.standing_still(), moved_weights(engine, draw) if draw >= 0 else nullcontext():
-            batch = engine.training_batch(seed, step)
-            losses.append(float(engine.step(batch)))
-    return losses
-
-
-def moved_outputs(engine: Engine, seed: int, draws: int) -> list[float]:
-    """How far the output on a held-out batch is from that of the arm's weights when these are moved in as many ways as
-    ``draws`` says: relative L2 distances."""
-    output = compared(held_out_output(engine, seed)[0])
-    length = float(output.norm()) or 1.0
-    distances: list[float] = []
-    for draw in range(draws):
-        with moved_weights(engine, draw):
-            distances.append(float((compared(held_out_output(engine, seed)[0]) - output).norm()) / length)
-    return distances
-
-
-def moved_resumes(engine: Engine, seed: int, first_step: int, steps: int, draws: int) -> list[float]:
-    """How far the mean loss of ``steps`` training steps after the first ones moves when the weights that these left are
-    moved, in as many ways as ``draws`` says; the first number is without that."""
-    means: list[float] = []
-    for draw in range(-1, draws):
-        engine.curve(seed, first_step)
-        with moved_weights(engine, draw) if draw >= 0 else nullcontext():
-            means.append(mean(engine.curve(seed, steps, first_step=first_step)["losses"]))
-    return [each - means[0] for each in means[1:]]

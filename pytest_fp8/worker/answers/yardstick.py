@@ -1,0 +1,134 @@
+"""How far noise of FP8's size moves an arm's gradients, losses and outputs: weights, or what Linears are given, are
+moved at random by as much as FP8 moves products. Beside each the same numbers of an arm that nothing moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from statistics import mean
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from pytest_fp8.worker.answers.instrumented import RANDOM, fit_scales
+from pytest_fp8.worker.curve import curve
+from pytest_fp8.worker.record.gradients import GradientSketches
+from pytest_fp8.worker.record.held_out import compared, held_out_output
+from pytest_fp8.worker.record.perturb import moved_operands, moved_weights
+from pytest_fp8.worker.state.training_state import buffers_kept
+from pytest_fp8.worker.training.setup import seed_generators
+
+if TYPE_CHECKING:
+    from pytest_fp8.worker.run.engine import Engine
+
+T = TypeVar("T")
+
+DRAW_APART = 1_000_003
+"""Between the seeds of draws, so that no draw of one seed is that of another."""
+
+
+def gradients(engine: Engine, seed: int) -> dict[str, Any]:
+    """One step as the arm runs it, from the weights that it has; no weight moves. As plain data, the fields of
+    :class:`pytest_fp8.questions.numerics.evidence.Gradients`.
+
+    A step that draws random numbers is run again uncompiled: dropout's masks agree between the arms only there.
+    """
+    sketches, found = _gradients(engine, seed)
+    if sketches.drew and engine.compiled:
+        with torch.compiler.set_stance("force_eager"):
+            return _gradients(engine, seed)[1]
+    return found
+
+
+def _gradients(engine: Engine, seed: int) -> tuple[GradientSketches, dict[str, Any]]:
+    # Each time from the same buffers: a codebook that moves in each forward pass would else look like a model that any
+    # small change moves.
+    with buffers_kept(engine.model):
+        engine.renew_scales()
+        fit_scales(engine, seed)
+        batch = engine.training_batch(seed, step=0)
+        seed_generators(RANDOM + seed)
+        sketches = GradientSketches(engine)
+        with engine.standing_still(), sketches.watching():
+            loss = engine.step(batch, sketches.in_phase if engine.case.gpus > 1 else nullcontext)
+        engine.park()
+        return sketches, sketches.noted(batch, loss)
+
+
+def moved_gradients(engine: Engine, seed: int, draw: int = 0) -> dict[str, Any]:
+    """The same with the weights of all Linears moved.
+
+    How far gradients then move tells how far sound FP8 may move them: a router sends some rows to other experts, a deep
+    model amplifies. The weights are put back. ``draw`` says in which of many ways they are moved.
+    """
+    with moved_weights(engine, seed + DRAW_APART * draw):
+        return gradients(engine, seed)
+
+
+def further_moved_gradients(engine: Engine, draws: int, operands: int, seed: int) -> list[dict[str, Any]]:
+    """The same for ``draws`` further ways, from the weights of ``seed``; and for ``operands`` ways of moving what
+    Linears are given instead, each value on its own. These run uncompiled, which takes more memory: where that is not
+    there they are left out, as a gradient that is wrong beside moved weights is no error of memory."""
+    engine.restart(seed)
+    found = [moved_gradients(engine, seed, draw) for draw in range(1, draws + 1)]
+    # Of several ranks one may be alone in this, and the others in a collective.
+    short = [torch.OutOfMemoryError] if engine.case.gpus == 1 else []
+    with suppress(*short):
+        for draw in range(operands):
+            with moved_operands(engine, seed + DRAW_APART * draw):
+                found.append(gradients(engine, seed))
+    return found
+
+
+def moved_losses(engine: Engine, seed: int, step: int, draws: int) -> list[float]:
+    """The loss of this step of the curve of ``seed``: from the weights that the steps before have left, then from these
+    moved in as many ways as ``draws`` says."""
+    _train(engine, seed, step)
+
+    def loss() -> float:
+        with engine.standing_still():
+            batch = engine.training_batch(seed, step)
+            return float(engine.step(batch))
+
+    return [loss(), *(_with_moved(engine, draw, loss) for draw in range(draws))]
+
+
+def moved_outputs(engine: Engine, seed: int, draws: int) -> list[float]:
+    """How far the output on a held-out batch is from that of the arm's weights when these are moved in as many ways as
+    ``draws`` says: relative L2 distances."""
+
+    def output() -> torch.Tensor:
+        return compared(held_out_output(engine, seed)[0])
+
+    own = output()
+    moved = (_with_moved(engine, draw, output) for draw in range(draws))
+    return [float((each - own).norm()) / (float(own.norm()) or 1.0) for each in moved]
+
+
+def moved_resumes(engine: Engine, seed: int, first_step: int, steps: int, draws: int) -> list[float]:
+    """How far the mean loss of ``steps`` training steps after the first ones moves when the weights that these left are
+    moved, in as many ways as ``draws`` says."""
+
+    def resumed() -> float:
+        losses: list[float] = curve(engine, seed, steps, first_step=first_step)["losses"]
+        return mean(losses)
+
+    _train(engine, seed, first_step)
+    own, moved = resumed(), []
+    for draw in range(draws):
+        _train(engine, seed, first_step)
+        moved.append(_with_moved(engine, draw, resumed) - own)
+    return moved
+
+
+def _train(engine: Engine, seed: int, steps: int) -> None:
+    """So many steps of the curve of ``seed``."""
+    if steps:
+        curve(engine, seed, steps)
+    else:
+        engine.restart(seed)
+
+
+def _with_moved(engine: Engine, draw: int, measure: Callable[[], T]) -> T:
+    with moved_weights(engine, draw):
+        return measure()

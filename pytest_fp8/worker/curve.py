@@ -1,0 +1,199 @@
+"""One training run of an arm, step by step: its losses, its gradients, how far its weights moved, how much ran in FP8.
+
+A curve trains with the arm's own step, compiled as it is. What is read beside it changes no number of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fp8.plain import to_plain
+from pytest_fp8.questions.loss.evidence import Course, LayerCalls, Moved, ProductCount
+from pytest_fp8.worker.record.gradients import norm_of
+from pytest_fp8.worker.record.probe import StepLooks
+from pytest_fp8.worker.record.samples import values
+from pytest_fp8.worker.tensors import plain_name, split, trained
+from pytest_fp8.worker.training import zero
+from pytest_fp8.worker.training.phases import innermost
+from pytest_fp8.worker.training.restored import hooked
+from pytest_fp8.worker.watch.ledger_weights import weights_of
+from pytest_fp8.worker.watch.operators import dtype_name
+from pytest_fp8.worker.watch.presence import counted_step
+from pytest_fp8.zoo import data
+
+if TYPE_CHECKING:
+    from pytest_fp8.worker.run.engine import Engine
+
+
+def curve(
+    engine: Engine, seed: int, steps: int, jitter: bool = False, first_step: int = 0, watch: bool = False
+) -> dict[str, Any]:
+    """``steps`` training steps from the weights of ``seed``, with ``first_step`` from where the arm is; the fields of
+    :class:`pytest_fp8.questions.loss.evidence.Curve`.
+
+    ``watch``: count the products of the last step, and in the curve of seed 0 those of the first one. On a GPU each is
+    a profile of that step. In each step look at the calls of the FP8 layers.
+    """
+    if first_step == 0:
+        engine.restart(seed, jitter)
+    losses: list[torch.Tensor] = []
+    fingerprint, last = 0, first_step + steps - 1
+    course = TrainingCourse(engine)
+    counts: dict[int, Mapping[str, ProductCount]] = {}
+    looks = StepLooks(engine, seed) if watch else None
+    with course.watching(), looks.watching() if looks is not None else nullcontext():
+        for step in range(first_step, first_step + steps):
+            batch = engine.training_batch(seed, step)
+            fingerprint = data.fingerprint(batch, fingerprint)
+            if looks is not None:
+                looks.next_step()
+            if watch and (step == last or step == seed == 0):
+                loss, counts[step] = counted_step(engine, batch, course.note_gradients)
+            else:
+                loss = engine.step(batch, on_gradients=course.note_gradients)
+            losses.append(loss.float())
+            course.note_training_step(loss)
+    told = {
+        "seed": seed,
+        "losses": torch.stack(losses).tolist(),
+        "eps": torch.finfo(loss.dtype).eps,
+        "gradient_norms": course.norms(),
+        "data": fingerprint,
+        "course": to_plain(course.noted()),
+        "movement": to_plain(course.movement()),
+        "first_products": to_plain(counts.get(0, {})),
+        "last_products": to_plain(counts.get(last, {})),
+        "calls": to_plain(looks.noted() if looks is not None else LayerCalls()),
+    }
+    if engine.case.gpus > 1:
+        # Of what every rank has the whole: the same, as the ranks must agree.
+        noted = weights_of(engine.model, engine.fused_params)
+        told["weights"] = {name: each.digest for name, each in noted.items() if each.trained and not each.buffer}
+    return told
+
+
+class TrainingCourse:
+    """Beside the losses of a curve: what the optimizer did and keeps, which tensors moved, what is left over.
+
+    From when it is made, at the start of a curve, to its end. Tensors go by plain names. Of each a sample is kept; of
+    one that is sharded, of this rank's part.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._model, self._optimizer, self._fused = engine.model, engine.optimizer, engine.fused_params
+        self._start = {name: values(tensor).clone() for name, tensor in self._tensors()}
+        self._reached = {
+            name: torch.zeros_like(self._start[name], dtype=torch.bool)
+            for name in trained(self._model, self._optimizer, self._fused)
+            if name in self._start
+        }
+        """Of what the optimizer steps: values that had a gradient other than 0."""
+        self._rates = [self._rates_now()]
+        self._norms: list[torch.Tensor] = []
+        self._norm: torch.Tensor | None = None
+        self._stepped: list[int] = []
+        self._now = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around all steps of the curve."""
+        # Steps, and no calls of a closure: how often a line search asks depends on the losses.
+        with hooked([innermost(self._optimizer).register_step_pre_hook(self._note_optimizer_step)]):
+            yield
+
+    def _note_optimizer_step(self, *_: Any) -> None:
+        self._now += 1
+
+    def note_gradients(self) -> None:
+        """Called before each step of the optimizer, and after each call of its closure."""
+        live = list(self._model.parameters())
+        partitioned = zero.gradient_norm(live)
+        self._norm = norm_of([p.grad for p in live if p.grad is not None]) if partitioned is None else partitioned
+        for name, gradient in (*self._gradients(), *self._partitioned(zero.part_of_gradient)):
+            if name in self._reached:
+                self._reached[name] |= values(gradient) != 0
+
+    def note_training_step(self, loss: torch.Tensor) -> None:
+        """Called after each training step."""
+        # A hand-written step may step its optimizer twice, or not at all, as where its loss is not finite.
+        self._norms.append(self._norm if self._norm is not None else loss.float() * 0)
+        self._norm = None
+        self._stepped.append(self._now)
+        self._now = 0
+        self._rates.append(self._rates_now())
+
+    def norms(self) -> list[float]:
+        """The norm of all gradients at the last step of the optimizer in each training step."""
+        return [float(norm) for norm in torch.stack(self._norms).cpu()]
+
+    def noted(self) -> Course:
+        return Course(
+            rates=self._rates,
+            stepped=self._stepped,
+            state=self._state(),
+            left=sorted(name for name, gradient in self._gradients() if bool(values(gradient).any())),
+            alone={name: bool(moved.any()) for name, _, moved in self._moved() if name not in self._reached},
+        )
+
+    def movement(self) -> dict[str, Moved]:
+        """Of what the optimizer steps."""
+        return {
+            name: Moved(elements=elements, moved=_share(moved), reached=_share(self._reached[name]))
+            for name, elements, moved in self._moved()
+            if name in self._reached
+        }
+
+    def _moved(self) -> Iterator[tuple[str, int, torch.Tensor]]:
+        """(name, elements, which of its sample differ from the start) of each tensor that has its size of then."""
+        for name, tensor in self._tensors():
+            now, start = values(tensor), self._start.get(name)
+            if start is not None and len(now) == len(start):
+                yield name, tensor.numel(), now != start
+
+    def _rates_now(self) -> list[float]:
+        return [float(group["lr"]) for group in innermost(self._optimizer).param_groups if group.get("lr") is not None]
+
+    def _state(self) -> dict[str, str]:
+        """Parameter -> the tensors of more than one element that the optimizer keeps for it, with their type."""
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        found: dict[str, str] = {}
+        for parameter, entries in innermost(self._optimizer).state.items():
+            if id(parameter) not in names or not isinstance(entries, dict):
+                continue
+            kept = {
+                str(key): dtype_name(value)
+                for key, value in entries.items()
+                if isinstance(value, torch.Tensor) and value.numel() > 1
+            }
+            words = ", ".join(f"{key} {dtype}" for key, dtype in sorted(kept.items()))
+            found.update((part, words) for part, _ in self._parts(names[id(parameter)], parameter))
+        return found
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in (*self._model.named_parameters(remove_duplicate=False), *self._model.named_buffers()):
+            if not zero.is_partitioned(tensor):
+                yield from self._parts(name, tensor)
+        yield from self._partitioned(zero.part)
+
+    def _partitioned(self, part: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[tuple[str, torch.Tensor]]:
+        """What ZeRO-3 holds in parts: this rank's, flat, so that the rows of a fused parameter cannot be told."""
+        for name, tensor in self._model.named_parameters(remove_duplicate=False):
+            mine = part(tensor) if zero.is_partitioned(tensor) and name not in self._fused else None
+            if mine is not None:
+                yield plain_name(name), mine
+
+    def _gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            if parameter.grad is not None and not parameter.grad.is_sparse:
+                yield from self._parts(name, parameter.grad)
+
+    def _parts(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((plain_name(part), piece) for part, piece in split([(name, tensor)], self._fused))
+
+
+def _share(flags: torch.Tensor) -> float:
+    return float(flags.float().mean()) if flags.numel() else 0.0

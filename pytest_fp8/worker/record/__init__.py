@@ -1,0 +1,1 @@
+"""What is recorded of training steps: calls, products, gradients, times."""

@@ -1,0 +1,599 @@
+"""Watches the calls of layers: what each is given, multiplies by and gives, and the gradients that come back.
+
+A subclass of :class:`Probe` makes of them what its question needs: :class:`ProductChecks` compares samples of the
+products with the exact ones, :class:`StaleCopies` tells by which weights a layer multiplied, and :class:`StepLooks`
+looks at a few values in each step of a curve.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pytest_fp8.casts import E4M3, GRADIENT, INPUT, LINE, SQUARE, TENSOR, WEIGHT, Cast, promised_casts
+from pytest_fp8.questions.findings import some
+from pytest_fp8.questions.layers.products import EVALUATION
+from pytest_fp8.questions.loss.evidence import LayerCalls, Look
+from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
+from pytest_fp8.worker.record.held_out import inputs_of, not_evaluated
+from pytest_fp8.worker.record.samples import Lines
+from pytest_fp8.worker.tensors import full, is_plain, is_sharded, plain_name
+from pytest_fp8.worker.training.phases import around_step, closure_of
+from pytest_fp8.worker.training.restored import Hook, followed, hooked
+from pytest_fp8.worker.training.zero import is_partitioned
+from pytest_fp8.worker.watch.product_accuracy import (
+    STATISTICS,
+    Expected,
+    Operand,
+    decibels,
+    is_product,
+    kept_numbers,
+    square_amax,
+)
+
+if TYPE_CHECKING:
+    from pytest_fp8.worker.run.engine import Engine
+
+# -- the probe --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Call:
+    """One call of a layer, while it runs and until its gradients have come."""
+
+    name: str
+    layer: torch.nn.Module
+    weight: torch.nn.Parameter | None
+    began: int
+    """Autograd's number of the next node when the call began."""
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """As the layer was given them. Like ``x`` and ``view`` only while the call runs: what autograd saves holds the
+    layer's input, and this record must not."""
+    x: torch.Tensor | None = None
+    """The first tensor that the layer was given."""
+    view: Any = None
+    """What stands in the weight's place, where gradients are watched."""
+    role: Role = FPROP
+    columns: torch.Tensor | None = None
+    """Of the input, for wgrad."""
+    amax: torch.Tensor | None = None
+    lines: Operand | None = None
+    """Of the weight, for dgrad, where it may be gone before the backward pass."""
+    scales: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What the layer multiplied its input and weight by, where it knew that before."""
+    expected: dict[Role, Expected] = field(default_factory=dict)
+
+    def operands(self, output: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None] | None:
+        """Input and output as matrices, weight and bias, detached; ``None`` where the output is not their product."""
+        x, weight = self.x, self.weight
+        if x is None or weight is None or type(output) is not torch.Tensor:
+            return None
+        if x.is_nested or output.is_nested or not (x.numel() and output.numel() and x.dim() and output.dim()):
+            return None
+        if (x.shape[-1], output.shape[-1]) != (weight.shape[1], weight.shape[0]):
+            return None
+        bias = self.layer._parameters.get("bias")
+        added = bias.detach() if bias is not None and bias.numel() else None
+        return rows_of(x), weight.detach(), rows_of(output), added
+
+
+class Probe:
+    """An observer of a step (:class:`pytest_fp8.worker.answers.instrumented.Observer`): hooks on layers."""
+
+    views = False
+    """Whether a layer's input and weight are handed to it as views, whose gradients are this call's own: not the sum
+    over the layers that share an input, nor over the calls of a layer, nor with a penalty on the weight."""
+
+    def __init__(self, layers: Mapping[str, torch.nn.Module], device: torch.device) -> None:
+        self.layers = layers
+        self.lines = Lines(device)
+        self.phase = ""
+        self._open: list[Call] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        handles = followed(self.layers.values()) if self.views else []
+        for name, layer in self.layers.items():
+            handles.append(layer.register_forward_pre_hook(Hook(self._entered(name)), with_kwargs=True))
+            # Before other hooks, which may change the output. Always, because an early end of a recomputation is an
+            # exception, and the weight must be put back.
+            handles.append(layer.register_forward_hook(Hook(self._left), prepend=True, always_call=True))
+        with hooked(handles):
+            yield
+
+    @contextmanager
+    def in_phase(self, name: str) -> Iterator[None]:
+        outer, self.phase = self.phase, name
+        yield
+        self.phase = outer
+
+    def called(self, call: Call, output: Any) -> None:
+        """A layer was called. Runs with the gradient mode and the dispatch modes of the call."""
+        raise NotImplementedError
+
+    def _entered(self, name: str) -> Callable[..., Any]:
+        def entered(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            # What the user compiled may be traced here, and runs without hooks afterwards.
+            if torch.compiler.is_compiling():
+                return None
+            # The sequence number says which nodes of the graph this call makes; a public one would take its place.
+            call = Call(name, layer, layer._parameters.get("weight"), torch.autograd._get_sequence_nr(), args, kwargs)
+            call.x = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
+            self._open.append(call)
+            return _with_views(call) if self.views else None
+
+        return entered
+
+    def _left(self, layer: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        # A hook before ours may have raised: the call was not noted then.
+        if torch.compiler.is_compiling() or not self._open or self._open[-1].layer is not layer:
+            return
+        call = self._open.pop()
+        if call.view is not None:
+            layer._parameters["weight"] = call.weight
+        self.called(call, output)
+        call.args, call.kwargs, call.x, call.view = (), {}, None, None
+
+
+def _with_views(call: Call) -> Any:
+    """The arguments with a view of the input; a view of the weight takes its place in the layer."""
+    given, weight = call.x, call.weight
+    plain = given is not None and type(given) in (torch.Tensor, torch.nn.Parameter) and not given.is_nested
+    if given is None or not plain or not given.numel():
+        call.x = None
+        return None
+    call.x = view = given.view_as(given)
+    if weight is not None and torch.is_grad_enabled() and weight.requires_grad and _can_be_viewed(weight):
+        call.view = weight.view_as(weight)
+        call.layer._parameters["weight"] = call.view
+
+    def replaced(value: Any) -> Any:
+        return view if value is given else value
+
+    return tuple(map(replaced, call.args)), {key: replaced(value) for key, value in call.kwargs.items()}
+
+
+def _can_be_viewed(weight: torch.Tensor) -> bool:
+    """Plain parameters, and torchao's for FSDP2, of which a view is one of them."""
+    return type(weight) is torch.nn.Parameter or "WeightWithDynamicFloat8" in type(weight).__name__
+
+
+def _is_quantized(weight: torch.Tensor) -> bool:
+    return hasattr(weight, "qdata") or "Float8Tensor" in type(weight).__name__ or "Quantized" in type(weight).__name__
+
+
+def rows_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A matrix of the tensor's last dimension, detached."""
+    return tensor.detach().reshape(-1, tensor.shape[-1])
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """What is computed inside is no part of the step."""
+    with torch.no_grad(), _disable_current_modes():
+        yield
+
+
+# -- products against the exact ones ----------------------------------------------------------------------------------
+
+LINES = 128
+"""Rows and columns of a product that are compared, beside both ends. For the weight gradient each call keeps as many
+columns of its input: 1 MB a layer at 8B."""
+CALLS = 32
+"""Calls of one layer that are compared in a step."""
+
+
+class ProductChecks(Probe):
+    """Samples of each FP8 layer's products, forward and backward, or in the reference of all Linears', beside the exact
+    ones of their operands. And at each call of ``optimizer.step()`` the gradients of the layers' weights, in the lines
+    that are compared of their products, beside what these gave: on one GPU, since several reduce gradients between the
+    two, and not of a step with a closure, which goes backward inside it."""
+
+    views = True
+
+    def __init__(self, engine: Engine) -> None:
+        case, backend = engine.case, engine.backend
+        modules = dict(engine.model.named_modules())
+        reference = case == case.reference()
+        layers = {
+            name: modules[name]
+            for name in (engine.originals if reference else modules)
+            if (reference or backend.is_fp8_layer(modules[name])) and is_product(modules[name])
+        }
+        # None under ZeRO-3, which holds no whole weight between steps.
+        super().__init__(layers, engine.device)
+        self._engine, self._casts = engine, promised_casts(case.backend, case.recipe, case.full_options)
+        self._calls: dict[str, int] = {}
+        self._found: list[tuple[str, Role, torch.Tensor]] = []
+        self._gathered: dict[str, dict[Role, Operand]] = {}
+        """Layer whose weight FSDP2 gathers in FP8 -> lines of the weight as it is before that."""
+        self._scales: dict[str, dict[str, torch.Tensor]] = {}
+        """Layer -> the scales of its last forward pass, which a recomputation uses again."""
+        self._own_scales: set[str] = set()
+        """Layers that keep numbers beside weight and bias which a watched step changed."""
+        self._sums: dict[str, torch.Tensor | None] = {}
+        """Layer -> the sum of its calls' weight gradients since the last step; ``None`` where one was not seen."""
+        self._handed_on: list[tuple[str, torch.Tensor]] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        self._gathered = {
+            name: self._lines_of(full(weight))
+            for name, layer in self.layers.items()
+            if (weight := layer._parameters["weight"]) is not None and is_sharded(weight) and not is_plain(weight)
+        }
+        kept = {name: kept_numbers(layer) for name, layer in self.layers.items()}
+        engine, one_gpu = self._engine, self._engine.case.gpus == 1
+        fused: AbstractContextManager[Any] = nullcontext()
+        if engine.backend.brings_model:
+            fused = engine.backend.watch_fused_functions(engine.model, self._note_fused)
+        stepped = around_step(engine.optimizer, self._before_step) if one_gpu else nullcontext()
+        try:
+            with super().watching(), fused, stepped:
+                yield
+        finally:
+            self._own_scales |= {name for name, layer in self.layers.items() if kept[name] != kept_numbers(layer)}
+            self._gathered, self._scales, self._sums = {}, {}, {}
+
+    def checks(self) -> list[dict[str, Any]]:
+        """In the order of the products, with the fields of
+        :class:`pytest_fp8.questions.numerics.evidence.ProductCheck`."""
+        found = []
+        for (name, role, _), row in zip(self._found, _numbers(row for _, _, row in self._found), strict=True):
+            told = dict(zip(STATISTICS, row, strict=True))
+            noise, own_noise = told.pop("noise"), told.pop("own_noise")
+            told["values"] = int(told["values"])
+            told |= {"sqnr": decibels(noise), "own_sqnr": decibels(own_noise), "own_scales": name in self._own_scales}
+            found.append({"layer": name, "role": role, **told})
+        return found
+
+    def handed_on(self) -> list[dict[str, Any]]:
+        """In the order of the steps, with the fields of :class:`pytest_fp8.questions.numerics.evidence.HandedOn`."""
+        rows = _numbers(numbers for _, numbers in self._handed_on)
+        return [
+            {"layer": layer, "cosine": cosine, "factor": factor, "length": length}
+            for (layer, _), (cosine, factor, length) in zip(self._handed_on, rows, strict=True)
+        ]
+
+    def called(self, call: Call, output: Any) -> None:
+        self._calls[call.name] = self._calls.get(call.name, 0) + 1
+        operands = call.operands(output)
+        if operands is None or self.phase == EVALUATION or self._calls[call.name] > CALLS:
+            return
+        call.role = RECOMPUTE if self.phase == "backward" else FPROP
+        given, weight, seen, bias = operands
+        with unwatched():
+            if call.role == FPROP:
+                self._scales[call.name] = self._operand_scales(call.layer)
+            call.scales = self._scales.get(call.name, {})
+            self._compare_fprop(call, given, seen, bias)
+        if not output.requires_grad or not torch.is_grad_enabled():
+            return
+        with unwatched():
+            if self._engine.case.gpus > 1:
+                # Where a block ends with its Linear, FSDP2 gathers the weight only after the gradient of its output
+                # came.
+                call.lines = self._weight(call, self._some(weight.shape[1]), DGRAD)
+            if call.view is not None:
+                call.columns = given[:, self._some(weight.shape[1])].clone()
+                call.amax = given.abs().amax()
+        output.register_hook(lambda gradient: self._gradient_came(call, gradient))
+        if call.x is not None and call.x.requires_grad:
+            call.x.register_hook(lambda gradient: self._compare(call, DGRAD, gradient))
+        if call.view is not None:
+            call.view.register_hook(lambda gradient: self._compare(call, WGRAD, gradient))
+
+    def _compare_fprop(
+        self, call: Call, given: torch.Tensor, seen: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> None:
+        rows, outs = self._some(len(given)), self._some(seen.shape[1])
+        expected = Expected(
+            Operand(given[rows], given.abs().amax(), scale=call.scales.get(INPUT)),
+            self._weight(call, outs, FPROP),
+            self._casts.get(FPROP),
+            seen.dtype,
+            bias[outs] if bias is not None else None,
+        )
+        self._found.append((call.name, call.role, expected.compare(seen[rows][:, outs])))
+
+    def _gradient_came(self, call: Call, gradient: torch.Tensor) -> None:
+        """The output's gradient is there: what the layer's two gradients should be can be computed."""
+        with unwatched():
+            gradient = rows_of(gradient)
+            amax = gradient.abs().amax()
+            weight = call.lines or self._weight(call, self._some(call.weight.shape[1]), DGRAD)  # type: ignore[union-attr]
+            scale = self._operand_scales(call.layer).get(GRADIENT)
+            left = Operand(gradient[self._some(len(gradient))], amax, scale=scale)
+            call.expected[DGRAD] = Expected(left, weight, self._casts.get(DGRAD), gradient.dtype)
+            if call.columns is None or call.amax is None:
+                return
+            left = Operand(gradient[:, self._some(gradient.shape[1])].t(), amax, scale=scale)
+            right = Operand(call.columns.t(), call.amax, scale=call.scales.get(INPUT))
+            call.expected[WGRAD] = Expected(left, right, self._casts.get(WGRAD), gradient.dtype)
+            call.columns = None
+
+    def _compare(self, call: Call, role: Role, seen: torch.Tensor | None) -> None:
+        expected = call.expected.pop(role, None)
+        # A layer that adds to its weight's gradient by itself gives none: the parameter's is compared with BF16's.
+        if expected is None or seen is None:
+            if role == WGRAD:
+                self._sums[call.name] = None
+            return
+        with unwatched():
+            compared = self._sample_of(rows_of(seen))
+            self._found.append((call.name, role, expected.compare(compared)))
+            if role == WGRAD:
+                before = self._sums.get(call.name, 0.0)
+                self._sums[call.name] = None if before is None else before + compared.double()
+
+    def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if closure_of(args, kwargs) is None:
+            with unwatched():
+                for name, made in self._sums.items():
+                    self._note_handed_on(name, made)
+        self._sums.clear()
+
+    def _note_handed_on(self, name: str, made: torch.Tensor | None) -> None:
+        weight = self.layers[name]._parameters["weight"]
+        if made is None or weight is None or type(weight.grad) is not torch.Tensor:
+            return
+        gradient = self._sample_of(weight.grad).double()
+        product, own, length = (gradient * made).sum(), made.square().sum(), gradient.norm()
+        if own and length:
+            numbers = [product / (own.sqrt() * length), product / own, own.sqrt()]
+            self._handed_on.append((name, torch.stack(numbers)))
+
+    def _note_fused(self, layer: torch.nn.Module, _: int, sample: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        """A product of a library's function that does not call the layer (Unsloth): its forward product alone."""
+        name = next((name for name, each in self.layers.items() if each is layer), None)
+        if name is None or sample is None or self.phase == EVALUATION:
+            return
+        with unwatched():
+            given, output = map(rows_of, sample)
+            self._compare_fprop(Call(name, layer, layer._parameters["weight"], 0), given, output)
+
+    def _operand_scales(self, layer: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Copies of the scales that this FP8 layer already has for its operands."""
+        kept = self._engine.backend.scaling(layer)
+        return {operand: scale.clone() for operand, scale in kept.operands.items()} if kept is not None else {}
+
+    def _some(self, size: int) -> torch.Tensor:
+        return self.lines(size, LINES)
+
+    def _sample_of(self, matrix: torch.Tensor) -> torch.Tensor:
+        """The rows and columns of a matrix that are compared of a product."""
+        return matrix[self._some(matrix.shape[0])][:, self._some(matrix.shape[1])]
+
+    def _weight(self, call: Call, lines: torch.Tensor, role: Role) -> Operand:
+        """Some lines of the weight along the inner dimension: rows in fprop, columns in dgrad."""
+        if call.name in self._gathered:
+            return self._gathered[call.name][role]
+        # FSDP2 puts the gathered weight in the parameter's place for the call: the view is of that one.
+        weight: Any = call.weight if call.view is None else call.view
+        # A weight that is kept in FP8 only (Unsloth, quantized_model_init): its values as they are.
+        quantized = _is_quantized(weight)
+        dense = weight.detach().dequantize() if quantized else weight.detach()
+        dense = dense if role == FPROP else dense.t()
+        casts = self._casts.get(role)
+        squares = None
+        if casts is not None and casts[1].scales == SQUARE:
+            squares = square_amax(dense)[torch.div(lines, 128, rounding_mode="floor")]
+        return Operand(dense[lines], dense.abs().amax(), squares, None if quantized else call.scales.get(WEIGHT))
+
+    def _lines_of(self, weight: torch.Tensor) -> dict[Role, Operand]:
+        rows, columns = self._some(weight.shape[0]), self._some(weight.shape[1])
+        amax = weight.abs().amax()
+        return {FPROP: Operand(weight[rows], amax), DGRAD: Operand(weight.t()[columns], amax)}
+
+
+def _numbers(rows: Iterable[torch.Tensor]) -> list[list[float]]:
+    """Rows of equally many numbers, in one copy from the device."""
+    found = list(rows)
+    return torch.stack(found).tolist() if found else []
+
+
+# -- copies of weights that a load does not renew ---------------------------------------------------------------------
+
+FEW = 16
+"""Rows of the input and of the weight that are compared in each layer: 40 MB of weights at 8B."""
+NEARER = 4.0
+"""A layer computes with old weights where its output is twice as near to their product as to that of the present ones:
+a quarter of the squared error. An FP8 copy is within 10 % of its weight. Unrelated values are as far from one as from
+the other: the share of 256 values varies by about a tenth."""
+
+
+class StaleCopies(Probe):
+    """Evaluates before a load and after it, and tells by which weights each FP8 layer multiplied: a copy of a weight
+    that a layer keeps must be renewed by the load. Only trained weights count: of a frozen one a copy may be kept for
+    good."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.unchecked = ""
+        """Why layers were not looked at, in words; empty where all were."""
+        live = {name: layer for name, layer in engine.model.named_modules() if engine.backend.is_fp8_layer(layer)}
+        if live and engine.backend.brings_model:
+            self.unchecked, live = "the library computes FP8 layers without calling them", {}
+        trained = {
+            name: layer
+            for name, layer in live.items()
+            if is_product(layer) and _is_trained(layer._parameters["weight"])
+        }
+        super().__init__(trained, engine.device)
+        self._inputs = inputs_of(engine, seed=0) if trained else None
+        self._before: dict[str, torch.Tensor] = {}
+        self._errors: dict[str, torch.Tensor] = {}
+
+    def before(self, own_load: bool = False) -> None:
+        """Evaluate with the weights that are there now, which must be far from those that will be loaded.
+
+        ``own_load``: the workload's ``load()`` will load them. Where there is one it may renew copies by itself, so
+        ``load_state_dict()`` alone is not asked to.
+        """
+        own = self._engine.setup.own
+        if self.layers and not own_load and own is not None and own.load is not None:
+            self.unchecked = "the workload's load() may renew them"
+        elif self.layers and self._evaluated():
+            weights = {name: layer._parameters["weight"] for name, layer in self.layers.items()}
+            self._before = {
+                name: self._few(full(weight)).clone() for name, weight in weights.items() if weight is not None
+            }
+
+    def stale(self) -> list[str]:
+        """Evaluate again: the layers that multiply by other weights than theirs, of :meth:`before` or older ones."""
+        if not self._before:
+            return []
+        with self.watching():
+            if self._evaluated() and len(self._errors) < len(self._before):
+                missed = [plain_name(name) for name in self._before if name not in self._errors]
+                self.unchecked = f"an evaluation does not call {some(missed)} with rows of its width"
+        errors = _numbers(self._errors.values())
+        return [plain_name(name) for name, row in zip(self._errors, errors, strict=True) if _is_stale(*row)]
+
+    def called(self, call: Call, output: Any) -> None:
+        operands = call.operands(output)
+        if call.name in self._errors or operands is None:
+            return
+        with torch.enable_grad():
+            trained = rows_of(call.layer.forward(*call.args, **call.kwargs))
+        given, weight, seen, bias = operands
+        with unwatched():
+            rows, columns = self._few(given).double(), self.lines(len(weight), FEW)
+            added = bias[columns].double() if bias is not None else 0.0
+            new, old = (rows @ each.double().t() + added for each in (weight[columns], self._before[call.name]))
+            seen, trained = (self._few(each)[:, columns].double() for each in (seen, trained))
+            errors = [seen - new, seen - old, trained - new, new]
+            self._errors[call.name] = torch.stack([error.square().sum() for error in errors])
+
+    def _few(self, matrix: torch.Tensor) -> torch.Tensor:
+        return matrix.detach()[self.lines(len(matrix), FEW)]
+
+    def _evaluated(self) -> bool:
+        # A forward pass may put another tensor in a weight's place: param.data = ...
+        # Not one that ZeRO-3 gathers and frees by itself.
+        plain = (p for p in self._engine.model.parameters() if type(p.data) is torch.Tensor and not is_partitioned(p))
+        held = [(parameter, parameter.data) for parameter in plain]
+        error = not_evaluated(self._engine, self._inputs, set(self.layers.values()).__contains__)
+        for parameter, data in held:
+            if parameter.data.data_ptr() != data.data_ptr():
+                parameter.data = data
+        if error is not None:
+            why = error or ("it has no room" if self._inputs else "the step or loss does not call the whole model")
+            self.unchecked = f"no evaluation of the model: {why}"
+        return error is None
+
+
+def _is_stale(new: float, old: float, trained: float, power: float) -> bool:
+    """Squared errors of a layer's evaluation against the product with its weights and with those of before; of the same
+    call with gradients, as in training; and the product's own power.
+
+    It is stale where it is nearer to the old weights; or where it is farther from its own than nothing is, and with
+    gradients is not: a copy that is older, for evaluations alone.
+    """
+    return NEARER * old < new or (new > power and NEARER * trained < new)
+
+
+def _is_trained(weight: torch.nn.Parameter | None) -> bool:
+    """Whether it is a plain tensor, or plain in its shards, and trained."""
+    return weight is not None and is_plain(weight) and weight.requires_grad and weight.dtype.itemsize > 1
+
+
+# -- each step of a curve ---------------------------------------------------------------------------------------------
+
+LOOKED_AT = 3
+"""Layers of a step whose product is looked at, drawn anew in each step."""
+ROWS, COLUMNS = 16, 64
+"""Of a product that are compared, beside both ends."""
+DRAWS = 16
+"""Choices of rows and columns that are taken in turn."""
+FINEST = Cast(E4M3, LINE), Cast(E4M3, LINE)
+"""Of both operands: what FP8 products are nearest to the exact ones with, whatever the recipe promises."""
+COARSEST = Cast(E4M3, TENSOR), Cast(E4M3, TENSOR)
+"""What they may be as far off as: one value far beyond the others takes their digits."""
+
+
+class StepLooks(Probe):
+    """The calls of the FP8 layers in forward passes that train, step by step: whether each multiplies in FP8, and a few
+    right values. By hooks, so where nothing is compiled. No number of the curve changes."""
+
+    def __init__(self, engine: Engine, seed: int) -> None:
+        watched = not (engine.compiled or engine.backend.brings_model)
+        layers = {n: m for n, m in engine.model.named_modules() if watched and engine.backend.is_fp8_layer(m)}
+        super().__init__(layers, engine.device)
+        # Scales of past steps may not fit a product, which is no fault of it.
+        past = engine.calibration_passes
+        self._products = [name for name, layer in layers.items() if not past and is_product(layer)]
+        self._draw = random.Random(seed)
+        self._chosen: set[str] = set()
+        self._calls: list[list[int]] = []
+        self._looks: list[tuple[int, str, torch.Tensor]] = []
+        """Step, layer, and mean squares: of the values' error, of the errors that :data:`FINEST` and :data:`COARSEST`
+        give, of the exact values, of the whole output."""
+
+    def next_step(self) -> None:
+        """Called before each step of the curve."""
+        self._calls.append([0, 0])
+        self._chosen = set(self._draw.sample(self._products, min(LOOKED_AT, len(self._products))))
+
+    def noted(self) -> LayerCalls:
+        """What was seen, after the last step."""
+        found: dict[str, list[Look]] = {}
+        rows = _numbers(numbers for _, _, numbers in self._looks)
+        for (step, name, _), (wrong, finest, coarsest, exact, made) in zip(self._looks, rows, strict=True):
+            # Against the whole output too: rows of small numbers are rounded by the scale of the large ones.
+            if power := max(exact, made):
+                of_finest = wrong / finest if finest else 1.0
+                of_coarsest = wrong / coarsest if coarsest else math.inf
+                found.setdefault(name, []).append(Look(step, wrong / power, of_finest, of_coarsest))
+        return LayerCalls([count[0] for count in self._calls], [count[1] for count in self._calls], found)
+
+    def called(self, call: Call, output: Any) -> None:
+        output = output[0] if isinstance(output, tuple) else output
+        if not isinstance(output, torch.Tensor) or output.grad_fn is None:
+            return
+        self._calls[-1][not _multiplied_in_fp8(output.grad_fn, call.began)] += 1
+        if call.name not in self._chosen or type(call.x) is not torch.Tensor:
+            return
+        operands = call.operands(output) if type(call.weight) is torch.nn.Parameter else None
+        self._chosen.discard(call.name)
+        if operands is not None:
+            with unwatched(), torch.autocast(output.device.type, enabled=False):
+                self._looks.append((len(self._calls) - 1, call.name, self._look(*operands)))
+
+    def _look(
+        self, given: torch.Tensor, weight: torch.Tensor, made: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        draw = len(self._looks) % DRAWS
+        rows, columns = self.lines(len(made), ROWS, draw), self.lines(made.shape[1], COLUMNS, draw)
+        operands = Operand(given[rows], given.abs().amax()), Operand(weight[columns], weight.abs().amax())
+        added = bias[columns] if bias is not None else None
+        finest, coarsest = (Expected(*operands, casts, made.dtype, added) for casts in (FINEST, COARSEST))
+        exact = finest.exact
+        wrong = made.index_select(0, rows).index_select(1, columns).double() - exact
+        looked_at = (wrong, finest.own - exact, coarsest.own - exact, exact, made)
+        squares = [torch.linalg.vector_norm(one, dtype=torch.float64).square() / one.numel() for one in looked_at]
+        return torch.stack(squares)
+
+
+def _multiplied_in_fp8(node: Any, began: int) -> bool:
+    """Whether an autograd function of Python's was called since the sequence number ``began``: FP8 libraries multiply
+    inside one, and ``torch.nn.functional.linear`` has none. Transformer Engine's notes whether FP8 was on."""
+    nodes = [node]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and getattr(node, "fp8", True):
+            return True
+        nodes += [n for n, _ in node.next_functions if n is not None and began <= n._sequence_nr() < _ACCUMULATES]
+    return False
+
+
+_ACCUMULATES = 2**63
+"""Sequence numbers from here on are those of nodes that accumulate a parameter's gradient."""
