@@ -14,7 +14,7 @@ def without_plugin(pluginmanager):
 def pytest_addoption(parser, pluginmanager):
     """``pytest -p no:fp8`` here: the ini file of this repository has a key of the plugin's, which is then unknown."""
     if without_plugin(pluginmanager):
-        parser.addini("fp8_report_dir", "read by the plugin, which is not loaded")
+        parser.addini("fp8_report", "read by the plugin, which is not loaded")
 
 
 def pytest_configure(config):

@@ -1,6 +1,6 @@
 """Where each case's step goes: the accounts in a run's report, as a table.
 
-    pytest suites -m core -k "test_faster or test_speedup" --fp8-gpu=h200 --fp8-report-dir=out
+    pytest suites -m core -k "test_faster or test_speedup" --fp8-gpu=h200 --fp8-report=out
     python -m benchmarks.accounts out/report.json [--markdown]
 
 Instant: it reads a report, and measures nothing. The exit code is 1 where the report has no account. Milliseconds of

@@ -1,6 +1,6 @@
 """What a step would take on more GPUs, with more layers and longer sequences: predicted from a measured account.
 
-    pytest suites -m parallel -k "8b16-torchao-tensorwise and test_faster" --fp8-gpu=h200 --fp8-report-dir=out
+    pytest suites -m parallel -k "8b16-torchao-tensorwise and test_faster" --fp8-gpu=h200 --fp8-report=out
     python -m benchmarks.more_gpus out/report.json 8b16-torchao-tensorwise-fsdp2.2-4x4096 --model 8b --seq 8192
 
 Instant: it reads the account of a case that trained with FSDP2, and measures nothing. It is a plan, not a result. Each

@@ -24,5 +24,5 @@ def report_at(path: Path) -> Iterator[dict[str, Any]]:
         yield data
     except (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
         print(f"{path} is not a report that a run wrote: {type(error).__name__}: {error}"[:500])
-        print("  next: run the tests again with --fp8-report-dir")
+        print("  next: run the tests again with --fp8-report")
         raise SystemExit(2) from None

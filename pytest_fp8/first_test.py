@@ -60,7 +60,7 @@ def test_on_a_gpu(fp8_pair):
 
 @ON_A_GPU
 def test_no_slower_than_before(fp8_pair):
-    """Against another commit (--fp8-base-git=origin/main), or against stored baselines (--fp8-update-baselines)."""
+    """Against another commit (--fp8-base=origin/main), or against stored baselines (--fp8-update)."""
     fp8_pair.assert_speedup()
 '''
 

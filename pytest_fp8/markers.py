@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_fp8 import gpu as gpus
@@ -68,7 +69,9 @@ def cases_of(test: str, marks: Iterable[tuple[object, pytest.Mark]], settings: S
             raise SettingsError(R.BAD_MARK, f"@pytest.mark.fp8 on {test}: {error}") from None
         given = {name: getattr(error, name) for name in ("expected", "seen", "cause", "next_step")}
         raise SettingsError(error.code, f"@pytest.mark.fp8 on {test}: {error.headline}", **given) from None
-    chosen = [with_weights(case, settings) for case in cases if question is None or case.asks(question)]
+    chosen = [case for case in cases if question is None or case.asks(question)]
+    for case in chosen:
+        _require_weights(case, test)
     if too_long := next((case.id for case in chosen if len(case.id) > LONGEST_NAME), ""):
         refuse(
             R.BAD_VALUE,
@@ -166,10 +169,17 @@ def _arguments(test: str, marks: Iterable[tuple[object, pytest.Mark]]) -> dict[s
     return arguments
 
 
-def with_weights(case: Case, settings: Settings) -> Case:
-    """The case, from the local folder of weights that ``--fp8-weights`` names for its model."""
-    folder = settings.weights.get(case.model)
-    return replace(case, weights=folder) if folder and case.weights is None else case
+def _require_weights(case: Case, test: str) -> None:
+    """Raise :class:`SettingsError` where the folder that ``weights=`` names holds none."""
+    if case.weights is not None and not (Path(case.weights) / "config.json").is_file():
+        refuse(
+            R.NO_WEIGHTS,
+            f"@pytest.mark.fp8 on {test}: weights= names no folder of weights",
+            expected="a folder with config.json and *.safetensors, as transformers saves them",
+            seen=f"no {Path(case.weights) / 'config.json'}",
+            cause="a misspelt path, or a folder that holds another format",
+            next_step=f"ls {case.weights}",
+        )
 
 
 def why_not(case: Case, settings: Settings, beside: Iterable[Case] = ()) -> tuple[str, bool]:

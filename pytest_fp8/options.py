@@ -1,31 +1,26 @@
-"""What the user asked for, read once into frozen settings. Precedence: option, environment, ini."""
+"""What the user asked for, read once into frozen settings. An option goes before its ini key."""
 
 from __future__ import annotations
 
+import argparse
 import os
-import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytest_fp8.ci import FALSE, refuse_in_ci
 from pytest_fp8.codes import R
-from pytest_fp8.errors import refuse, refuse_unknown
+from pytest_fp8.errors import refuse
 
 if TYPE_CHECKING:
     import pytest
 
-LEAST_PROCESSES = 2
-"""That an update may measure: the speedup of one process is no evidence (:data:`pytest_fp8.rules.change.RUNS_TO_FAIL`).
-Said when the run begins, not when it has measured for minutes."""
 LONGEST_REASON = 500
 """Characters of a stored reason."""
-TRUE = ("1", "true", "yes", "on")
-NO_OPTION = {"PYTEST_FP8_COMMIT", "PYTEST_FP8_ARM", "PYTEST_FP8_NOT_FROM"}
-"""The commit that a report names, and what arms are given."""
-MAY_BE_EMPTY = ("fp8_report_dir", "fp8_cache_dir")
-"""Folders that are given empty to have none, where an ini file names one."""
+FRESH_PAIRS = 4
+"""Fresh pairs of processes that an update measures for each case: the speedup of one process is no evidence
+(:data:`pytest_fp8.rules.change.RUNS_TO_FAIL`)."""
+OWN_VARIABLES = ("PYTEST_FP8_ARM", "PYTEST_FP8_NOT_FROM", "PYTEST_FP8_WATCH")
+"""What arms and watched scripts are given."""
 
 
 @dataclass(frozen=True)
@@ -36,84 +31,43 @@ class Settings:
     """The declared GPU, one of :data:`pytest_fp8.gpu.NAMES`, or ``auto``."""
     strict: bool = False
     """Whether INCONCLUSIVE, INVALID and NOT_EXERCISED fail."""
-    undecided: str = "fail"
-    """What a question without an answer does to a session on a declared GPU: ``fail`` or ``warn``."""
-    undecided_budget: int | None = None
-    """How many questions may end INCONCLUSIVE there; ``None``: :data:`pytest_fp8.rules.undecided.BUDGET`."""
     baseline_dir: Path = Path("baselines")
     """The folder of stored baselines; absolute once read."""
-    baselines_from: str = ""
-    """The git revision whose baselines are gated on; empty: those in the folder."""
     report_dir: Path | None = None
     """The folder for candidates and the report; ``None``: nothing is written."""
-    update: bool = False
-    """Whether what this run measures becomes the new baselines."""
     reason: str = ""
-    """Why the baselines change; stored with them."""
-    processes: int = 4
-    """Fresh pairs of processes that an update measures per case."""
-    base_python: str = ""
-    base_git: str = ""
-    """The interpreter and the revision of base, whose FP8 arm is timed beside head's; both empty: none is."""
-    weights: Mapping[str, str] = field(default_factory=dict)
-    """Model name -> local folder of weights."""
-    durations: bool = False
-    """Whether to say where the time of the arms went."""
-    cache_dir: Path | None = None
-    """The folder of compiled code; ``None``: torch's own."""
+    """Why the baselines change; stored with them. Empty: this run stores none."""
+    base: str = ""
+    """The revision of base, whose FP8 arm is timed beside head's; empty: none is."""
 
     @property
     def declared(self) -> bool:
         """Whether the user named the GPU that this run must use."""
         return self.gpu != "auto"
 
-
-@dataclass(frozen=True)
-class Option:
-    """One setting by its three names: option, environment variable and ini key."""
-
-    flag: str
-    """The option, e.g. ``--fp8-gpu``."""
-    help: str
-    metavar: str = ""
-    """How the help names its value; empty: it takes none."""
-
     @property
-    def dest(self) -> str:
-        """Its ini key, and its name in pytest's own namespace, e.g. ``fp8_gpu``."""
-        return self.flag.removeprefix("--").replace("-", "_")
-
-    @property
-    def environment(self) -> str:
-        """Its environment variable, e.g. ``PYTEST_FP8_GPU``: plain ``FP8_GPU`` could belong to another tool."""
-        return "PYTEST_" + self.dest.upper()
+    def update(self) -> bool:
+        """Whether what this run measures becomes the new baselines."""
+        return bool(self.reason)
 
 
-OPTIONS: tuple[Option, ...] = (
-    Option("--fp8-gpu", "the GPU this run must use: auto, h100, h200, hopper, b200, ... (default: auto)", "NAME"),
-    Option("--fp8-strict", "INCONCLUSIVE, INVALID and NOT_EXERCISED fail, and a session that skips all its FP8 tests"),
-    Option("--fp8-undecided", "a question without an answer, on a declared GPU: fail or warn (default: fail)", "WHAT"),
-    Option("--fp8-undecided-budget", "how many may be INCONCLUSIVE (default: 1 in 20, and 1 at least)", "N"),
-    Option("--fp8-baseline-dir", "folder of stored baselines (default: baselines, beside the ini file)", "DIR"),
-    Option("--fp8-baselines-from", "gate on the baselines of this git revision, not on those of the checkout", "REV"),
-    Option("--fp8-report-dir", "folder for this run's report and baseline candidates (default: none written)", "DIR"),
-    Option("--fp8-update-baselines", "store what this run measures as the new baselines; needs --fp8-reason"),
-    Option("--fp8-reason", "why the baselines change; stored with them", "TEXT"),
-    Option("--fp8-update-in-ci", "allow --fp8-update-baselines in CI: this job is there to update them"),
-    Option("--fp8-processes", "fresh pairs of processes that an update measures per case: 2 or more (default: 4)", "N"),
-    Option("--fp8-base-python", "time FP8 beside that of this interpreter: a loss of one per cent fails", "PYTHON"),
-    Option("--fp8-base-git", "time FP8 beside that of this commit: a loss of one per cent fails", "REV"),
-    Option("--fp8-durations", "say where the time of the arms went: builds by phase, and each question"),
-    Option("--fp8-cache-dir", "folder that keeps the arms' compiled code for later runs (default: torch's own)", "DIR"),
-    Option("--fp8-weights", "use a local folder of weights for a model: MODEL=DIR; may be repeated", "MODEL=DIR"),
-)
-
-
-NO_INI_KEY = (
-    *("fp8_update_baselines", "fp8_reason", "fp8_update_in_ci", "fp8_baselines_from"),
-    *("fp8_undecided", "fp8_undecided_budget", "fp8_base_python", "fp8_base_git"),
-)
-"""Settings of one run, which an ini file has no key for."""
+RENAMED = {
+    "--fp8-base-git": "--fp8-base=REV",
+    "--fp8-base-python": "pytest-fp8 compare --base-python PYTHON",
+    "--fp8-baseline-dir": "--fp8-baselines=DIR",
+    "--fp8-baselines-from": "--fp8-base=REV, which reads the stored baselines of that revision, too",
+    "--fp8-report-dir": "--fp8-report=DIR",
+    "--fp8-update-baselines": '--fp8-update="why they change"',
+    "--fp8-reason": '--fp8-update="why they change"',
+    "--fp8-update-in-ci": '--fp8-update="why they change", which CI may give as well',
+    "--fp8-processes": "--fp8-update a second time: each session is stored beside the earlier ones",
+    "--fp8-undecided": "--fp8-strict, or neither",
+    "--fp8-undecided-budget": "--fp8-strict, or neither",
+    "--fp8-durations": "--fp8-report=DIR: report.json and the page have them",
+    "--fp8-cache-dir": "the variables TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR",
+    "--fp8-weights": "weights= in the mark",
+}
+"""Options of earlier versions -> what does the same now."""
 
 MARKER = (
     "fp8(*, cases=[...], question=None, model='own', backend='torchao', recipe='tensorwise', options={}, "
@@ -125,161 +79,109 @@ MARKER = (
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Add every option and its ini key to pytest's parser."""
-    group = parser.getgroup("fp8", "FP8 training (pytest-fp8)")
-    for option in OPTIONS:
-        more: dict[str, Any] = {"dest": option.dest, "default": None, "help": option.help}
-        if not option.metavar:
-            group.addoption(option.flag, action="store_true", **more)
-        elif option.dest == "fp8_weights":
-            group.addoption(option.flag, action="append", metavar=option.metavar, **more)
-        else:
-            group.addoption(option.flag, metavar=option.metavar, **more)
-        if option.dest not in NO_INI_KEY:
-            parser.addini(option.dest, f"{option.help} (as {option.flag})", type=_ini_type(option), default="")
+    """Add every option, and the ini keys of those that belong to a project, to pytest's parser."""
+    add = parser.getgroup("fp8", "FP8 training (pytest-fp8)").addoption
+    add("--fp8-gpu", metavar="NAME", help="The GPU this run must use: auto, h100, h200, hopper, b200, ... (auto)")
+    add("--fp8-strict", action="store_true", help="Fail what has no answer, and a session that skips all its FP8 tests")
+    add("--fp8-base", metavar="REV", help="Time FP8 beside that of this commit: a loss of one per cent fails")
+    add("--fp8-update", metavar="REASON", help="Store what this run measures as the new baselines, and why")
+    add("--fp8-baselines", metavar="DIR", help="Folder of stored baselines (baselines, beside the ini file)")
+    add("--fp8-report", metavar="DIR", help="Folder for this run's report and candidates (none is written)")
+    parser.addini("fp8_strict", "Whether questions without an answer fail (as --fp8-strict)", type="bool")
+    parser.addini("fp8_baselines", "Folder of stored baselines (as --fp8-baselines)", type="string", default="")
+    parser.addini("fp8_report", "Folder for the report of each run (as --fp8-report)", type="string", default="")
+    for flag in RENAMED:
+        add(flag, action=_Renamed, nargs="?", dest="fp8_renamed", help=argparse.SUPPRESS)
 
 
-def _ini_type(option: Option) -> Any:
-    """What an ini file gives: in pytest 9's own table values have types."""
-    import pytest
+class _Renamed(argparse.Action):
+    """An option of an earlier version."""
 
-    if option.dest == "fp8_weights":
-        return "args"
-    if option.metavar == "N":
-        # Older ones have no such type, and no table with types either.
-        return "int" if pytest.version_tuple >= (8, 4) else "string"
-    return "string" if option.metavar else "bool"
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> NoReturn:
+        raise argparse.ArgumentError(self, f"is no option any more; instead: {RENAMED[str(option_string)]}")
 
 
 def read_settings(config: pytest.Config) -> Settings:
     """The settings of a session; raises :class:`SettingsError` for what cannot be honoured."""
     if not hasattr(config, "workerinput"):
-        # An xdist worker is given the options of its controller, which has checked them.
-        _warn_of_unknown_variables(config)
-    values = {option.dest: _value(config, option) for option in OPTIONS}
-    update = _truth(values["fp8_update_baselines"], "--fp8-update-baselines")
-    reason = _reason(config, str(values["fp8_reason"]).strip(), update)
-    for flag in ("--fp8-baselines-from", "--fp8-base-git", "--fp8-base-python"):
-        if update and (given := values[flag.removeprefix("--").replace("-", "_")]):
-            refuse(
-                R.OPTIONS_EXCLUDE,
-                f"--fp8-update-baselines and {flag} exclude each other",
-                expected="a run that updates the baselines, or one that is gated on something else",
-                seen=f"both, with {flag}={given}",
-            )
-    if update and not _truth(values["fp8_update_in_ci"], "--fp8-update-in-ci"):
-        refuse_in_ci(os.environ)
+        _require_no_variables()
+    reason, base = _reason(_given(config, "fp8_update")), _given(config, "fp8_base").strip()
+    if reason and base:
+        refuse(
+            R.OPTIONS_EXCLUDE,
+            "--fp8-update and --fp8-base exclude each other",
+            expected="a run that updates the baselines, or one that is gated on a base",
+            seen=f"both, with --fp8-base={base}",
+        )
+    report = _of_project(config, "fp8_report", may_be_empty=True)
     return Settings(
-        gpu=_declared(str(values["fp8_gpu"] or "auto")),
-        strict=_truth(values["fp8_strict"], "--fp8-strict"),
-        undecided=_undecided(str(values["fp8_undecided"] or Settings.undecided)),
-        undecided_budget=_count("--fp8-undecided-budget", values["fp8_undecided_budget"], None, least=0),
-        baseline_dir=_anchored(config, Path(str(values["fp8_baseline_dir"] or "baselines"))),
-        baselines_from=str(values["fp8_baselines_from"]).strip(),
-        report_dir=_anchored(config, Path(str(values["fp8_report_dir"]))) if values["fp8_report_dir"] else None,
-        update=update,
+        gpu=_declared(_given(config, "fp8_gpu") or "auto"),
+        strict=config.getoption("fp8_strict") or _of_ini(config, "fp8_strict"),
+        baseline_dir=Path(config.rootpath) / (_of_project(config, "fp8_baselines") or "baselines"),
+        report_dir=Path(config.rootpath) / report if report else None,
         reason=reason,
-        processes=_count(
-            "--fp8-processes",
-            values["fp8_processes"],
-            Settings.processes,
-            least=LEAST_PROCESSES,
-            cause="one process may be slow by chance, so an update stores no speedup of one",
-        ),
-        base_python=str(values["fp8_base_python"]).strip(),
-        base_git=str(values["fp8_base_git"]).strip(),
-        weights=_weights(values["fp8_weights"]),
-        durations=_truth(values["fp8_durations"], "--fp8-durations"),
-        cache_dir=_anchored(config, Path(str(values["fp8_cache_dir"]))) if values["fp8_cache_dir"] else None,
+        base=base,
     )
 
 
-def _warn_of_unknown_variables(config: pytest.Config) -> None:
-    """As pytest does of unknown keys in an ini file: a misspelt variable would change nothing without a word. Raises
-    :class:`SettingsError` where warnings are errors."""
-    known = {option.environment for option in OPTIONS}
-    for name in sorted({name for name in os.environ if name.startswith("PYTEST_FP8_")} - known - NO_OPTION):
-        import pytest
+def _require_no_variables() -> None:
+    """A variable that changes nothing without a word would be taken for a setting. Raises :class:`SettingsError`."""
+    for name in sorted(name for name in os.environ if name.startswith("PYTEST_FP8_")):
+        if not name.startswith(OWN_VARIABLES):
+            refuse(
+                R.UNKNOWN_NAME,
+                f"the variable {name} is set, and pytest-fp8 reads no settings from variables",
+                expected="options, ini keys, or PYTEST_ADDOPTS, which is pytest's own",
+                seen=f"{name}={os.environ[name]!a}",
+                next_step='PYTEST_ADDOPTS="--fp8-gpu=h100", and unset the variable',
+            )
 
-        try:
-            config.issue_config_time_warning(pytest.PytestConfigWarning(f"Unknown environment variable: {name}"), 2)
-        except pytest.PytestConfigWarning:
-            refuse_unknown(R.UNKNOWN_NAME, f"{name} is no option's environment variable", name, known)
 
-
-def _reason(config: pytest.Config, reason: str, update: bool) -> str:
-    """The reason as it can be stored; raises :class:`SettingsError`. One in the environment may be for other jobs."""
-    if update and not reason:
+def _given(config: pytest.Config, name: str, may_be_empty: bool = False) -> str:
+    """The value of an option; empty where it was not given. One that is given and empty is a variable that nobody set:
+    with it a gate would ask nothing."""
+    value: str | None = config.getoption(name)
+    if value is not None and not value.strip() and not may_be_empty:
+        flag = f"--{name.replace('_', '-')}"
         refuse(
-            R.NO_REASON,
-            "--fp8-update-baselines needs a reason",
-            expected='--fp8-reason "why the stored numbers change"',
-            seen="no reason",
-            cause="a baseline without a reason cannot be reviewed",
-            next_step='pytest --fp8-gpu=h200 --fp8-update-baselines --fp8-reason "torch 2.13"',
+            R.EMPTY_OPTION,
+            f"{flag} is given and empty",
+            expected=f"{flag}=VALUE, or nothing at all",
+            seen=f"{flag}=, without a value",
+            cause=f"a variable that is not set, as in {flag}=$NAME",
+            next_step="set the variable, or leave the option out",
         )
-    if reason and not update and config.getoption("fp8_reason"):
-        refuse(
-            R.OPTIONS_EXCLUDE,
-            "--fp8-reason stores nothing without --fp8-update-baselines",
-            expected="both, or neither",
-            seen="a reason alone",
-            next_step="add --fp8-update-baselines, or leave the reason out",
-        )
+    return value or ""
+
+
+def _of_project(config: pytest.Config, name: str, may_be_empty: bool = False) -> str:
+    """A folder that an option or the ini file names. ``may_be_empty``: an option without a value means none, where the
+    ini file names one."""
+    given = _given(config, name, may_be_empty)
+    return given if config.getoption(name) is not None else str(_of_ini(config, name))
+
+
+def _of_ini(config: pytest.Config, name: str) -> Any:
+    import pytest
+
+    try:
+        return config.getini(name)
+    except (TypeError, ValueError, pytest.UsageError) as error:
+        expected = "true or false" if name == "fp8_strict" else "a folder"
+        refuse(R.BAD_VALUE, f"{name} in the ini file", expected=expected, seen=str(error))
+
+
+def _reason(reason: str) -> str:
+    """The reason as it can be stored; raises :class:`SettingsError`."""
+    reason = reason.strip()
     if len(reason) > LONGEST_REASON or not reason.isprintable():
         refuse(
             R.BAD_VALUE,
-            "--fp8-reason cannot be stored",
+            "--fp8-update has a reason that cannot be stored",
             expected=f"one line of printable text, at most {LONGEST_REASON} characters",
             seen=f"{len(reason)} characters: {reason[:60]!a}",
         )
     return reason
-
-
-def _value(config: pytest.Config, option: Option) -> Any:
-    """What was given. Precedence: option, environment, ini. An empty one of the first two is a variable that nobody
-    set: with it a gate would ask nothing."""
-    given = config.getoption(option.dest)
-    if given in (None, [], False):
-        if option.environment not in os.environ:
-            return _of_ini(config, option)
-        given = os.environ[option.environment]
-    for text in given if isinstance(given, list) else [given]:
-        if option.dest not in MAY_BE_EMPTY and not str(text).strip():
-            refuse(
-                R.EMPTY_OPTION,
-                f"{option.flag} is given and empty",
-                expected=f"{option.flag}={option.metavar}, or nothing at all" if option.metavar else "true or false",
-                seen=f"{option.flag}= or {option.environment}=, without a value",
-                cause=f"a variable that is not set, as in {option.flag}=$NAME",
-                next_step="set the variable, or leave the option out",
-            )
-    return given
-
-
-def _of_ini(config: pytest.Config, option: Option) -> Any:
-    import pytest
-
-    if option.dest in NO_INI_KEY:
-        return ""
-    try:
-        return config.getini(option.dest)
-    except (TypeError, ValueError, pytest.UsageError) as error:
-        refuse(
-            R.BAD_VALUE,
-            f"{option.dest} in the ini file",
-            expected={"": "true or false", "N": "a whole number"}.get(option.metavar, option.metavar),
-            seen=str(error),
-        )
-
-
-def _truth(value: Any, flag: str) -> bool:
-    if isinstance(value, bool):
-        return value
-    text = str(value).strip().lower()
-    if text not in TRUE + FALSE:
-        refuse(R.BAD_VALUE, f"{flag} in the ini file or the environment", expected="true or false", seen=repr(value))
-    return text in TRUE
 
 
 def _declared(name: str) -> str:
@@ -288,62 +190,3 @@ def _declared(name: str) -> str:
     from pytest_fp8 import gpu
 
     return gpu.known(name)
-
-
-N = TypeVar("N", int, None)
-
-
-def _count(flag: str, value: Any, default: N, least: int, cause: str = "") -> int | N:
-    """``cause``: why no fewer, where that is not plain."""
-    text = str(value).strip()
-    if not text:
-        return default
-    if not text.isdecimal() or len(text) > 6 or int(text) < least:
-        refuse(
-            R.BAD_VALUE,
-            flag,
-            expected=f"a whole number from {least}, of at most 6 digits",
-            seen=repr(value)[:80],
-            cause=cause,
-        )
-    return int(text)
-
-
-def _undecided(text: str) -> str:
-    if text not in ("fail", "warn"):
-        refuse(R.BAD_VALUE, "--fp8-undecided", expected="fail or warn", seen=repr(text))
-    return text
-
-
-def _anchored(config: pytest.Config, path: Path) -> Path:
-    return path if path.is_absolute() else Path(config.rootpath) / path
-
-
-def _weights(given: Any) -> dict[str, str]:
-    """``--fp8-weights``: model name -> folder, from words ``MODEL=DIR``. Raises :class:`SettingsError`."""
-    if not given:
-        return {}
-    from pytest_fp8.zoo.shapes import SHAPES
-
-    entries = shlex.split(given) if isinstance(given, str) else list(given)
-    folders: dict[str, str] = {}
-    for entry in entries:
-        model, separator, folder = entry.partition("=")
-        if not separator or model not in SHAPES:
-            refuse(
-                R.BAD_VALUE,
-                f"--fp8-weights {entry}",
-                expected=f"MODEL=DIR with MODEL one of {', '.join(SHAPES)}",
-                seen=entry,
-            )
-        if not (Path(folder) / "config.json").is_file():
-            refuse(
-                R.NO_WEIGHTS,
-                f"--fp8-weights {entry}: that is not a folder of weights",
-                expected="a folder with config.json and *.safetensors, as transformers saves them",
-                seen=f"no {Path(folder) / 'config.json'}",
-                cause="a misspelt path, or a folder that holds another format",
-                next_step=f"ls {folder}",
-            )
-        folders[model] = str(Path(folder).resolve())
-    return folders

@@ -15,7 +15,7 @@ from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.case import OWN, Case, field_value
 from pytest_fp8.codes import R
 from pytest_fp8.errors import Fp8Error
-from pytest_fp8.options import Settings
+from pytest_fp8.options import FRESH_PAIRS, Settings
 from pytest_fp8.questions.again import look_again
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
@@ -78,7 +78,7 @@ class Fp8Pair:
         self.case: Case = arms.case
         self.baseline = baseline
         self._arms, self._settings, self._ledger = arms, settings, ledger
-        pairs = settings.processes if settings.update else None
+        pairs = FRESH_PAIRS if settings.update else None
         speed = SpeedQuestion(arms, gated, self._history, components, baseline_file, gated_cases, pairs)
         self._speed_question = speed
         self._compare_with_base = compare_with_base

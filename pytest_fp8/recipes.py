@@ -107,8 +107,6 @@ class BackendFacts:
     """It puts modules of its own in the place of whole blocks, or computes in functions without modules. Calls,
     products, operators, waits and random numbers are then others by design. What enters, weights, optimizer, switches
     and the numbers of backward passes and optimizer steps are compared."""
-    uncompiled_over_compiled: float = 2.0
-    """Memory of an uncompiled step over a compiled one, beside what is resident; measured: docs/findings.md."""
 
     def available(self) -> tuple[bool, str]:
         """(the required packages are installed and recent enough, their versions or what is wrong), without importing

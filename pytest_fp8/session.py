@@ -59,21 +59,16 @@ class Session:
         self._held = ExitStack()
 
     def start(self, runs: bool) -> None:
-        """Take what the session needs (:mod:`pytest_fp8.session_start`); see that there are baselines at the revision
-        that they are to be read from. ``runs``: tests are not only collected. Raises :class:`Fp8Error`."""
+        """Take what the session needs (:mod:`pytest_fp8.session_start`). ``runs``: tests are not only collected. Raises
+        :class:`Fp8Error`."""
         from pytest_fp8.session_start import prepare
 
-        if self.settings.baselines_from:
-            self.source().check()
         self.base_commit = prepare(self.settings, self.root, self._held, runs and not self.is_worker, runs)
 
     def selected(self, asked: list[tuple[Case, str | None, str]], whole: bool, paired: list[Case]) -> None:
         """Note the collected tests: (case, question, test id) each. Question ``None``: the marks name none, so the test
         may ask any. ``whole``: nothing was left out by a path. ``paired``: the cases of tests that take both arms.
         Raises ``pytest.UsageError``."""
-        from dataclasses import replace
-
-        from pytest_fp8.case import OWN
         from pytest_fp8.errors import SettingsError
         from pytest_fp8.markers import one_of_each, require_one_folder
 
@@ -89,10 +84,7 @@ class Session:
         self.ledger.partial |= not whole
         for case in self.upcoming:
             if case.needs_gpu and case.backend != "bf16":
-                # A baseline measured with local weights belongs to the suite in a run without them, and the reverse.
-                weights = (None,) if case.model == OWN else (None, "a folder")
-                names = {replace(case, weights=each).id for each in weights}
-                self.ledger.collected = sorted({*self.ledger.collected, *names})
+                self.ledger.collected = sorted({*self.ledger.collected, case.id})
 
     def pair(self, case: Case, workload: Workload | None, test: str) -> Fp8Pair:
         """The pair of a case, its arms alive. A workload that differs in anything is another pair; so is a mark that
@@ -184,13 +176,13 @@ class Session:
     def _base_of(self, case: Case, shipped: str | None, model: str) -> Callable[[], Comparison] | None:
         """What times base's FP8 arm beside this session's; ``None`` where no base was named."""
         settings = self.settings
-        if not (settings.base_python or settings.base_git) or settings.update or not case.needs_gpu:
+        if not settings.base or not case.needs_gpu:
             return None
         from pytest_fp8.compare.gate import BaseGate
         from pytest_fp8.compare.session import Model, Side
 
         if self._base is None:
-            self._base = BaseGate(Side(settings.base_python, self.base_commit), self.root, self.pool, self._held)
+            self._base = BaseGate(Side("", self.base_commit), self.root, self.pool, self._held)
         gate = self._base
         return lambda: gate.compare(case, Model(shipped, model), self.gated_cases)
 
@@ -256,10 +248,18 @@ class Session:
         self.endings.give_back()
 
     def source(self) -> Source:
-        """Where this session reads its baselines."""
+        """Where this session reads its baselines: with a base as they are at that commit, which the change under test
+        cannot edit. Where base has none in this folder, or the folder lies in no repository, those of the folder."""
         from pytest_fp8.baselines.source import source_of
 
-        return source_of(self.settings.baseline_dir, self.settings.baselines_from)
+        return source_of(self.settings.baseline_dir, self.base_commit)
+
+    @property
+    def at_base(self) -> bool:
+        """Whether the baselines are read at base's commit."""
+        from pytest_fp8.baselines.source import Revision
+
+        return isinstance(self.source(), Revision)
 
     @property
     def gpu_key(self) -> str:

@@ -28,7 +28,7 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
             f"{R.NOTHING_RAN}: no FP8 test ran under --fp8-strict: {'; '.join(ledger.not_run)}. "
             "A gate that ran nothing is not green."
         )
-    elif ran and (settings.base_git or settings.base_python):
+    elif ran and settings.base:
         _note_base(session)
     if settings.declared and ledger.ran_on_gpu:
         _note_unanswered(session)
@@ -54,10 +54,10 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
     elif settings.declared and ran and ledger.ran_on_gpu:
         _note_baselines(session)
     default = session.root / Settings.baseline_dir
-    named = settings.baseline_dir != default and not settings.baselines_from
+    named = settings.baseline_dir != default and not session.at_base
     if ran and asked and named and not settings.baseline_dir.is_dir():
         session.notes.append(
-            f"{R.NO_BASELINES}: --fp8-baseline-dir names {settings.baseline_dir}, and there is no such folder: nothing "
+            f"{R.NO_BASELINES}: --fp8-baselines names {settings.baseline_dir}, and there is no such folder: nothing "
             "was compared with a stored baseline"
         )
     from pytest_fp8.report.known import swallowed
@@ -78,14 +78,15 @@ def _note_base(session: Session) -> None:
     settings, ledger = session.settings, session.ledger
     answers = (each for entry in ledger.entries.values() for each in entry.decisions.values())
     if not any(each["numbers"].get("base") for each in answers):
-        base = settings.base_git or settings.base_python
         why = "no test that ran asked assert_speedup(), or it had no answer"
         why = why if ledger.ran_on_gpu else "no FP8 test ran on a GPU"
         # Only under --fp8-strict, and where a GPU answered: a job's environment may name a base for steps of all kinds.
         said = session.problems if settings.strict and ledger.ran_on_gpu else session.notes
-        said.append(f"{R.BASE_NOT_TIMED}: nothing was timed beside the base {base}: {why}")
-    elif settings.base_git:
-        session.notes.append(f"timed beside the base {settings.base_git}: commit {session.base_commit[:12]}")
+        said.append(f"{R.BASE_NOT_TIMED}: nothing was timed beside the base {settings.base}: {why}")
+    else:
+        stored = "its own" if session.at_base else f"those in {settings.baseline_dir.name}, since it has none there"
+        commit = session.base_commit[:12]
+        session.notes.append(f"timed beside the base {settings.base}: commit {commit}; stored baselines: {stored}")
 
 
 def _note_unanswered(session: Session) -> None:
@@ -95,14 +96,12 @@ def _note_unanswered(session: Session) -> None:
     settings = session.settings
     found = unanswered(
         session.ledger.answers(),
-        gpu=session.gpu_key + (f" at git revision {settings.baselines_from}" if settings.baselines_from else ""),
-        fails=settings.undecided == "fail" and not settings.strict,
-        budget=settings.undecided_budget,
-        # Whoever names a revision means its baselines.
-        in_ci=bool(ci_variable(os.environ) or settings.baselines_from),
-        first_steps=f'store them (pytest --fp8-gpu={settings.gpu} --fp8-update-baselines --fp8-reason "first"), '
-        "promote what such a run wrote elsewhere (--fp8-baseline-dir FOLDER; pytest-fp8 baselines promote FOLDER "
-        '--reason "first"), or compare with a base and need none (--fp8-base-git=main)',
+        gpu=session.gpu_key + (f" at base {settings.base}" if session.at_base else ""),
+        fails=not settings.strict,
+        in_ci=bool(ci_variable(os.environ)),
+        first_steps=f'store them (pytest --fp8-gpu={settings.gpu} --fp8-update="first"), '
+        "promote what such a run wrote elsewhere (--fp8-baselines FOLDER; pytest-fp8 baselines promote FOLDER "
+        '--reason "first"), or compare with a base and need none (--fp8-base=main)',
     )
     session.problems += found.problems
     session.notes += found.notes
@@ -118,12 +117,12 @@ def _update(session: Session, origin: dict[str, Any], whole: bool) -> None:
     session.notes += done.notes
     if done.written and not origin["commit"]:
         session.notes.append(
-            "the sessions that were stored name no commit: git tells of none here (git status says why); "
-            "PYTEST_FP8_COMMIT=REVISION names it"
+            "the sessions that were stored name no commit: git tells of none here (git status says why), and no "
+            "variable of a job, GITHUB_SHA or CI_COMMIT_SHA"
         )
     if whole and not (done.written or session.problems):
         reasons = "; ".join(session.ledger.not_run) or "no test asked a question whose figures a baseline holds"
-        said = f"--fp8-update-baselines was given and nothing was stored: {reasons}"
+        said = f"--fp8-update was given and nothing was stored: {reasons}"
         session.problems.append(f"{R.NOTHING_STORED}: {said}")
 
 

@@ -13,7 +13,7 @@ from pytest_fp8.options import Settings
 
 def prepare(settings: Settings, root: Path, held: ExitStack, writes: bool, runs: bool) -> str:
     """See that the base of the project at ``root`` is there and the report can be written, take the baselines' lock
-    where they are updated, and name the folder of compiled code; ``held`` gives both back. ``writes``: whether this
+    where they are updated, which ``held`` gives back. ``writes``: whether this
     process runs tests and writes what they found. ``runs``: whether it, or a worker of pytest-xdist, runs them.
 
     Gives base's commit, empty without one: what its name means may change while tests run.
@@ -21,22 +21,13 @@ def prepare(settings: Settings, root: Path, held: ExitStack, writes: bool, runs:
     Raises :class:`SettingsError` and :class:`BaselineError`.
     """
     base = ""
-    if runs and settings.base_git:
+    if runs and settings.base:
         from pytest_fp8.arms.environment import commit_of
 
-        base = commit_of(settings.base_git, root)
-    if writes and settings.base_python:
-        from pytest_fp8.arms.environment import require_python
-
-        require_python(settings.base_python)
+        base = commit_of(settings.base, root)
     if settings.report_dir is not None and writes:
         _require_apart(settings.report_dir, settings.baseline_dir)
         require_writable(settings.report_dir)
-    if settings.cache_dir is not None:
-        require_writable(settings.cache_dir, "compiled code", "fp8-cache-dir")
-        from pytest_fp8.arms.env import compiled_code_in
-
-        held.enter_context(compiled_code_in(settings.cache_dir))
     if settings.update and writes:
         from pytest_fp8.baselines.atomic import updating
 
@@ -52,8 +43,8 @@ def _require_apart(report: Path, baselines: Path) -> None:
             "the report is to be written into the folder of the baselines",
             expected="folders of their own: what is below the baselines' folder is read as baselines, and a report's "
             "candidates are replaced by the next session's",
-            seen=f"--fp8-report-dir={report}, and baselines in {baselines}",
-            next_step="--fp8-report-dir=fp8-report",
+            seen=f"--fp8-report={report}, and baselines in {baselines}",
+            next_step="--fp8-report=fp8-report",
         )
 
 
@@ -67,9 +58,8 @@ def require_writable(folder: Path, what: str = "the report", option: str = "fp8-
     except OSError as error:
         refuse(
             R.NOT_WRITABLE,
-            f"{what} cannot be written to {folder}",
+            f"the report cannot be written to {folder}",
             expected="a folder that exists or can be made, and in which files can be made",
             seen=f"{type(error).__name__}: {error}",
-            next_step=f"another folder: --{option}=DIR, {option.replace('-', '_')} in the ini file, or "
-            f"PYTEST_{option.replace('-', '_').upper()}",
+            next_step="another folder: --fp8-report=DIR, or fp8_report in the ini file",
         )

@@ -38,7 +38,7 @@ class ControlRunner:
     process that disturbs it."""
 
     def __init__(self, settings: Settings, pool: Callable[[], ArmPool], gpu: str = "none") -> None:
-        self._settings = replace(settings, update=False, report_dir=None, strict=False)
+        self._settings = replace(settings, reason="", report_dir=None, strict=False)
         self._pool, self._gpu = pool, gpu
 
     def run(self, control: type[Control]) -> Outcome:
@@ -69,7 +69,7 @@ class ControlRunner:
         return Fp8Pair(arms, self._settings, Ledger(), baseline, "", digest, self._gpu)
 
     def _source(self) -> Source:
-        return source_of(self._settings.baseline_dir, self._settings.baselines_from)
+        return source_of(self._settings.baseline_dir)
 
 
 def _look(pair: Fp8Pair, outcome: Outcome) -> Seen:

@@ -160,7 +160,7 @@ def _the_repositorys_report_is_left_alone():
     What the test makes up must not replace what the suite measured."""
     before = _own_report()
     yield
-    assert _own_report() == before, "this test writes the repository's own report: give its session --fp8-report-dir="
+    assert _own_report() == before, "this test writes the repository's own report: give its session --fp8-report="
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def test_a_baseline_of_another_gpu_is_never_compared_with(stored):
     os.rename(baseline_path(stored, "h200", GOOD.case), baseline_path(stored, "h100", GOOD.case))
     with pytest.raises(BaselineError, match="another GPU") as error:
         read(stored, gpu="h100")
-    assert f"pytest-fp8 suites -k {GOOD.case} --fp8-gpu=h100 --fp8-update-baselines" in error.value.next_step
+    assert f"pytest-fp8 suites -k {GOOD.case} --fp8-gpu=h100 --fp8-update" in error.value.next_step
 
 
 def test_a_case_of_ones_own_is_measured_by_pytest(tmp_path):
@@ -31,7 +31,7 @@ def test_a_case_of_ones_own_is_measured_by_pytest(tmp_path):
     os.rename(baseline_path(tmp_path, "h200", own.case), baseline_path(tmp_path, "h100", own.case))
     with pytest.raises(BaselineError) as error:
         read_baseline(tmp_path, "h100", own.case, own.case_hash)
-    assert f": pytest -k {own.case} --fp8-gpu=h100 --fp8-update-baselines" in error.value.next_step
+    assert f": pytest -k {own.case} --fp8-gpu=h100 --fp8-update" in error.value.next_step
 
 
 def test_a_candidate_that_was_not_fit_to_be_stored_is_never_compared_with(tmp_path):
@@ -64,7 +64,7 @@ def test_an_emulated_case_is_measured_again_without_a_declared_gpu(tmp_path):
     with pytest.raises(BaselineError) as error:
         read_baseline(tmp_path, "emulated", GOOD.case, "def")
     assert "--fp8-gpu" not in str(error.value)
-    assert f"-k {GOOD.case} --fp8-update-baselines" in str(error.value)
+    assert f"-k {GOOD.case} --fp8-update" in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/b", "", ".hidden", "x\n"])

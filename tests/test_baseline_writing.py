@@ -69,6 +69,6 @@ def test_an_updater_that_was_killed_leaves_no_lock(tmp_path):
 
 def test_a_second_update_run_is_a_usage_error_at_its_start(pytester):
     with updating(pytester.path / "baselines"):
-        result = pytester.runpytest("--fp8-update-baselines", "--fp8-reason=x")
+        result = pytester.runpytest("--fp8-update=x")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*another run is updating the baselines*"])

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from pytest_fp8.arms import env as arm_environment
-from pytest_fp8.arms.env import arm_env, compiled_code_in
+from pytest_fp8.arms.env import arm_env
 from pytest_fp8.arms.scratch import session_folder
 
 VARIABLES = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
@@ -56,10 +56,3 @@ def test_where_it_is_there_already_it_is_read(torch_in, tmp_path):
 def test_a_users_own_folder_for_it_stays(torch_in, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", "/mine")
     assert told(tmp_path) == ["1", "/mine"]
-
-
-def test_a_folder_that_keeps_compiled_code_keeps_this_too(torch_in, tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    with compiled_code_in(tmp_path / "kept"):
-        assert told(tmp_path) == ["", str(tmp_path / "kept" / "bytecode")]
-    assert [os.environ.get(name) for name in VARIABLES] == ["1", None]

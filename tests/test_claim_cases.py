@@ -52,16 +52,16 @@ def test_each_case_is_measured_where_its_figures_belong():
     tensorwise = Case("1b", "torchao", "tensorwise")
     both = measure([CASE.id, tensorwise.id], "h200", "why")
     suite, here = both.split(" && ")
-    assert suite.startswith(f'pytest suites -k "[{tensorwise.id}]" --fp8-gpu=h200 --fp8-update-baselines')
-    assert here.startswith(f"pytest benchmarks/claims/test_measure.py --fp8-baseline-dir {MEASURED} -k")
-    assert f'-k "[{CASE.id}]" --fp8-gpu=h200 --fp8-update-baselines --fp8-reason "why"' in here
+    assert suite.startswith(f'pytest suites -k "[{tensorwise.id}]" --fp8-gpu=h200 --fp8-update')
+    assert here.startswith(f"pytest benchmarks/claims/test_measure.py --fp8-baselines {MEASURED} -k")
+    assert f'-k "[{CASE.id}]" --fp8-gpu=h200 --fp8-update="why"' in here
 
 
 def test_an_update_of_the_measuring_tests_stores_the_figures_beside_the_claims(pytester, monkeypatch):
     install(monkeypatch, H200)
     pytester.makepyfile((ROOT / "benchmarks/claims/test_measure.py").read_text())
-    where = ("--fp8-baseline-dir", "benchmarks/claims/measured", "--fp8-gpu=h200")
-    result = pytester.runpytest("-k", f"[{CASE.id}]", *where, "--fp8-update-baselines", "--fp8-reason=torch 2.13")
+    where = ("--fp8-baselines", "benchmarks/claims/measured", "--fp8-gpu=h200")
+    result = pytester.runpytest("-k", f"[{CASE.id}]", *where, "--fp8-update=torch 2.13")
     result.assert_outcomes(passed=5)
     stored = stored_on("h200", [pytester.path / "benchmarks/claims/measured"])
     assert stored[CASE.id].values("speedup")

@@ -232,7 +232,7 @@ def test_a_session_whose_arms_turn_out_crowded_answers_all_the_same(pytester, mo
     pytester.makepyfile(SUITE)
     beside_another(monkeypatch, world, operation, lambda process: process.is_fp8)
     chosen = {"numerics": "test_numerics", "curve": "test_loss", "memory": "test_memory"}.get(operation, "test_layers")
-    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-undecided=warn", *(["-k", chosen] if one_by_one else []))
+    result = pytester.runpytest("--fp8-gpu=h200", *(["-k", chosen] if one_by_one else []))
     assert result.parseoutcomes().get("failed", 0) == result.parseoutcomes().get("errors", 0) == 0
     assert result.ret == 0
     result.stdout.fnmatch_lines(

@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 
 from pytest_fp8 import Case, Fp8Pair, Workload
-from pytest_fp8.baselines.provenance import COMMIT_VARIABLE
 from pytest_fp8.cli import main, parser
 from pytest_fp8.markers import ARGUMENTS, DEFAULTS
-from pytest_fp8.options import NO_INI_KEY, OPTIONS
+from pytest_fp8.options import RENAMED, add_options
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path.name: path for path in sorted((ROOT / "docs").glob("*.md"))}
@@ -108,9 +107,17 @@ def anchors(path):
 # -- commands -----------------------------------------------------------------------------------------------------
 
 
+def options():
+    """pytest's parser with this plugin's options alone, and their flags."""
+    parser = pytest.Parser(_ispytest=True)
+    add_options(parser)
+    [group] = [group for group in parser._groups if group.name == "fp8"]
+    return parser, [flag for option in group.options for flag in option.names() if flag not in RENAMED]
+
+
 @pytest.mark.parametrize("words", [*every_command("pytest"), *every_command("pytest-fp8", "suites")])
 def test_pytest_takes_the_options_shown(words):
-    known = {option.flag for option in OPTIONS}
+    known = set(options()[1])
     for word in words[1:]:
         flag = word.partition("=")[0]
         assert not flag.startswith("--fp8") or flag in known
@@ -167,7 +174,8 @@ def test_continuous_integration_calls_the_commands_of_the_readme():
 @every_text
 def test_settings_and_methods_named_exist(name):
     text = TEXTS[name].read_text()
-    assert set(re.findall(r"PYTEST_FP8_\w+", text)) <= {option.environment for option in OPTIONS} | {COMMIT_VARIABLE}
+    assert not re.findall(r"PYTEST_FP8_\w+", text), "no setting is read from a variable"
+    assert not set(re.findall(r"--fp8-[\w-]+", text)) & set(RENAMED)
     for method in re.findall(r"\bassert_\w+(?=\()", text):
         assert hasattr(Fp8Pair, method), method
     for arguments in re.findall(r"Workload\((\w+)=", text):
@@ -175,11 +183,13 @@ def test_settings_and_methods_named_exist(name):
 
 
 def test_the_options_page_lists_every_option():
+    """Those of the help, each with its ini key or none."""
+    parser, flags = options()
     page = PAGES["options.md"].read_text()
-    for option in OPTIONS:
-        flag = f"{option.flag} {option.metavar}".strip()
-        ini = "-" if option.dest in NO_INI_KEY else f"`{option.dest}`"
-        assert f"| `{flag}` | {ini} | `{option.environment}` |" in page
+    assert re.findall(r"^\| `(--fp8-[a-z]+)\S*` \| (\S+) \|", page, re.M) == [
+        (flag, f"`{key}`" if (key := flag.removeprefix("--").replace("-", "_")) in parser._inidict else "-")
+        for flag in flags
+    ]
 
 
 def test_the_options_page_lists_every_argument_of_the_mark_with_its_default():

@@ -1,4 +1,4 @@
-"""Where the time of the arms went: by arm, operation and phase of the builds; and the share that answered questions."""
+"""Where the time of the arms went: by arm, operation and phase of the builds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 
 from helpers.fakes import H100, SUITE, FakeProcess, install
-from pytest_fp8.report.durations import added, duration_lines, shares
+from pytest_fp8.report.durations import added
 
 ONE = {
     "elapsed": 100.0,
@@ -16,32 +16,15 @@ ONE = {
 }
 
 
-def test_shares_are_of_the_time_since_the_first_arm_was_started():
-    assert shares(ONE) == (0.4, 0.5)
-    assert shares({**ONE, "elapsed": 50.0}) == (40 / 90, 50 / 90), "arms that work side by side"
-
-
-def test_each_arm_has_a_row():
-    first, *rows = duration_lines(ONE)
-    assert first == "arms: 100 s since the first was started: 40% answering questions, 50% being built, 10% neither"
-    [bf16] = [row for row in rows if "8b-bf16" in row]
-    assert " ".join(bf16.split()) == "8b-bf16 2 30.0 s first step 14.0 s, imports 5.0 s blocks 20.0 s"
-
-
-def test_without_arms_nothing_is_said():
-    assert duration_lines({}) == []
-    assert duration_lines({"elapsed": 0.0, "waited": {}, "builds": {}}) == []
-
-
 def test_workers_are_added():
     both = added(added({}, ONE), ONE)
-    assert shares(both) == shares(ONE)
+    assert both["elapsed"] == 2 * ONE["elapsed"]
     assert len(both["builds"]["8b-bf16"]) == 4
     assert ONE["waited"]["8b-bf16"]["build"] == 30.0, "what a worker sent is left as it is"
 
 
 @pytest.mark.oldest
-def test_the_option_prints_them_and_the_report_has_them_always(pytester, monkeypatch):
+def test_the_report_has_them(pytester, monkeypatch):
     install(monkeypatch, H100)
     real = FakeProcess.receive
 
@@ -51,13 +34,10 @@ def test_the_option_prints_them_and_the_report_has_them_always(pytester, monkeyp
 
     monkeypatch.setattr(FakeProcess, "receive", receive)
     pytester.makepyfile(SUITE)
-    without = pytester.runpytest("--fp8-gpu=h100", "--fp8-undecided=warn", "--fp8-report-dir=out")
-    assert "answering questions" not in without.stdout.str()
+    pytester.runpytest("--fp8-gpu=h100", "--fp8-report=out")
     told = json.loads((pytester.path / "out/report.json").read_text())["durations"]
     assert told["builds"]["tiny-torchao-rowwise"] == [{"first step": 2.0}]
     assert {"build", "blocks", "layers"} <= set(told["waited"]["tiny-bf16"])
-    with_it = pytester.runpytest("--fp8-gpu=h100", "--fp8-undecided=warn", "--fp8-durations")
-    with_it.stdout.fnmatch_lines(["arms: * s since the first was started: *", "*tiny-bf16 *1 *first step 2.0 s*"])
 
 
 SO_FAR = """
@@ -79,7 +59,7 @@ def test_the_report_has_them_after_the_first_test(pytester, monkeypatch):
     install(monkeypatch, H100)
     pytester.makeconftest(SO_FAR)
     pytester.makepyfile(SUITE)
-    pytester.runpytest("--fp8-gpu=h100", "--fp8-undecided=warn", "--fp8-report-dir=out")
+    pytester.runpytest("--fp8-gpu=h100", "--fp8-report=out")
     told = json.loads((pytester.path / "so far").read_text())
     assert "build" in told["durations"]["waited"]["tiny-bf16"]
     assert len(told["entries"]) < len(json.loads((pytester.path / "out/report.json").read_text())["entries"])

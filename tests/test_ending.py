@@ -49,7 +49,7 @@ def started(pytester, temporary, *options):
     """A session that is in the middle of its second test, and the pids of its arms."""
     pytester.makepyfile(SUITE)
     env = {**os.environ, "TMPDIR": temporary}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--fp8-report-dir=out", *options]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--fp8-report=out", *options]
     session = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True)
     deadline = time.monotonic() + 120
     while not (pytester.path / "there").exists() and session.poll() is None and time.monotonic() < deadline:

@@ -160,7 +160,7 @@ def test_a_failed_line_begins_with_the_headline(failing):
 
 
 def test_a_run_writes_them_all(failing):
-    failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", "--junit-xml=junit.xml")
+    failing.runpytest("--fp8-gpu=h200", "--fp8-report=out", "--junit-xml=junit.xml")
     assert {"report.json", "summary.md", "bencher.json"} <= {path.name for path in Path("out").iterdir()}
     text = Path("junit.xml").read_text()
     assert '<property name="fp8_speedup" value="0.8' in text
@@ -177,7 +177,7 @@ def test_files_of_others_stay_where_a_report_is_written(failing):
     (failing.path / "out/candidates/h100").symlink_to(store.parent)
     (failing.path / "out/index.html").write_text("mine")
     for _ in range(2):
-        failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
+        failing.runpytest("--fp8-gpu=h200", "--fp8-report=out")
         assert mine.read_text() == "{}"
         assert store.exists()
         assert (failing.path / "out/report.json").exists()
@@ -186,10 +186,10 @@ def test_files_of_others_stay_where_a_report_is_written(failing):
 
 
 def test_a_folder_in_a_file_s_place_ends_no_session_by_its_own_error(failing):
-    failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
+    failing.runpytest("--fp8-gpu=h200", "--fp8-report=out")
     (failing.path / "out/summary.md").unlink()
     (failing.path / "out/summary.md").mkdir()
-    result = failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
+    result = failing.runpytest("--fp8-gpu=h200", "--fp8-report=out")
     result.stdout.fnmatch_lines(["*not all of the report was written: could not write *summary.md: Is a directory"])
 
 
@@ -218,26 +218,26 @@ def test_a_test_that_fails_as_expected_has_its_verdict_for_other_tools(pytester,
 
 
 def test_a_session_without_an_answer_leaves_no_earlier_report(failing, monkeypatch):
-    failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
+    failing.runpytest("--fp8-gpu=h200", "--fp8-report=out")
     left = failing.path / "out"
     (left / "notes.txt").write_text("mine")
     assert (left / "candidates").exists()
     for other in (["--markers"], ["--collect-only"], ["nowhere.py"], ["-p", "no:fp8", "--version"]):
-        failing.runpytest("--fp8-report-dir=out", *other)
+        failing.runpytest("--fp8-report=out", *other)
     assert (left / "candidates").exists(), "that was no session"
     install(monkeypatch, None)
-    assert failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out").ret == 1
+    assert failing.runpytest("--fp8-gpu=h200", "--fp8-report=out").ret == 1
     names = {path.name for path in left.iterdir()}
     assert names == {"notes.txt", "report.json", "summary.md"}, "nobody takes those answers for this session's"
     assert json.loads((left / "report.json").read_text())["entries"] == {}
 
 
 def test_a_session_that_ends_before_its_fp8_tests_leaves_no_earlier_report(failing):
-    failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
+    failing.runpytest("--fp8-gpu=h200", "--fp8-report=out")
     left = failing.path / "out"
     assert (left / "report.json").exists()
     (failing.path / "test_a.py").write_text("def test_first():\n    assert False\n")
-    failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", "-x")
+    failing.runpytest("--fp8-gpu=h200", "--fp8-report=out", "-x")
     assert {path.name for path in left.iterdir()} == {"report.json", "summary.md"}
     report = json.loads((left / "report.json").read_text())
     assert report["entries"] == {}
@@ -259,6 +259,6 @@ def test_workers_that_answer_nothing_leave_no_earlier_report(pytester):
     left = pytester.path / "out"
     left.mkdir()
     (left / "report.json").write_text(json.dumps(report_of(entry_of())))
-    pytester.runpytest_subprocess("--fp8-report-dir=out", "-n", "2", "-p", "no:cacheprovider")
+    pytester.runpytest_subprocess("--fp8-report=out", "-n", "2", "-p", "no:cacheprovider")
     report = json.loads((left / "report.json").read_text())
     assert (report["entries"], len(report["not_run"])) == ({}, 1)

@@ -33,7 +33,7 @@ def reported(pytester, monkeypatch):
         install(monkeypatch, H200, **world)
         pytester.makepyfile(SUITE)
         asked = "test_layers or (test_faster and rowwise)"
-        pytester.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", "-k", asked)
+        pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out", "-k", asked)
         return pytester.path / "out/report.json"
 
     return run

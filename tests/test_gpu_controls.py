@@ -53,6 +53,6 @@ def test_a_healthy_arm_is_called_none_of_these(runner):
 def test_running_a_control_writes_no_baseline(pool, monkeypatch):
     written = []
     monkeypatch.setattr("pytest_fp8.baselines.store.write_atomically", lambda *file: written.append(file))
-    made = ControlRunner(Settings(baseline_dir=ROOT / "baselines", update=True), lambda: pool, "h200")
+    made = ControlRunner(Settings(baseline_dir=ROOT / "baselines", reason="first"), lambda: pool, "h200")
     assert made.run(BY_ID["fp8-slower"]).caught, "held against the baseline, not stored as one"
     assert written == []

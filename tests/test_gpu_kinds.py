@@ -44,7 +44,7 @@ def test_gpus_of_several_kinds_are_told_apart(see, visible, odd):
     assert odd in told if odd else not told
 
 
-@pytest.mark.parametrize("settings", [DECLARED, Settings(update=True)])
+@pytest.mark.parametrize("settings", [DECLARED, Settings(reason="first")])
 @pytest.mark.parametrize("visible", ["1,2", "0,7"])
 def test_workers_on_gpus_of_several_kinds_gate_and_store_nothing(see, pytester, settings, visible):
     """Which worker takes a case is chance: the one on the odd GPU would skip it, or store another GPU's figures."""

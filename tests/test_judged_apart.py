@@ -47,7 +47,7 @@ def test_each_test_is_held_to_the_floor_of_its_own_mark(pytester, monkeypatch, s
     floors = ("floor=1.5", "floor=1.0") if swapped else ("floor=1.0", "floor=1.5")
     install(monkeypatch, H200, speedup=1.2)
     pytester.makepyfile(SPEED.format(first=floors[0], second=floors[1], **FASTER))
-    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", "-p", "no:randomly")
+    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out", "-p", "no:randomly")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*expected: above floor 1.50x*"])
     [row] = read_report(pytester.path / "out/report.json")["entries"].values()
@@ -143,7 +143,7 @@ def test_a_known_fail_of_one_test_does_not_stand_for_the_missing_answer_of_anoth
         def pytest_collection_modifyitems(items):
             items[0].add_marker(pytest.mark.xfail(reason="known slow"))
     """)
-    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
+    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out")
     result.stdout.fnmatch_lines(["*1 of 1 questions have no answer on the declared GPU*", "*faster: NOT_EXERCISED*"])
     assert result.ret == 1
     [row] = read_report(pytester.path / "out/report.json")["entries"].values()
@@ -160,7 +160,7 @@ def test_an_update_measures_until_the_strictest_tolerance_can_be_gated_at(pytest
     asks = {"ask_first": "fp8_pair.assert_speedup()", "ask_second": "fp8_pair.assert_speedup()"}
     first, second = (f"tolerance={each}" for each in tolerances)
     pytester.makepyfile(SPEED.format(first=first, second=second, **asks))
-    update = ("--fp8-update-baselines", "--fp8-reason=first", "--fp8-processes=3", "--fp8-report-dir=out")
+    update = ("--fp8-update=first", "--fp8-report=out")
     pytester.runpytest("--fp8-gpu=h200", *update).assert_outcomes(passed=2)
     [row] = read_report(pytester.path / "out/report.json")["entries"].values()
     assert row["metrics"]["speedup"]["tolerance"] == 0.01

@@ -42,7 +42,7 @@ def files(pytester, monkeypatch):
     def run(*tests, **world):
         install(monkeypatch, H200, **{"executed_roles": ("fprop",), **world})
         pytester.makepyfile(HEAD + "".join(tests))
-        result, out = pytester.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out"), pytester.path / "out"
+        result, out = pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out"), pytester.path / "out"
         assert result.ret in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         report, summary, page = (out / name for name in ("report.json", "summary.md", "index.html"))
         html = page.read_text() if page.exists() else None

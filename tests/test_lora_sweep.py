@@ -137,7 +137,7 @@ def test_too_few_baselines_name_the_command_that_measures_more(tmp_path, capsys)
     said = capsys.readouterr().err
     assert "rank 8" in said
     assert said.count("benchmarks/claims/test_measure.py") == 1
-    assert '-k "1b-torchao-tensorwise-lora" --fp8-gpu=h200 --fp8-update-baselines' in said
+    assert '-k "1b-torchao-tensorwise-lora" --fp8-gpu=h200 --fp8-update' in said
 
 
 def test_a_baseline_of_another_definition_does_not_count(folder, capsys):

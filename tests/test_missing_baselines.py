@@ -59,7 +59,7 @@ def test_a_missing_baseline_is_said_outside_ci(suite, monkeypatch):
     result = suite.runpytest("--fp8-gpu=h200", "-k", "rowwise")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
-        ["FP8-R46: no baseline for 1 case(s) on h200, so 2 question(s) *; next: *update-baselines*"]
+        ["FP8-R46: no baseline for 1 case(s) on h200, so 2 question(s) *; next: *--fp8-update*"]
     )
 
 

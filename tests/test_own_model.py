@@ -63,7 +63,7 @@ def test_layers_of_odd_sizes_are_named_below_the_table(pytester):
     text = OWN.format(loss=HEALTHY, ask="assert_layers", steps=20)
     more = "torch.nn.Linear(64, 250), torch.nn.Linear(250, 32)"
     pytester.makepyfile(text.replace("torch.nn.Linear(64, 32)", more))
-    result = pytester.runpytest("--fp8-report-dir=report")
+    result = pytester.runpytest("--fp8-report=report")
     result.assert_outcomes(passed=1)
     note = "2 of 3 Linears stay in BF16: 2: out_features=250 is not a multiple of 16; 3: in_features=250 *"
     result.stdout.fnmatch_lines(["*own-torchao-rowwise-emulated [[]1]*1/3*", f"[[]1] {note}"])
@@ -77,14 +77,14 @@ def test_a_loss_that_turns_nan_at_step_40_is_named(pytester):
 
 
 def test_a_candidate_is_written_where_a_report_was_asked_for(pytester):
-    result = run(pytester, "assert_layers", HEALTHY, 20, "--fp8-report-dir=out")
+    result = run(pytester, "assert_layers", HEALTHY, 20, "--fp8-report=out")
     result.assert_outcomes(passed=1)
     assert (pytester.path / "out/report.json").is_file()
     assert (pytester.path / "out/candidates/emulated/own-torchao-rowwise-emulated.json").is_file()
 
 
 def test_the_same_workload_reads_its_baseline_and_another_version_calls_it_stale(pytester):
-    run(pytester, "assert_layers", HEALTHY, 20, "--fp8-report-dir=out").assert_outcomes(passed=1)
+    run(pytester, "assert_layers", HEALTHY, 20, "--fp8-report=out").assert_outcomes(passed=1)
     (pytester.path / "out/candidates").rename(pytester.path / "baselines")
     run(pytester, "assert_layers").assert_outcomes(passed=1)
     test = next(pytester.path.glob("test_*.py"))

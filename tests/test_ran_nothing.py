@@ -53,7 +53,7 @@ def test_a_gate_without_a_gpu_whose_library_is_missing_says_so_and_is_red_under_
     install(monkeypatch, None)
     monkeypatch.setattr(markers, "_library", lambda case: "accelerate is not installed: pip install accelerate")
     pytester.makepyfile(EMULATED)
-    result = pytester.runpytest(*(["--fp8-strict"] if strict else []), "--fp8-report-dir=out")
+    result = pytester.runpytest(*(["--fp8-strict"] if strict else []), "--fp8-report=out")
     result.assert_outcomes(passed=1, skipped=1)
     assert result.ret == strict
     result.stdout.fnmatch_lines(["*= FP8 =*", "1 not run: accelerate is not installed: pip install accelerate (*"])

@@ -24,7 +24,7 @@ COUNT = 200
 def folder(pytester, monkeypatch):
     install(monkeypatch, H200, busy=90.0)
     pytester.makepyfile(SUITE)
-    pytester.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
+    pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out")
     return pytester.path / "out"
 
 
@@ -84,11 +84,11 @@ def test_the_schema_is_in_the_docs():
     parse(shown.read_text())  # refuses a key that stands there twice
 
 
-@pytest.mark.parametrize("options", [(), ("--fp8-update-baselines", "--fp8-reason=new")], ids=["gate", "update"])
+@pytest.mark.parametrize("options", [(), ("--fp8-update=new")], ids=["gate", "update"])
 def test_a_loss_that_is_not_finite_has_no_candidate_and_ends_no_run(pytester, monkeypatch, options):
     pytester.makepyfile(SUITE)
     install(monkeypatch, H200, nan_at=3)
-    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", *options)
+    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out", *options)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     why = "the loss question failed (the FP8 arm's loss is not finite from step 3 on)"
     result.stdout.fnmatch_lines([f"no candidate of tiny-torchao-rowwise: {why}"])

@@ -20,7 +20,7 @@ COUNT = 200
 def report(pytester, monkeypatch):
     install(monkeypatch, H200, busy=90.0)
     pytester.makepyfile(SUITE)
-    pytester.runpytest("--fp8-gpu=h200", "-k", "test_speedup", "--fp8-report-dir=out")
+    pytester.runpytest("--fp8-gpu=h200", "-k", "test_speedup", "--fp8-report=out")
     return pytester.path / "out" / "report.json"
 
 

@@ -106,6 +106,6 @@ def test_a_test_that_names_no_question_beside_others_has_the_time_measured_first
 
 def test_an_update_measures_fresh_processes_and_times_each_first(pytester, monkeypatch, told):
     install(monkeypatch, H100)
-    assert run(pytester, "--fp8-update-baselines", "--fp8-reason=first", "--fp8-processes=2").ret == 0
+    assert run(pytester, "--fp8-update=first").ret == 0
     assert told.order == [REFERENCE, ARMS[0], REFERENCE] * 2
     assert all(operations[0] == "blocks" for _, operations in told.residences)

@@ -41,7 +41,7 @@ ONE = """
 
 def run(pytester, *arguments):
     """The session's result, its report and its summary."""
-    result = pytester.runpytest("--fp8-report-dir=out", *arguments)
+    result = pytester.runpytest("--fp8-report=out", *arguments)
     return result, read_report(pytester.path / "out"), (pytester.path / "out/summary.md").read_text()
 
 
@@ -121,7 +121,7 @@ def test_no_case_passes_of_which_a_session_that_was_ended_left_tests(pytester, m
             fp8_pair.assert_layers()
         """
     )
-    pytester.inline_run("--fp8-report-dir=out", "--fp8-gpu=h200", no_reraise_ctrlc=True)
+    pytester.inline_run("--fp8-report=out", "--fp8-gpu=h200", no_reraise_ctrlc=True)
     report, summary = read_report(pytester.path / "out"), (pytester.path / "out/summary.md").read_text()
     assert report["finished"] is False
     assert {name: entry["open_tests"] for name, entry in report["entries"].items()} == {
@@ -140,7 +140,7 @@ def test_no_case_passes_of_which_a_session_that_was_ended_left_tests(pytester, m
 def test_the_end_of_a_session_after_its_last_fp8_test_is_told_too(pytester, monkeypatch):
     install(monkeypatch, H200)
     pytester.makepyfile(ONE.format(after="pass") + "\n    def test_third():\n        raise KeyboardInterrupt\n")
-    pytester.inline_run("--fp8-report-dir=out", "--fp8-gpu=h200", no_reraise_ctrlc=True)
+    pytester.inline_run("--fp8-report=out", "--fp8-gpu=h200", no_reraise_ctrlc=True)
     report, summary = read_report(pytester.path / "out"), (pytester.path / "out/summary.md").read_text()
     assert (report["finished"], report["open_tests"]) == (False, {})
     assert summary.startswith("## FP8, not finished: 1 NOT EXERCISED\n")
@@ -174,7 +174,7 @@ def test_a_session_that_asks_nothing_leaves_an_earlier_report_as_it_is(pytester,
 def test_what_fails_an_update_by_itself_is_in_a_report(pytester, monkeypatch):
     install(monkeypatch, H200)
     pytester.makepyfile("def test_plain(): pass")
-    result, report, _ = run(pytester, "--fp8-update-baselines", "--fp8-reason=x")
+    result, report, _ = run(pytester, "--fp8-update=x")
     assert result.ret == 1
     assert "nothing was stored" in report["problems"][-1]
     assert report["provenance"]["gpu"]["name"] == H200.name
@@ -255,7 +255,7 @@ def test_a_case_that_is_done_has_its_candidate_while_others_run(pytester, monkey
     look = "pathlib.Path('seen').write_text(' '.join(path.name for path in pathlib.Path('out').rglob('*.json')))"
     copy = "__import__('shutil').copytree('out', 'killed')"
     pytester.makepyfile(TWO.format(then=f"{look}; {copy}"))
-    assert pytester.runpytest("--fp8-report-dir=out", "--fp8-gpu=h200").ret == 0
+    assert pytester.runpytest("--fp8-report=out", "--fp8-gpu=h200").ret == 0
     assert sorted((pytester.path / "seen").read_text().split()) == ["report.json", "tiny-torchao-rowwise.json"]
     assert (pytester.path / DONE).exists()
     assert (pytester.path / UNDER_WAY).exists()
@@ -269,10 +269,10 @@ def test_candidates_of_a_session_that_was_killed_stay_until_the_next_ones_end(py
     install(monkeypatch, H200)
     monkeypatch.setattr("pytest_fp8.report.interim.LEAST_SECONDS", 0.0)
     pytester.makepyfile(TWO.format(then="pass"))
-    assert pytester.runpytest("--fp8-report-dir=out", "--fp8-gpu=h200").ret == 0
+    assert pytester.runpytest("--fp8-report=out", "--fp8-gpu=h200").ret == 0
     seen = "pathlib.Path('seen').write_text(' '.join(path.name for path in pathlib.Path('out').rglob('*')))"
     pytester.makepyfile(TWO.format(then=seen))
-    assert pytester.runpytest("--fp8-report-dir=out", "--fp8-gpu=h200", "-k", "under_way").ret == 0
+    assert pytester.runpytest("--fp8-report=out", "--fp8-gpu=h200", "-k", "under_way").ret == 0
     assert "tiny-torchao-rowwise.json" in (pytester.path / "seen").read_text()
     assert not (pytester.path / DONE).exists(), "nobody takes it for one of this session's"
 

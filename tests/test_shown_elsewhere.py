@@ -83,7 +83,7 @@ def test_elsewhere_there_are_none(suite, monkeypatch):
 def test_xdist_s_controller_annotates(suite):
     pytest.importorskip("xdist")
     Path("conftest.py").write_text(WORKERS_TOO.format(tests=str(Path(__file__).parent)))
-    said = of_github(suite.runpytest_subprocess("-n1", "--fp8-gpu=h200", "--fp8-undecided=warn"))
+    said = of_github(suite.runpytest_subprocess("-n1", "--fp8-gpu=h200"))
     assert [line.split(" ")[0] for line in said] == ["::error", "::warning"]
 
 
@@ -111,7 +111,7 @@ def test_pytest_html_has_answers_numbers_and_the_page(suite, monkeypatch):
     pytest.importorskip("pytest_html")
     pytest.importorskip("matplotlib")
     monkeypatch.delenv("GITHUB_ACTIONS")
-    suite.runpytest("--html=out/all.html", "--fp8-report-dir=report")
+    suite.runpytest("--html=out/all.html", "--fp8-report=report")
     folder = suite.path / "sub"
     page = (folder / "out/all.html").read_text()
     assert "converted but not executed in FP8" in page

@@ -20,13 +20,13 @@ def world(monkeypatch):
     return install(monkeypatch, H200)
 
 
-@pytest.mark.parametrize(("gpu", "at_once"), [(H200, True), (H100, False)])
-def test_steps_that_are_looked_at_go_together_only_where_both_fit(world, monkeypatch, gpu, at_once):
-    """1B in Transformer Engine: both steps fit 80 GB, and not both as they are looked at."""
+@pytest.mark.parametrize(("model", "gpu", "at_once"), [("own", H200, True), ("own", H100, False), ("1b", H100, True)])
+def test_steps_that_are_looked_at_go_together_only_where_both_fit(world, monkeypatch, model, gpu, at_once):
+    """Both steps fit 80 GB, and of a user's model not both as they are looked at."""
     facts = {"memory": {"peak": 28 * GIB, "allocated": 7 * GIB}}
     monkeypatch.setattr(FakeProcess, "receive", lambda self, timeout=0: facts)
     pool = ArmPool(gpu)
-    [pair] = pairs(pool, "1b", "tensorwise")
+    [pair] = pairs(pool, model, "tensorwise")
     pair.start()
     assert not pool.tight(pair.fp8, pair.bf16)
     assert pool.side_by_side(pair.fp8, pair.bf16) is at_once

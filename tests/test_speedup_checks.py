@@ -30,7 +30,7 @@ def test_speedup_against_floor_and_baseline():
     verdict_of(check_speedup(timing(120), floor=1.0, tolerance=0.03), Verdict.FAIL, "not faster than the best BF16")
     slower = check_speedup(timing(), floor=None, tolerance=0.03, history=sessions(1.35))
     verdict_of(slower, Verdict.FAIL, "lost speed against BF16", "baseline 1.350x less 3%")
-    verdict_of(check_speedup(timing(), floor=None, tolerance=0.03), Verdict.NOT_EXERCISED, "--fp8-update-baselines")
+    verdict_of(check_speedup(timing(), floor=None, tolerance=0.03), Verdict.NOT_EXERCISED, "--fp8-update")
 
 
 def test_a_young_baseline_gates_coarsely_and_says_so():

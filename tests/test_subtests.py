@@ -26,7 +26,7 @@ def test_it_ran_once(pytester, monkeypatch):
     )
     install(monkeypatch, H200, nan_at=3)
     monkeypatch.setenv("COLUMNS", "200")
-    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", "--junitxml=out/junit.xml")
+    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out", "--junitxml=out/junit.xml")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["SUBFAILED*test_it*- FAIL FP8-C13: the FP8 arm's loss is not finite*"])
     text = result.stdout.str()

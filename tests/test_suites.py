@@ -13,7 +13,7 @@ def asked(pytester, *options):
     """The layers of 8B in Transformer Engine and torchao, asked in a process of its own folder."""
     tests = [f"{SUITES / 'test_layers.py'}::test_layers[{case}]" for case in ("8b-te-delayed", "8b-torchao-tensorwise")]
     # Neither the report that the repository's ini file names, nor its baselines: fake arms have two layers.
-    options = ("--fp8-report-dir=", "--fp8-baseline-dir=none", *options)
+    options = ("--fp8-report=", "--fp8-baselines=none", *options)
     return pytester.runpytest("-p", "no:cacheprovider", *tests, *options)
 
 

@@ -112,7 +112,7 @@ GATES = [
     pytest.param(script, id=path.name)
     for path in FILES
     for script in (["\n".join(scripts(path))] if ".gitlab" in path.name else scripts(path))
-    if "stored=" in script
+    if "--fp8-base=" in script or "stored=" in script
 ]
 
 
@@ -129,8 +129,7 @@ def test_a_gate_reads_baselines_of_its_base_where_there_are_some(script, stored,
     done = subprocess.run(command, cwd=projects[stored], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     if "pytest tests/test_fp8.py" in script:
-        assert "--fp8-base-git=" in done.stdout
-        assert ("--fp8-baselines-from=" in done.stdout) == stored
+        assert "--fp8-base=" in done.stdout
     if "baselines diff" in script:
         assert ("pytest-fp8 baselines diff --git" in done.stdout) == stored
 
@@ -151,7 +150,7 @@ def test_every_run_leaves_a_report_and_fails_without_an_answer():
         for arguments in commands(path, "pytest"):
             # Without a declared GPU no session fails for want of an answer: the test must.
             assert any(word.startswith("--fp8-gpu=") for word in arguments) or "--fp8-strict" in arguments
-            assert any(word.startswith("--fp8-report-dir=fp8-report") for word in arguments)
+            assert any(word.startswith("--fp8-report=fp8-report") for word in arguments)
 
 
 # -- GitHub's workflows -------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def suite(pytester, monkeypatch):
 
 def test_an_interrupted_session_tells_what_it_has_timed(suite, monkeypatch, capsys):
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Stopped)
-    done = suite.inline_run("--fp8-gpu=h200", "--fp8-report-dir=report", no_reraise_ctrlc=True)
+    done = suite.inline_run("--fp8-gpu=h200", "--fp8-report=report", no_reraise_ctrlc=True)
     assert done.ret == pytest.ExitCode.INTERRUPTED
     said = " ".join(capsys.readouterr().out.split())
     assert "timed and not judged: BF16 " in said

@@ -46,7 +46,7 @@ def test_an_arm_that_no_gpu_of_this_size_holds_is_not_exercised(pytester, monkey
     begin = FakeProcess.start_build
     monkeypatch.setattr(FakeProcess, "start_build", lambda self, s: (tried.append(s.case.id), begin(self, s))[1])
     pytester.makepyfile(TE)
-    result = pytester.runpytest("--fp8-gpu=h100", "--fp8-report-dir=out")
+    result = pytester.runpytest("--fp8-gpu=h100", "--fp8-report=out")
     result.stdout.fnmatch_lines(
         ["*8b-te-delayed does not fit this GPU: about 12 GiB are missing*", "*8 not exercised*"]
     )
@@ -67,6 +67,6 @@ def test_an_arm_that_should_fit_and_does_not_fails(pytester, monkeypatch):
 def test_where_the_estimate_is_too_high_an_arm_is_asked_all_the_same(pytester, monkeypatch, told):
     install(monkeypatch, H100)
     pytester.makepyfile(TE)
-    result = pytester.runpytest("--fp8-gpu=h100", "--fp8-undecided=warn")
+    result = pytester.runpytest("--fp8-gpu=h100")
     assert result.ret == 0
     assert "does not fit" not in result.stdout.str()

@@ -1,4 +1,4 @@
-"""--fp8-update-baselines: what is rewritten, what is left to the byte, and the candidates of a plain run."""
+"""--fp8-update: what is rewritten, what is left to the byte, and the candidates of a plain run."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_compared_with_is_replaced_whole(stored, change):
 def test_an_update_that_no_commit_names_says_so(stored, monkeypatch):
     said = "*the sessions that were stored name no commit*"
     stored.runpytest(*update()).stdout.fnmatch_lines([said])
-    monkeypatch.setenv("PYTEST_FP8_COMMIT", "0123456789ab")
+    monkeypatch.setenv("GITHUB_SHA", "0123456789ab")
     stored.runpytest(*update()).stdout.no_fnmatch_line(said)
 
 
@@ -123,7 +123,7 @@ def test_baselines_that_an_update_wrote_do_not_make_the_tree_dirty_and_code_does
 def test_a_plain_run_writes_candidates_and_leaves_the_baselines(stored, monkeypatch):
     before = (stored.path / FILE).read_bytes()
     install(monkeypatch, H200, fp8_memory=99)
-    stored.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", "-k", "layers or memory")
+    stored.runpytest("--fp8-gpu=h200", "--fp8-report=out", "-k", "layers or memory")
     assert (stored.path / FILE).read_bytes() == before
     old, new = sessions(stored, CANDIDATE)
     assert [old] == sessions(stored), "the stored session, and this one behind it"
@@ -134,5 +134,5 @@ def test_a_plain_run_writes_candidates_and_leaves_the_baselines(stored, monkeypa
 
 def test_a_candidate_says_why_it_is_not_fit_to_be_stored(stored, monkeypatch):
     install(monkeypatch, H200, executed_roles=("fprop",))
-    stored.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
+    stored.runpytest("--fp8-gpu=h200", "--fp8-report=out")
     assert "FP8 was not shown to run" in sessions(stored, CANDIDATE)[-1]["unfit"]

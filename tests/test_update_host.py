@@ -48,7 +48,7 @@ def test_busy_time_is_stored_and_gated_on_where_the_host_makes_step_times_scatte
     again.assert_outcomes(passed=1, deselected=9)
     # A host that holds nothing up changes nothing: the case is gated on busy time from then on.
     install(monkeypatch, H200, busy=95.0, kernels_alone=True)
-    quiet = suite.runpytest("--fp8-gpu=h200", "-k", "test_speedup and rowwise", "--fp8-report-dir=report")
+    quiet = suite.runpytest("--fp8-gpu=h200", "-k", "test_speedup and rowwise", "--fp8-report=report")
     quiet.assert_outcomes(passed=1, deselected=9)
     report = json.loads((suite.path / "report" / "report.json").read_text())
     assert report["entries"]["tiny-torchao-rowwise"]["decisions"]["speedup"]["numbers"]["gated_on"] == "busy time"

@@ -81,9 +81,9 @@ def test_conditions_of_several_gpus_are_those_of_the_worst(monkeypatch):
 @pytest.mark.oldest
 def test_an_update_s_options_are_the_controller_s_and_reach_the_workers(pytester):
     pytester.makepyfile("def test_a(): pass")
-    result = pytester.runpytest_subprocess("-n1", "--fp8-update-baselines", "--fp8-reason=torch 2.13")
+    result = pytester.runpytest_subprocess("-n1", "--fp8-update=torch 2.13")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*--fp8-update-baselines was given and nothing was stored: no test asked*"])
+    result.stdout.fnmatch_lines(["*--fp8-update was given and nothing was stored: no test asked*"])
     assert result.ret == 1
 
 

@@ -169,7 +169,7 @@ MODELS = """
 @pytest.mark.slow
 def test_a_second_model_under_one_mark_is_asked_for_itself_and_stored_nowhere(pytester):
     pytester.makepyfile(MODELS)
-    result = pytester.runpytest("--fp8-report-dir=out")
+    result = pytester.runpytest("--fp8-report=out")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
         [

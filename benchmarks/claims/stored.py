@@ -11,7 +11,7 @@ from pytest_fp8.baselines.record import Baseline
 
 BASELINES, MEASURED = Path("baselines"), Path("benchmarks/claims/measured")
 SUITE = "pytest suites"
-HERE = f"pytest benchmarks/claims/test_measure.py --fp8-baseline-dir {MEASURED}"
+HERE = f"pytest benchmarks/claims/test_measure.py --fp8-baselines {MEASURED}"
 
 
 def stored_on(gpu: str, folders: Iterable[Path]) -> dict[str, Baseline]:
@@ -37,4 +37,4 @@ def measure(cases: Sequence[str], gpu: str, reason: str) -> str:
 
 def update(tests: str, chosen: str, gpu: str, reason: str) -> str:
     """:data:`SUITE` or :data:`HERE` as an update of the cases that ``chosen`` names, as pytest's ``-k`` takes it."""
-    return f'{tests} -k "{chosen}" --fp8-gpu={gpu} --fp8-update-baselines --fp8-reason "{reason}"'
+    return f'{tests} -k "{chosen}" --fp8-gpu={gpu} --fp8-update="{reason}"'

@@ -1,7 +1,7 @@
 """Measures the cases that no gate asks, for the pages that quote them:
 
-    pytest benchmarks/claims/test_measure.py --fp8-gpu=h200 --fp8-update-baselines \\
-        --fp8-baseline-dir benchmarks/claims/measured --fp8-reason "torch 2.13"
+    pytest benchmarks/claims/test_measure.py --fp8-gpu=h200 --fp8-update="torch 2.13" \\
+        --fp8-baselines benchmarks/claims/measured
 """
 
 import pytest

@@ -231,7 +231,7 @@ def _undisturbed(base: Path, gpu: bool, workers: bool) -> float:
 def _started(base: Path, folder: Path, gpu: bool, workers: bool) -> subprocess.Popen[bytes]:
     (folder / "test_faults.py").write_text(SUITE % gpu)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--fp8-report-dir=out"]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--fp8-report=out"]
     command += ["-n2"] if workers else []
     with open(folder / "output", "wb") as output:
         return subprocess.Popen(

@@ -1,6 +1,6 @@
 """Timed blocks of a run of the suite as recordings: one JSON file per case, every block of every fresh process.
 
-    pytest suites --fp8-gpu=h200 -m core --fp8-report-dir=DIR
+    pytest suites --fp8-gpu=h200 -m core --fp8-report=DIR
     python -m benchmarks.gate.record DIR/report.json
 
 Run it in a clone, with the report of a session on the GPU whose noise is wanted; two sessions on different days are

@@ -11,7 +11,6 @@ set -euo pipefail
 
 source venv/bin/activate # the project with torch, pytest-fp8 and its FP8 library: pip install -e . -r requirements-fp8.txt
 base=$(git merge-base HEAD origin/main)
-stored=$(git ls-tree -d --name-only "$base" baselines) # empty until main has a folder of baselines
 
-srun pytest tests/test_fp8.py --fp8-gpu=h100 --fp8-base-git="$base" ${stored:+--fp8-baselines-from="$base"} \
-  --fp8-report-dir="fp8-report-$SLURM_JOB_ID"
+srun pytest tests/test_fp8.py --fp8-gpu=h100 --fp8-base="$base" \
+  --fp8-report="fp8-report-$SLURM_JOB_ID"

@@ -10,14 +10,12 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_fp8.arms.left_behind import MARK
 from pytest_fp8.arms.scratch import session_folder, sockets_fit
-from pytest_fp8.environ import variables
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
@@ -41,15 +39,6 @@ def arm_env(backend: str, folder: Path, environment: ArmEnvironment | None = Non
     # CUDA by itself counts the fastest GPU first. An arm must run on the GPU that NVML, which counts by bus, described.
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return {"HF_HUB_DISABLE_TELEMETRY": "1", **env, **folders, **order, MARK: str(folder)}
-
-
-@contextlib.contextmanager
-def compiled_code_in(folder: Path) -> Iterator[None]:
-    """Arms that start inside the block keep their compiled code there: torch's own cache, Triton's, and Python's
-    where it has no other place."""
-    folders = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
-    with variables({**folders, **_bytecode_in(folder)}):
-        yield
 
 
 def _own_env() -> dict[str, str]:

@@ -197,31 +197,6 @@ def instrument(folder: Path) -> str:
     return str(made)
 
 
-def require_python(python: str) -> None:
-    """Raise :class:`SettingsError` where base cannot run in this interpreter: said before anything is measured, also on
-    a machine that would measure nothing."""
-    if not (os.path.isfile(python) and os.access(python, os.X_OK)):
-        raise SettingsError(
-            R.NOT_A_PYTHON,
-            f"base: there is no Python at {python}",
-            expected="the interpreter of a virtual environment, e.g. /path/to/venv/bin/python",
-            seen="a file that cannot be run" if os.path.exists(python) else "no such file",
-            next_step=f"ls -l {shlex.quote(python)}",
-        )
-    try:
-        done = subprocess.run([python, "-I", "-c", "print(1)"], capture_output=True, timeout=60, check=True)
-        if done.stdout.split() != [b"1"]:
-            raise ValueError(f"it prints {done.stdout[:200]!a} for print(1)")
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise SettingsError(
-            R.NOT_A_PYTHON,
-            f"base: {python} is no Python",
-            expected="the interpreter of a virtual environment, e.g. /path/to/venv/bin/python",
-            seen=str(error),
-            next_step=f"{shlex.quote(python)} --version",
-        ) from error
-
-
 def commit_of(revision: str, project: Path) -> str:
     """The commit that a revision names. Raises :class:`SettingsError`."""
     try:

@@ -30,10 +30,10 @@ FILL = 0.92
 
 GIB = 2.0**30
 LOOKED_AT = 1.85
-"""What a step takes that is looked at, in either arm, over the larger peak of a pair's compiled steps: it is not
-compiled, and it keeps products and operands in FP32. Seen on an H100 at 1B, where a BF16 step had 20.5 GiB reserved:
-35.1 in BF16 and in torchao's tensorwise and rowwise recipes, 36.2 with rowwise_with_gw_hp, 36.8 to 37.6 in Transformer
-Engine's three; at 8B 76.8 to 78.4, over 65.9."""
+"""What a step of a user's model takes that is looked at, in either arm, over the larger peak of a pair's compiled
+steps: it is not compiled, and it keeps products and operands in FP32. Of the suite's models it has few tokens. Seen on
+an H100 with all tokens of 1B, where a BF16 step had 20.5 GiB reserved: 35.1 in BF16 and in torchao's tensorwise and
+rowwise recipes, 36.2 with rowwise_with_gw_hp, 36.8 to 37.6 in Transformer Engine's three."""
 
 
 def resident_bytes(case: Case) -> int:

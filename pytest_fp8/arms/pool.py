@@ -23,7 +23,7 @@ from pytest_fp8.arms.sequence import Sequences
 from pytest_fp8.arms.spares import Spares
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.arms.stopwatch import AHEAD, BUILD, Stopwatch
-from pytest_fp8.case import Case
+from pytest_fp8.case import OWN, Case
 from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Gpu
@@ -85,8 +85,8 @@ class ArmPool:
 
     def side_by_side(self, *arms: Arm) -> bool:
         """Whether these arms can work at the same time where no time is taken and no memory: each in a process of its
-        own, and on a GPU with room for steps of all of them that are looked at."""
-        if self.tight(*arms, looked_at=True):
+        own, and on a GPU with room for steps of all of them, of users' models also for those that are looked at."""
+        if self.tight(*arms, looked_at=any(arm.spec.case.model == OWN for arm in arms)):
             return False
         return len({self.live(arm).pid for arm in arms}) == len(arms)
 

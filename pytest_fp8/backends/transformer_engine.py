@@ -55,8 +55,6 @@ class TransformerEngine(Backend):
     parallel: Sequence[str] = PARALLEL
     # It keeps FP8 copies of weights and of activations. Seen on an H200 at 8B: 1.246 to 1.249 in its three recipes.
     over_bf16 = 1.25
-    # Its layers save as much where the blocks around them are compiled.
-    uncompiled_over_compiled = 1.6
 
     def import_library(self) -> None:
         import transformer_engine.pytorch  # noqa: F401

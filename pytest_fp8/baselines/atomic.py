@@ -100,7 +100,7 @@ def _not_locked(folder: Path, path: Path, error: OSError) -> BaselineError:
             f"another run is updating the baselines in {folder}",
             expected="one update at a time",
             seen=f"{path} is locked",
-            cause="pytest --fp8-update-baselines on this folder, or promote, prune or variance of pytest-fp8 baselines",
+            cause="pytest --fp8-update on this folder, or promote, prune or variance of pytest-fp8 baselines",
             next_step="wait for it to end, then run again; one run with -n 2 uses two GPUs of a host",
         )
     return BaselineError(
@@ -108,5 +108,5 @@ def _not_locked(folder: Path, path: Path, error: OSError) -> BaselineError:
         f"baselines in {folder} cannot be updated",
         expected="a folder that can be written",
         seen=f"{type(error).__name__}: {error}",
-        next_step="choose another: --fp8-baseline-dir of pytest, --dir of pytest-fp8 baselines",
+        next_step="choose another: --fp8-baselines of pytest, --dir of pytest-fp8 baselines",
     )

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,7 @@ def inspect(
         if gpu in ("", path.parts[0]):
             folders.setdefault(path.parts[0] if len(path.parts) > 1 else "", []).append(path)
     for folder, paths in folders.items():
-        known, variances = with_and_without_weights(cases_for(cases, folder)), components(folder)
+        known, variances = {case.id: case for case in cases_for(cases, folder)}, components(folder)
         for path in paths:
             rows = _rows(path, files[path], known.get(path.stem), today, max_age, installed, variances)
             found += [Note(code, folder, path.stem, message, step) for code, message, step in rows if message]
@@ -90,7 +90,7 @@ def inspect(
                 folder,
                 case.id,
                 "the suite defines this case and no baseline is stored for it",
-                f'pytest-fp8 suites -k {case.id} {gpu_option(folder)}--fp8-update-baselines --fp8-reason "first"',
+                f'pytest-fp8 suites -k {case.id} {gpu_option(folder)}--fp8-update="first"',
             )
             for case in cases_for(cases, folder)
             if case.id not in there and case.backend != "bf16" and case.model != OWN
@@ -114,7 +114,7 @@ def _rows(
         message = f"{path} holds the baseline of {stored.gpu}/{stored.case}"
         return [(B.MISPLACED, message, "move it back to where it belongs")]
     run = "pytest-fp8 suites" if case is not None else "pytest"
-    again = f'{run} -k {stored.case} {gpu_option(stored.gpu)}--fp8-update-baselines --fp8-reason "..."'
+    again = f'{run} -k {stored.case} {gpu_option(stored.gpu)}--fp8-update="..."'
     unfit = [session.unfit for session in stored.sessions if session.unfit]
     missing = lacking(case, stored.metrics) if case is not None else []
     metric = gated_speedup(stored.metrics)
@@ -130,7 +130,7 @@ def _rows(
         _definition(stored, case, again),
         (B.UNFIT, f"a candidate that was not fit to be stored: {unfit[-1]}" if unfit else "", again),
         (B.INCOMPLETE, f"its case asks for {', '.join(missing)}, and none is stored" if missing else "", again),
-        (B.TOO_COARSE, coarse, f"{again} --fp8-processes {len(values) + 2}"),
+        (B.TOO_COARSE, coarse, again),
         (B.MEASURED_OTHERWISE, otherwise if moved else "", again),
         (B.STALE, f"measured {age} days ago" if age > max_age else "", again),
         (B.OTHER_LIBRARY, f"measured with {', '.join(others)}" if others else "", ""),
@@ -157,7 +157,7 @@ def of_own_model(name: str) -> bool:
 
 def orphaned(stored: Iterable[str], cases: Sequence[Case], gpu: str) -> list[str]:
     """Names of stored baselines of a GPU that no case defines; never those of own models."""
-    known = with_and_without_weights(cases_for(cases, gpu))
+    known = {case.id: case for case in cases_for(cases, gpu)}
     return sorted(name for name in stored if name not in known and not of_own_model(name))
 
 
@@ -198,7 +198,7 @@ def presence(ledger: Ledger, source: Source, folder: Source, gpu: str) -> Presen
         found.notes.append(
             f"{len(otherwise)} baseline(s) were gated on although their figures were taken another way than today "
             f"(measurement {MEASUREMENT}): {', '.join(otherwise)}\n"
-            f'  next: {measuring(gpu, *otherwise)}--fp8-reason "measured as today"'
+            f'  next: {measuring(gpu, *otherwise)}"measured as today"'
         )
     return found
 
@@ -303,10 +303,3 @@ def cases_for(cases: Iterable[Case], gpu: str) -> list[Case]:
         return not majors or any(case.chip in ("", CHIP_OF_MAJOR[major]) for major in on)
 
     return [case for case in cases if not case.emulated and runs(case)]
-
-
-def with_and_without_weights(cases: Iterable[Case]) -> dict[str, Case]:
-    """The cases by id, and each as ``--fp8-weights`` would make it: a baseline of either belongs to the suite."""
-    listed = list(cases)
-    from_folder = [replace(case, weights="a folder") for case in listed if case.weights is None and case.model != OWN]
-    return {case.id: case for case in [*listed, *from_folder]}

@@ -30,7 +30,7 @@ def read_folder(folder: Path) -> Files:
             f"{folder} is neither a folder of baselines nor one of them",
             expected="a folder like baselines/, with <gpu>/<case>.json in it, or one such file",
             seen="nothing there",
-            next_step="name it with --dir, or run pytest with --fp8-report-dir to get candidates",
+            next_step="name it with --dir, or run pytest with --fp8-report to get candidates",
         ) from None
     except BaselineError as error:
         return {Path(folder.name): error}

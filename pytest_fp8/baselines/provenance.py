@@ -12,8 +12,8 @@ from typing import Any
 from pytest_fp8.git import GitError, git
 from pytest_fp8.libraries import library_versions
 
-COMMIT_VARIABLE = "PYTEST_FP8_COMMIT"
-"""Names the commit where the files came without their git history, or were laid over another commit."""
+COMMIT_VARIABLES = ("GITHUB_SHA", "CI_COMMIT_SHA")
+"""Name the commit in a job whose files came without their git history."""
 
 
 def provenance(root: Path, gpu: dict[str, Any], reason: str, stored: Path | None = None) -> dict[str, Any]:
@@ -21,16 +21,16 @@ def provenance(root: Path, gpu: dict[str, Any], reason: str, stored: Path | None
     own library is the text that the zoo's models learn. No host name, user name, path or environment. ``stored``: the
     folder of baselines."""
     history = _git_or_none(root, "rev-parse", "--short=12", "HEAD")
-    named = os.environ.get(COMMIT_VARIABLE, "")
+    named = next((os.environ[name][:12] for name in COMMIT_VARIABLES if os.environ.get(name)), "")
     # None: without a history there is no commit to compare the files with.
     changes = None
-    if history and named in ("", history):
+    if history:
         changes = _git_or_none(
             root, "status", "--porcelain", "--untracked-files=no", "--", ":/", *_beside(root, stored)
         )
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": named or history or "",
+        "commit": history or named,
         "dirty": None if changes is None else bool(changes),
         "gpu": gpu,
         "libraries": {"python": platform.python_version(), **library_versions()},

@@ -9,7 +9,7 @@ from pathlib import Path
 from pytest_fp8.baselines.strict import Unsound, decoded, quoted, read_regular
 from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError
-from pytest_fp8.git import GitError, commit_named, committed
+from pytest_fp8.git import GitError, agrees, commit_named, committed
 
 
 class Folder:
@@ -33,10 +33,6 @@ class Folder:
         """All ``*.json`` below the folder, without those whose name begins with ``_`` or ``.``, sorted."""
         found = (path.relative_to(self.folder) for path in self.folder.rglob("*.json"))
         return sorted(path for path in found if is_baseline(path.name))
-
-    def check(self) -> None:
-        """Raise :class:`BaselineError` for what cannot be read now, before anything is measured. A folder without
-        baselines is one whose baselines are still to be measured."""
 
 
 Source = Folder
@@ -65,16 +61,16 @@ class Revision(Folder):
     def names(self) -> list[Path]:
         return sorted(name for name in self._files if is_baseline(name.name))
 
-    def check(self) -> None:
-        if not self.names():
-            raise self._error("the revision has no baselines in this folder")
+    @cached_property
+    def above(self) -> Path:
+        """The folder; where it is gone, the first one above that is there: git removes those that it leaves empty."""
+        folder = self.folder.absolute()
+        return next(one for one in (folder, *folder.parents) if one.is_dir())
 
     @cached_property
     def _files(self) -> Mapping[Path, bytes | str]:
         """The content of each file, or why it has none."""
-        # Where it is gone, the first folder above that is there: git removes those that it leaves empty.
-        folder = self.folder.absolute()
-        where = next(one for one in (folder, *folder.parents) if one.is_dir())
+        folder, where = self.folder.absolute(), self.above
         prefix = "" if where == folder else f"{folder.relative_to(where).as_posix()}/"
         below = f"./{prefix}"
         try:
@@ -97,8 +93,11 @@ class Revision(Folder):
 
 @lru_cache(maxsize=4)
 def source_of(folder: Path, revision: str = "") -> Source:
-    """Where this session's baselines are: the folder, or at ``revision`` where one is given. Read once."""
-    return Revision(folder, revision) if revision else Folder(folder)
+    """Where this session's baselines are: the folder as it is at the commit ``revision`` where its repository has that
+    commit and the commit has baselines there; else the folder itself. Read once. Raises :class:`BaselineError`."""
+    there = Revision(folder, revision)
+    known = bool(revision) and agrees(there.above, "cat-file", "-e", f"{revision}^{{commit}}")
+    return there if known and there.names() else Folder(folder)
 
 
 def is_baseline(name: str) -> bool:

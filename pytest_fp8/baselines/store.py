@@ -52,7 +52,7 @@ def read_baseline(source: Path | Source, gpu: str, case: str, case_hash: str) ->
             expected=gpu,
             seen=found.gpu,
             cause="the file was copied between GPU folders",
-            next_step=f'delete it, then measure on a {gpu}: {measuring(gpu, case)}--fp8-reason "..."',
+            next_step=f'delete it, then measure on a {gpu}: {measuring(gpu, case)}"..."',
         )
     if found.case != case:
         raise BaselineError(
@@ -88,7 +88,7 @@ def measuring(gpu: str, *cases: str) -> str:
     """The command that measures these cases anew, with a space behind it. The suites have none of a user's own."""
     run = "pytest" if any(case.startswith(OWN) for case in cases) else "pytest-fp8 suites"
     names = f'"{" or ".join(cases)}"' if len(cases) > 1 else cases[0]
-    return f"{run} -k {names} {gpu_option(gpu)}--fp8-update-baselines "
+    return f"{run} -k {names} {gpu_option(gpu)}--fp8-update "
 
 
 class Superseded(BaselineError):
@@ -106,7 +106,7 @@ def _redefined(path: str, found: Baseline, case_hash: str) -> BaselineError:
         "changed since; or a function draws sizes at random, so that each run has another hash"
         if own
         else "the case's model, recipe, sizes, data or way of measuring changed since",
-        next_step=f'measure it again: {measuring(found.gpu, found.case)}--fp8-reason "the case changed: ..."',
+        next_step=f'measure it again: {measuring(found.gpu, found.case)}"the case changed: ..."',
     )
 
 
@@ -155,7 +155,7 @@ def parse_text(text: str, path: str) -> Baseline:
             seen="another digest",
             cause="figures or their origin were changed after they were measured, or a merge mixed two files",
             next_step=f"git diff -- {path} shows the edit, and pytest-fp8 baselines diff --git REV what it does to a "
-            "whole file; restore it, or delete it and measure again with --fp8-update-baselines",
+            "whole file; restore it, or delete it and measure again with --fp8-update",
         ) from error
     except Unsound as error:
         raise broken(path, error) from error
@@ -167,7 +167,7 @@ def parse_text(text: str, path: str) -> Baseline:
         expected=f"schema {SCHEMA}",
         seen=f"schema {quoted(schema)}",
         cause=f"{'an older' if older else 'a newer'} version of pytest-fp8 wrote it",
-        next_step="measure the case again with --fp8-update-baselines" if older else "update pytest-fp8",
+        next_step="measure the case again with --fp8-update" if older else "update pytest-fp8",
     )
 
 
@@ -189,7 +189,7 @@ def broken(path: str, why: Exception) -> BaselineError:
         seen=str(why),
         cause="the file was cut off, edited by hand or merged with conflict markers",
         next_step=f"restore it (git checkout -- {shlex.quote(str(path))}), or delete it and measure again: "
-        '--fp8-update-baselines --fp8-reason "..."',
+        '--fp8-update="..."',
     )
 
 

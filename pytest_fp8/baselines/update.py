@@ -209,7 +209,7 @@ def why_not_stored(ledger: Ledger, case: str, folder: Path) -> str:
     if not why:
         return ""
     scattered = _speed(entry).get("scattered", "")
-    return f"{why} (more of them: --fp8-processes)" + (f"; {scattered}" if scattered else "")
+    return why + (f"; {scattered}" if scattered else "")
 
 
 def _speed(entry: Entry) -> Mapping[str, Any]:

@@ -171,7 +171,6 @@ class S(Code):
     COMPARE_OPTIONS = "FP8-S24"
     SAME_SIDES = "FP8-S25"
     NO_GPU = "FP8-S26"
-    OTHER_PYTHON = "FP8-S27"
 
 
 class M(Code):
@@ -268,8 +267,6 @@ class R(Code):
     BAD_VALUE = "FP8-R13"
     EMPTY_OPTION = "FP8-R14"
     OPTIONS_EXCLUDE = "FP8-R15"
-    NO_REASON = "FP8-R16"
-    REFUSED_IN_CI = "FP8-R18"
     NOT_WRITABLE = "FP8-R19"
     REPORT_AMONG_BASELINES = "FP8-R20"
     NO_WEIGHTS = "FP8-R21"

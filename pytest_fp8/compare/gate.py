@@ -1,4 +1,4 @@
-"""The comparison with base in a test session: what `assert_speedup` adds under --fp8-base-python or --fp8-base-git."""
+"""The comparison with base in a test session: what `assert_speedup` adds under --fp8-base."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from pytest_fp8.codes import S
 from pytest_fp8.compare.session import Model, Side, compare_in, environments
-from pytest_fp8.errors import SettingsError
 from pytest_fp8.questions.speed.check import SpeedFigures
 from pytest_fp8.verdicts import Decision, Verdict
 
@@ -30,25 +29,10 @@ class BaseGate:
 
     def compare(self, case: Case, model: Model, cases: int) -> Comparison:
         """``cases`` of the session share its false alarms. Raises :class:`ArmError`, and :class:`SettingsError` where
-        base cannot be had or cannot read the model."""
+        base cannot be had."""
         if self._sides is None:
             self._sides = environments(self._base, Side(), self._project, self._held)
-        if model.shipped is not None:
-            _require_one_bytecode(*self._sides)
         return compare_in(self._pool(), case, model, self._sides, cases=cases)
-
-
-def _require_one_bytecode(base: ArmEnvironment, head: ArmEnvironment) -> None:
-    """A workload of a test file travels as bytecode, which another minor version of Python cannot read."""
-    mine, theirs = (".".join(side.versions["python"].split(".")[:2]) for side in (head, base))
-    if mine != theirs:
-        raise SettingsError(
-            S.OTHER_PYTHON,
-            "base runs another Python, which cannot read the model of this test file",
-            expected=f"an interpreter of Python {mine} for --fp8-base-python",
-            seen=f"{base.python}: Python {theirs}",
-            next_step="pytest-fp8 compare --base-python ... --workload module:name imports the model on each side",
-        )
 
 
 def with_base(stored: Decision, compared: Comparison) -> Decision:

@@ -123,7 +123,7 @@ def _judge(figures: MemoryFigures) -> Finding:
             headline="no baseline to hold the memory ratio against",
             expected="a stored baseline",
             seen=seen,
-            next_step='run once with --fp8-update-baselines --fp8-reason "first measurement"',
+            next_step='run once with --fp8-update="first measurement"',
         )
     if ratio > stored * (1 + TOLERANCE):
         return Finding(
@@ -133,7 +133,7 @@ def _judge(figures: MemoryFigures) -> Finding:
             expected=f"at most {stored:.3f}x +{TOLERANCE:.0%}",
             seen=seen,
             cause="FP8 copies of weights or activations kept beside the high-precision ones",
-            next_step="compare phases and bf16_phases of this case in report.json (--fp8-report-dir): a larger "
+            next_step="compare phases and bf16_phases of this case in report.json (--fp8-report): a larger "
             "forward peak is activations, a larger optimizer peak is weights or their states",
         )
     if ratio < stored * (1 - TOLERANCE):
@@ -144,6 +144,6 @@ def _judge(figures: MemoryFigures) -> Finding:
             expected=f"{stored:.3f}x +-{TOLERANCE:.0%}",
             seen=seen,
             cause="copies that are no longer kept; the old baseline no longer guards that",
-            next_step='update the baseline: --fp8-update-baselines --fp8-reason "less memory since ..."',
+            next_step='update the baseline: --fp8-update="less memory since ..."',
         )
     return passed(f"{seen}; baseline {stored:.3f}x")

@@ -1,4 +1,4 @@
-"""The files of ``--fp8-report-dir``: report.json, and a candidate for the baseline of each case that was measured."""
+"""The files of ``--fp8-report``: report.json, and a candidate for the baseline of each case that was measured."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ def header(settings: Settings, look: bool) -> list[str]:
     baselines = f"{stored} in {place}/{key}" if key != "auto" else place
     if not settings.baseline_dir.is_dir():
         baselines = f"none, there is no folder {place}"
-    if settings.baselines_from:
-        baselines = f"those of git revision {settings.baselines_from}"
+    if settings.base:
+        baselines += f"; base {settings.base}"
     update = " (updating)" if settings.update else ""
     versions = library_versions(LIBRARIES)
     libraries = ", ".join(f"{name} {versions[name]}" if name in versions else f"no {name}" for name in LIBRARIES)

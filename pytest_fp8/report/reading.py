@@ -37,7 +37,7 @@ def read_report(path: Path) -> dict[str, Any]:
         raise Fp8Error(
             R.NOT_A_REPORT,
             f"{quoted(str(file))} is no report of this pytest-fp8: {said}"[:500],
-            next_step="run the tests again with --fp8-report-dir",
+            next_step="run the tests again with --fp8-report",
         ) from None
     found: dict[str, Any] = report
     return found

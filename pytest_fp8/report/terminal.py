@@ -17,7 +17,7 @@ from pytest_fp8.questions.findings import some
 from pytest_fp8.report.annotations import OTHERS, below, commands
 from pytest_fp8.report.baselines import revision_lines
 from pytest_fp8.report.cells import NONE, figures_of, slower_of
-from pytest_fp8.report.durations import duration_lines, time_in_arms
+from pytest_fp8.report.durations import time_in_arms
 from pytest_fp8.report.footnotes import folded, footnotes, lines_of, numbers_of
 from pytest_fp8.report.ledger import Entry, Ledger
 from pytest_fp8.report.progress import encoding_of
@@ -172,8 +172,7 @@ def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
     for operations in ledger.durations.get("waited", {}).values():
         waited.update(operations)
     spent = time_in_arms(waited)
-    durations = duration_lines(ledger.durations) if session.settings.durations else ()
-    for line in [*(folded(spent, width) if spent else ()), *durations]:
+    for line in folded(spent, width) if spent else ():
         reporter.write_line(tables.writable(line, encoding))
     for note in shift_lines(ledger):
         reporter.write_line(note, yellow=True)

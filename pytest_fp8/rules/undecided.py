@@ -51,16 +51,13 @@ def passed_without(answers: Sequence[Answer]) -> list[str]:
     return [f"{none} of {len(answers)} questions have no answer, and no test fails for that; --fp8-strict fails them"]
 
 
-def unanswered(
-    answers: Sequence[Answer], *, gpu: str, fails: bool, budget: int | None, in_ci: bool, first_steps: str = ""
-) -> Unanswered:
+def unanswered(answers: Sequence[Answer], *, gpu: str, fails: bool, in_ci: bool, first_steps: str = "") -> Unanswered:
     """Judge the answers of a run on the declared ``gpu``.
 
-    ``fails``: whether an unanswered question fails the session (``--fp8-undecided=fail``). ``budget``: how many may be
-    INCONCLUSIVE; ``None``: :data:`BUDGET`. ``in_ci``: whether a missing baseline fails, too. ``first_steps``: the
-    commands that end the lack of baselines.
+    ``fails``: whether an unanswered question fails the session; under ``--fp8-strict`` its test does. ``in_ci``:
+    whether a missing baseline fails, too. ``first_steps``: the commands that end the lack of baselines.
     """
-    allowed = max(1, math.floor(BUDGET * len(answers))) if budget is None else budget
+    allowed = max(1, math.floor(BUDGET * len(answers)))
     missing = [a for a in answers if a.code in NO_BASELINE]
     never = [a for a in answers if a.verdict in ("INVALID", "NOT_EXERCISED") and a.code not in NO_BASELINE]
     open_ = [a for a in answers if a.verdict == "INCONCLUSIVE"]
@@ -73,8 +70,7 @@ def unanswered(
             f"{R.UNANSWERED}: {len(listed)} of {len(answers)} questions have no answer on the declared GPU{over}. "
             "A question without an answer is not green:\n"
             + "".join(f"  {answer.line}\n" for answer in listed)
-            + "  next: do what each message above says, or run again where the GPU was disturbed; "
-            "--fp8-undecided=warn shows this without failing"
+            + "  next: do what each message above says, or run again where the GPU was disturbed"
         )
     if missing:
         cases = sorted({a.case for a in missing})

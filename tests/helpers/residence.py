@@ -63,7 +63,7 @@ class Told:
 
 def run(pytester, *options, recipes=RECIPES[:1]):
     pytester.makepyfile(SUITE.format(recipes=recipes))
-    return pytester.runpytest("--fp8-gpu=h100", "--fp8-undecided=warn", *options)
+    return pytester.runpytest("--fp8-gpu=h100", *options)
 
 
 def noted(monkeypatch):

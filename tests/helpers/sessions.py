@@ -18,7 +18,7 @@ CANDIDATE = "out/candidates/h200/tiny-torchao-rowwise.json"
 
 
 def update(reason="first", *more):
-    return ("--fp8-gpu=h200", "--fp8-update-baselines", f"--fp8-reason={reason}", *more)
+    return ("--fp8-gpu=h200", f"--fp8-update={reason}", *more)
 
 
 UPDATE = update()

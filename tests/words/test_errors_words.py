@@ -10,11 +10,10 @@ import pytest
 
 from helpers.fakes import H200
 from pytest_fp8 import Case, Workload, doctor, gpu
-from pytest_fp8.ci import refuse_in_ci
 from pytest_fp8.codes import R, S
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.markers import cases_of, require_one_folder
-from pytest_fp8.options import Settings, _weights
+from pytest_fp8.options import Settings
 from pytest_fp8.rules.undecided import Answer, unanswered
 from pytest_fp8.workload import WorkloadReference
 
@@ -66,9 +65,7 @@ SETTINGS = {
     "a text as leave": (R.BAD_VALUE, workload(leave="*.router")),
     "rate": (R.BAD_VALUE, workload(learning_rate=0)),
     "a workload's name": (R.BAD_VALUE, lambda: WorkloadReference("module")),
-    "weights without a model": (R.BAD_VALUE, lambda: _weights("big=/tmp")),
-    "weights": (R.NO_WEIGHTS, lambda: _weights("tiny=/nowhere")),
-    "continuous integration": (R.REFUSED_IN_CI, lambda: refuse_in_ci({"CI": "true"})),
+    "weights": (R.NO_WEIGHTS, mark(model="tiny", weights="/nowhere")),
     "positional": (R.BAD_MARK, mark("torchao")),
     "both": (R.BAD_MARK, mark(cases=[], recipe="tensorwise")),
     "no list": (R.BAD_MARK, mark(cases=7)),
@@ -216,14 +213,14 @@ def test_what_the_doctor_finds(snapshot, monkeypatch):
 def test_what_a_session_says_at_its_end(snapshot):
     answers = [Answer("a", "loss", "INVALID", "the arms trained on different data", "FP8-D01")]
     answers += [Answer("b", "speedup", "NOT_EXERCISED", "no baseline", S.NO_BASELINE)]
-    found = unanswered(answers, gpu="h200", fails=True, budget=None, in_ci=True, first_steps="store them")
+    found = unanswered(answers, gpu="h200", fails=True, in_ci=True, first_steps="store them")
     assert found.problems == snapshot
 
 
 UNMADE = {
     "an arm's process": """TOO_LARGE ARM_DIED ARM_HUNG UNREADABLE_ANSWER NOT_STARTED
         RANKS_DISAGREE OTHER_COLLECTIVES PORT_TAKEN OWN_CHECKPOINT_RAISED OTHER_SIDES_CODE""",
-    "a session of pytest's": """EMPTY_OPTION OPTIONS_EXCLUDE NO_REASON NOT_WRITABLE REPORT_AMONG_BASELINES
+    "a session of pytest's": """EMPTY_OPTION OPTIONS_EXCLUDE NOT_WRITABLE REPORT_AMONG_BASELINES
         GPU_SHARED GPUS_UNLIKE NO_WORKLOAD NOT_A_WORKLOAD TWO_MODELS CANNOT_RUN_HERE NOTHING_RAN NOTHING_STORED
         BASE_NOT_TIMED MARK_UNREAD NOTHING_ASKED EXCEPTION_CAUGHT NOT_ASKED_OF_THIS_CASE""",
     "files, git or another Python": """CANNOT_SHIP NOT_A_PYTHON NO_REVISION NOT_CHECKED_OUT NOT_A_REPORT FILE_NAME""",

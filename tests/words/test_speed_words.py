@@ -92,7 +92,7 @@ FOUND = {
     S.SLOWER_THAN_BASE: lambda: against_base(-0.05),
 }
 """Code -> what asks for it."""
-OF_COMMANDS = {S.COMPARE_OPTIONS, S.SAME_SIDES, S.NO_GPU, S.OTHER_PYTHON}
+OF_COMMANDS = {S.COMPARE_OPTIONS, S.SAME_SIDES, S.NO_GPU}
 """Errors, which ``tests/test_compare.py`` and ``tests/test_compare_sides.py`` raise."""
 
 

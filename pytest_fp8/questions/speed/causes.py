@@ -36,7 +36,7 @@ def why_undecided(evidence: TimingEvidence, result: Speedup, account: Account | 
                 f"sessions on other machines differ by {sessions:.2%} from the baseline's, this session's processes "
                 f"by {own:.2%}: more of them would not decide",
                 "pytest-fp8 compare measures base and head in one session, where that cancels; or store further "
-                "sessions with --fp8-update-baselines",
+                "sessions with --fp8-update",
             )
     return Why(
         S.UNDECIDED,
@@ -66,7 +66,7 @@ def slower_by_the_host(account: Account | None, seen: str, against: str) -> Find
         expected=against,
         seen=seen,
         cause=f"{waits}: a host slower or busier than the baseline's, or code in the step that makes the GPU wait",
-        next_step='store busy times, too: --fp8-update-baselines --fp8-reason "busy times"; or a larger batch',
+        next_step='store busy times, too: --fp8-update="busy times"; or a larger batch',
     )
 
 

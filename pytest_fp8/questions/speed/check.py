@@ -229,7 +229,7 @@ def _explain(
             **lines,
             headline="FP8 is faster than its baseline",
             cause="a library, a kernel or the model's FP8 path became faster; the old baseline no longer guards that",
-            next_step='update the baseline: --fp8-update-baselines --fp8-reason "faster since ..."',
+            next_step='update the baseline: --fp8-update="faster since ..."',
         )
     if result.verdict is Verdict.NOT_EXERCISED:
         return Finding(
@@ -239,7 +239,7 @@ def _explain(
             expected=baseline_file or "a stored baseline",
             seen=seen,
             cause="this case was never stored for this GPU",
-            next_step='run once with --fp8-update-baselines --fp8-reason "first measurement"',
+            next_step='run once with --fp8-update="first measurement"',
         )
     if result.verdict is Verdict.FAIL and result.reason == "baseline":
         return Finding(

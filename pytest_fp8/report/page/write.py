@@ -28,7 +28,7 @@ def add_report(commands: Any) -> None:
         nargs="+",
         type=Path,
         metavar="DIR",
-        help="folder of --fp8-report-dir, or a report.json; the newest last",
+        help="folder of --fp8-report, or a report.json; the newest last",
     )
     add.add_argument("-o", "--output", type=Path, help=f"where to write (default: {NAME} in the last folder)")
     add.set_defaults(run=run)

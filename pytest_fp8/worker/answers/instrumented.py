@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from pytest_fp8.worker.record.room import recorded_batch, uncompiled
 from pytest_fp8.worker.training.setup import seed_generators
 from pytest_fp8.worker.watch.product_accuracy import kept_numbers
 
@@ -41,17 +42,17 @@ def instrumented_step(
 ) -> torch.Tensor:
     """One step in which both arms do the same work; gives its loss, detached.
 
-    The arm restarts with the weights of ``seed``, gets the first batch of that seed's curve, and draws from
-    generators that are seeded alike, so that dropout masks are the same in both arms. Compiled code runs uncompiled,
-    because hooks do not run inside it. The optimizer changes no weight, and gradients are dropped afterwards.
+    The arm restarts with the weights of ``seed``, gets the first batch of that seed's curve, of the suite's models the
+    beginning of it, and draws from generators that are seeded alike, so that dropout masks are the same in both arms.
+    Compiled code runs uncompiled. The optimizer changes no weight, and gradients are dropped afterwards.
 
     Without ``restart`` the arm goes on from where it is, with the batch of ``step``: its scales are those that its own
     training has left.
     """
     if restart:
         engine.restart(seed)
-        fit_scales(engine, seed)
-    batch = engine.training_batch(seed, step)
+        fit_scales_to_recorded(engine, seed, step)
+    batch = recorded_batch(engine, seed, step)
     seed_generators(RANDOM + seed)
 
     @contextmanager
@@ -63,7 +64,7 @@ def instrumented_step(
 
     with ExitStack() as stack:
         stack.enter_context(engine.standing_still())
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(uncompiled(engine))
         for observer in observers:
             stack.enter_context(observer.watching())
         loss = engine.step(batch, phase=phase)
@@ -71,8 +72,15 @@ def instrumented_step(
     return loss
 
 
-def fit_scales(engine: Engine, seed: int) -> None:
-    """Let delayed scaling see the batch that is about to be measured: its scales are those of past steps.
+def fit_scales_to_recorded(engine: Engine, seed: int, step: int = 0) -> None:
+    """:func:`fit_scales` to the batch of the instrumented step. Of fewer tokens the mean loss has larger gradients."""
+    with uncompiled(engine):
+        fit_scales(engine, lambda: recorded_batch(engine, seed, step))
+
+
+def fit_scales(engine: Engine, draw: Callable[[], Any]) -> None:
+    """Let delayed scaling see the batch that is about to be measured, which ``draw`` gives: its scales are those of
+    past steps.
 
     A fresh model's first scales fit badly, which says nothing of the layer. Seen on an H200: after the two calibration
     passes of a restart, on another batch, a gradient of a 1B model is 31 dB worse than the recipe's own casts make it.
@@ -82,4 +90,4 @@ def fit_scales(engine: Engine, seed: int) -> None:
     own = any(is_fp8(module) and kept_numbers(module) for module in engine.model.modules())
     for _ in range(engine.calibration_passes or OWN_PASSES * own):
         with engine.standing_still():
-            engine.step(engine.training_batch(seed, step=0))
+            engine.step(draw())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -15,15 +15,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.questions.ledger.differences import OUTSIDE
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, Entered, TensorNote, Updates
-from pytest_fp8.worker.answers.instrumented import SEED, Observer, instrumented_step
+from pytest_fp8.worker.answers.instrumented import SEED, instrumented_step
 from pytest_fp8.worker.answers.updates import updates
 from pytest_fp8.worker.error_trace import code_of
 from pytest_fp8.worker.record.gradients import norm_of
 from pytest_fp8.worker.record.perturb import PERTURBATION, moved_weights
+from pytest_fp8.worker.record.room import recorded_batch
 from pytest_fp8.worker.tensors import plain_name, split
 from pytest_fp8.worker.training.phases import around_step
-from pytest_fp8.worker.training.ranks import every_rank_s, room_for_activations, uncompiled_step_fits
-from pytest_fp8.worker.watch.activations import kept_on_host
+from pytest_fp8.worker.training.ranks import every_rank_s
 from pytest_fp8.worker.watch.ledger_modules import digest_of, shape_of
 from pytest_fp8.worker.watch.ledger_operators import OperatorWatch
 from pytest_fp8.worker.watch.ledger_weights import optimizer_note, random_state, switches_of
@@ -32,7 +32,6 @@ from pytest_fp8.worker.watch.second_forward import SecondForward
 from pytest_fp8.zoo.batch import tensors_in
 
 if TYPE_CHECKING:
-    from pytest_fp8.case import Case
     from pytest_fp8.worker.run.engine import Engine
 
 
@@ -121,10 +120,11 @@ def ledger_of(engine: Engine) -> ArmLedger:
 
 
 def _taken(engine: Engine) -> ArmLedger:
-    batch = [note_of(tensor) for tensor in tensors_in(engine.training_batch(SEED, step=0))]
+    batch = [note_of(tensor) for tensor in tensors_in(recorded_batch(engine, SEED, step=0))]
     made = _updates(engine)
-    seen, loss, others = _watched_step(engine)
-    routed, entered = _moved(engine, seen, batch, others)
+    seen = StepLedger(engine)
+    loss = instrumented_step(engine, seen)
+    routed, entered = _moved(engine, seen, batch)
     optimizer = optimizer_note(engine.optimizer, engine.model, engine.fused_params)
     operators, modules = seen.operators, seen.operators.modules
     return ArmLedger(
@@ -184,32 +184,12 @@ def _updates(engine: Engine) -> Updates:
     return NO_UPDATES
 
 
-def _watched_step(engine: Engine) -> tuple[StepLedger, torch.Tensor, tuple[Observer, ...]]:
-    """The instrumented step, its loss and what it took beside the ledger: activations in the host's memory where they
-    do not fit the GPU. Several ranks cannot try: they decide it together beforehand."""
-    seen = StepLedger(engine)
-    others: tuple[Observer, ...] = ()
-    try:
-        if not uncompiled_step_fits(engine.case, engine.device, engine.backend.uncompiled_over_compiled):
-            others = (_OnHost(engine.case),)
-        return seen, instrumented_step(engine, *others, seen), others
-    except torch.OutOfMemoryError:
-        if engine.case.gpus > 1:
-            raise
-    # Not inside the handler: its traceback holds what was allocated.
-    engine.park()
-    seen, others = StepLedger(engine), (_OnHost(engine.case),)
-    return seen, instrumented_step(engine, *others, seen), others
-
-
 MOVES = (PERTURBATION, 2.0**-2, 2.0**-1)
 """How far weights are moved to see what follows from them. Larger moves than FP8's: a router that sends one row in a
 hundred elsewhere for FP8 alone should not send all as before in each of these."""
 
 
-def _moved(
-    engine: Engine, seen: StepLedger, batch: Sequence[TensorNote], others: tuple[Observer, ...]
-) -> tuple[list[str], list[Entered]]:
+def _moved(engine: Engine, seen: StepLedger, batch: Sequence[TensorNote]) -> tuple[list[str], list[Entered]]:
     """The modules that do other work where the weights are moved; and what entered, without the digests of what then
     differs. A digest that differs in a repetition, too, follows from something else, and stays.
 
@@ -223,7 +203,7 @@ def _moved(
     for draw, by in enumerate((0.0, *MOVES)):
         found.append(StepLedger(engine))
         with moved_weights(engine, draw, by, beside=seen.operators.modules.adopted):
-            instrumented_step(engine, *others, found[-1], restart=False)
+            instrumented_step(engine, found[-1], restart=False)
     repeated, *moved = [_digests(each.operators.modules.entered) for each in found]
     follows = {digest for digest in made & repeated if not all(digest in each for each in moved)}
     entered = [
@@ -235,17 +215,6 @@ def _moved(
 
 def _digests(calls: Sequence[Entered]) -> set[str]:
     return {note.digest for call in calls for note in call.tensors} - {""}
-
-
-class _OnHost(Observer):
-    """Large activations of the step that find no room wait in the host's memory. Not those of the compiled steps before
-    it."""
-
-    def __init__(self, case: Case) -> None:
-        self._case = case
-
-    def watching(self) -> AbstractContextManager[Any]:
-        return kept_on_host(room_for_activations(self._case))
 
 
 def note_of(tensor: torch.Tensor) -> TensorNote:

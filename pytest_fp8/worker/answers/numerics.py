@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.questions.numerics.evidence import LATER
-from pytest_fp8.worker.answers.instrumented import SEED, fit_scales, instrumented_step
+from pytest_fp8.worker.answers.instrumented import SEED, fit_scales_to_recorded, instrumented_step
 from pytest_fp8.worker.answers.outputs import OutputWatch
 from pytest_fp8.worker.answers.timing import compiled_frames
 from pytest_fp8.worker.answers.yardstick import gradients, moved_gradients
 from pytest_fp8.worker.record.gradients import GradientSketches
 from pytest_fp8.worker.record.held_out import inputs_of, not_evaluated
 from pytest_fp8.worker.record.probe import ProductChecks
+from pytest_fp8.worker.record.room import is_cut
 from pytest_fp8.worker.state.training_state import buffers_kept
 from pytest_fp8.worker.training.setup import seed_generators
 
@@ -25,17 +26,17 @@ def numerics(engine: Engine, moved: bool, seed: int = SEED) -> dict[str, Any]:
     of ``seed``. ``moved``: whether the gradients at moved weights are wanted, too.
 
     One instrumented step gives products, outputs and gradients. Where code is compiled, which runs uncompiled in that
-    step, gradients are those of a step as the arm runs it.
+    step, and where the step has few of a batch's tokens, gradients are those of a step as the arm runs it.
     """
     engine.restart(seed)
-    fit_scales(engine, seed)
+    fit_scales_to_recorded(engine, seed)
     products, outputs, sketches = ProductChecks(engine), OutputWatch(engine), GradientSketches(engine)
     # Whatever is measured next starts from equal buffers: a codebook that this step moves would not be the same in both
     # arms.
     with buffers_kept(engine.model):
         loss = instrumented_step(engine, products, outputs, sketches, seed=seed, restart=False)
     evaluated, error = evaluated_products(engine, 0, seed)
-    as_it_runs = engine.compiled or compiled_frames()
+    as_it_runs = engine.compiled or compiled_frames() or is_cut(engine)
     return {
         "products": products.checks(),
         "evaluated": evaluated,
@@ -73,6 +74,8 @@ def later_products(engine: Engine, seed: int = SEED) -> dict[str, list[dict[str,
     seed_generators(seed)
     for step in range(LATER):
         engine.step(engine.training_batch(seed, step))
+    if is_cut(engine):
+        fit_scales_to_recorded(engine, seed, LATER)
     checks = ProductChecks(engine)
     instrumented_step(engine, checks, seed=seed, step=LATER, restart=False)
     evaluated, _ = evaluated_products(engine, LATER, seed)

@@ -45,7 +45,7 @@ def _gradients(engine: Engine, seed: int) -> tuple[GradientSketches, dict[str, A
     # small change moves.
     with buffers_kept(engine.model):
         engine.renew_scales()
-        fit_scales(engine, seed)
+        fit_scales(engine, lambda: engine.training_batch(seed, step=0))
         batch = engine.training_batch(seed, step=0)
         seed_generators(RANDOM + seed)
         sketches = GradientSketches(engine)

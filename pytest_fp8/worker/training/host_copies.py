@@ -20,17 +20,17 @@ def on_host(tensors: Mapping[str, torch.Tensor], device: str = "cuda") -> dict[s
     found = dict(tensors)
     for name, tensor in tensors.items():
         if tensor.device.type == device and is_plain(tensor):
-            stage = new_stage(device) if stage is None else stage
+            stage = _stage(device) if stage is None else stage
             found[name] = staged(tensor, stage)
     return found
 
 
-def staged(tensor: torch.Tensor, stage: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
-    """A copy in the host's memory, or from there on the ``device``, made part by part through ``stage``: bytes."""
+def staged(tensor: torch.Tensor, stage: torch.Tensor) -> torch.Tensor:
+    """A copy in the host's memory, made part by part through ``stage``: bytes."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     # A single element is contiguous at any stride, but for this view.
     source = flat.as_strided(flat.shape, (1,)).view(torch.uint8)
-    copy = torch.empty(source.shape, dtype=torch.uint8, device=device)
+    copy = torch.empty(source.shape, dtype=torch.uint8)
     for part, target in zip(source.split(stage.numel()), copy.split(stage.numel()), strict=True):
         through = stage[: part.numel()]
         through.copy_(part)
@@ -44,6 +44,5 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return of_no_class and tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
 
 
-def new_stage(device: str) -> torch.Tensor:
-    """The buffer for tensors of this type of device."""
+def _stage(device: str) -> torch.Tensor:
     return torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=device == "cuda")

@@ -83,37 +83,6 @@ def share_buffers(model: torch.nn.Module) -> None:
                 buffer.detach().copy_(shared.view(buffer.dtype).view(buffer.shape))
 
 
-def uncompiled_step_fits(case: Case, device: torch.device, over_compiled: float) -> bool:
-    """Whether on every rank more memory is free than an uncompiled step needs: so many times what a compiled one has
-    needed. True for an arm on one GPU, which may try."""
-    if case.gpus == 1 or device.type != "cuda":
-        return True
-    import torch.distributed as dist
-
-    needed = over_compiled * _compiled_step_needed()
-    fits = torch.tensor(float(torch.cuda.mem_get_info()[0] > needed))
-    dist.all_reduce(fits, dist.ReduceOp.MIN)
-    return bool(fits)
-
-
-MARGIN = 1 / 16
-"""Of the GPU's memory, left for what no allocator finds a place for."""
-
-
-def room_for_activations(case: Case) -> int:
-    """Bytes of activations of an uncompiled step that may stay on the GPU: what is free beyond all that a compiled step
-    has needed, which has the logits, gathered weights and gradients in it. None on one GPU, which has just tried."""
-    if case.gpus == 1 or not torch.cuda.is_available():
-        return 0
-    free, whole = torch.cuda.mem_get_info()
-    cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    return max(0, int(free + cached - _compiled_step_needed() - MARGIN * whole))
-
-
-def _compiled_step_needed() -> int:
-    return torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-
-
 def part_of(case: Case, batch: Any) -> Any:
     """This rank's sequences of a batch of the suite's: so many steps of N ranks are those of one GPU."""
     if case.gpus == 1:
