@@ -19,17 +19,7 @@ from typing import Any
 from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse, refuse_unknown
 from pytest_fp8.plain import PlainDataError, plain_value, types_of
-from pytest_fp8.recipes import (
-    BACKENDS,
-    FULL_BACKENDS,
-    PARALLEL,
-    PARALLEL_BACKENDS,
-    SHARDED_REFERENCES,
-    SHORT_BACKENDS,
-    recipe_facts,
-    recipe_options,
-    recipes_of,
-)
+from pytest_fp8.recipes import PARALLEL, backend_type, known_backend, recipe_facts, recipe_options, types
 from pytest_fp8.zoo.shapes import SHAPES
 
 OWN = "own"
@@ -40,11 +30,6 @@ DEFINITION = 2
 :data:`pytest_fp8.baselines.record.MEASUREMENT`, which each session stores: raising that throws no history away."""
 
 QUESTIONS = ("layers", "numerics", "loss", "speedup", "memory", "checkpoints")
-EMULATED_BACKENDS = ("torchao", "accelerate_torchao", "trainer_torchao", "accelerate_bf16", "bf16")
-REFERENCES = {"unsloth": "unsloth_bf16", "unsloth_te": "unsloth_bf16"}
-"""The backend of the BF16 reference, where it is not plain PyTorch."""
-ADAPTERS_ALONE = ("unsloth", "unsloth_te", "unsloth_bf16")
-"""Backends that train nothing but adapters on a frozen base, with a model and kernels of their own."""
 CHIPS = ("hopper", "blackwell", "ada")
 
 CHECKPOINT_FORMATS = ("safetensors", "dcp")
@@ -138,9 +123,10 @@ class Case:
                 f"{name}={value!r:.80}",
                 f"take it out of the mark; {instead}",
             )
-        object.__setattr__(self, "backend", FULL_BACKENDS.get(self.backend, self.backend))
-        if self.emulated and self.backend in BACKENDS:
-            self._require_emulation()
+        kind = known_backend(self.backend)
+        object.__setattr__(self, "backend", kind.name)
+        if self.emulated and not kind.emulates:
+            self._refuse_emulation()
         full, defaults = self.full_options, recipe_facts(self.backend, self.recipe).options
         object.__setattr__(self, "options", {k: v for k, v in full.items() if v != defaults.get(k)})
         own = "leave model= out, and bring a model of your own with the fixture fp8_workload"
@@ -154,7 +140,7 @@ class Case:
             "a rank from 1 with its targets, or 0 and no targets",
             str(self.lora),
         )
-        if self.backend in ADAPTERS_ALONE:
+        if kind.brings_model:
             self._require_adapters()
         own = "a name for a model of your own, with no model="
         _agree(not self.name or self.model == OWN, "name of a case", own, self.name)
@@ -176,13 +162,12 @@ class Case:
                 value = os.fspath(value)
             object.__setattr__(self, each.name, field_value(each.name, value))
 
-    def _require_emulation(self) -> None:
+    def _refuse_emulation(self) -> None:
         """Raise :class:`SettingsError` for a backend that runs on GPUs alone. The next step names a recipe where the
         case's is none of the backend's, as the default of a mark may be."""
-        if self.backend in EMULATED_BACKENDS:
-            return
-        has, short = recipes_of(self.backend), SHORT_BACKENDS.get(self.backend, self.backend)
-        on_gpu = f"backend={short!r}, recipe={(self.recipe if self.recipe in has else has[0])!r}"
+        kind = backend_type(self.backend)
+        has = [facts.name for facts in kind.recipes]
+        on_gpu = f"backend={(kind.short or kind.name)!r}, recipe={(self.recipe if self.recipe in has else has[0])!r}"
         refuse(
             R.NOT_EMULATED,
             f"{self.backend!r} cannot be emulated",
@@ -208,7 +193,7 @@ class Case:
         if not self.parallel:
             return
         _known("parallel", self.parallel, PARALLEL)
-        able = [backend for backend, ways in PARALLEL_BACKENDS.items() if self.parallel in ways]
+        able = [kind.name for kind in types() if self.parallel in kind.parallel]
         _agree(self.backend in able, f"backend under {self.parallel}", f"one of {', '.join(able)}", self.backend)
         wants = "a model of your own, Workload(parallelize=...)"
         _agree(self.parallel != "own" or self.model == OWN, "parallel='own'", wants, self.model)
@@ -259,7 +244,7 @@ class Case:
     def id(self) -> str:
         """Also names the baseline file: letters, digits, ``-``, ``_`` and ``.``. Different names differ in it."""
         model = f"{self.model}.{self.name}" if self.name else self.model
-        parts = [model, SHORT_BACKENDS.get(self.backend, self.backend)]
+        parts = [model, backend_type(self.backend).short or self.backend]
         if self.recipe != "none":
             parts.append(self.recipe)
         parts += [f"{name}.{value}" for name, value in sorted(self.options.items())]
@@ -318,8 +303,9 @@ class Case:
         must beat the fastest BF16; a user's own model, which might not compile, and DeepSpeed's are compiled where the
         FP8 arm is."""
         compiled = self.compile or (self.model != OWN and self.parallel != "zero3")
-        known = SHARDED_REFERENCES if self.parallel else REFERENCES
-        return replace(self, backend=known.get(self.backend, "bf16"), recipe="none", options={}, compile=compiled)
+        kind = backend_type(self.backend)
+        reference = kind.reference_on_ranks if self.parallel else kind.reference
+        return replace(self, backend=reference, recipe="none", options={}, compile=compiled)
 
     def digest(self, workload: str = "") -> str:
         """Hash of all that can change a number, 16 hex digits; ``workload``: the fingerprint of a user's own model."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_fp8.recipes import DGRAD, FPROP, LIBRARIES, POWERS, WGRAD, Role, recipe_facts
+from pytest_fp8.recipes import DGRAD, FPROP, POWERS, WGRAD, Role, library_of, recipe_facts
 
 E4M3, E5M2 = "e4m3", "e5m2"
 TENSOR, LINE, BLOCK, SQUARE, MX = "tensor", "line", "1x128", "128x128", "1x32"
@@ -39,7 +39,7 @@ input). A role that is not in it stays in high precision."""
 def promised_casts(backend: str, recipe: str, options: Mapping[str, Any]) -> Casts:
     """What the recipe promises for each role that it runs in FP8."""
     roles = recipe_facts(backend, recipe).roles
-    made = _casts(LIBRARIES.get(backend, backend), recipe, options.get("fp8_format", "HYBRID")) if roles else {}
+    made = _casts(library_of(backend), recipe, options.get("fp8_format", "HYBRID")) if roles else {}
     if options.get(POWERS):
         made = {role: (replace(one, powers=True), replace(two, powers=True)) for role, (one, two) in made.items()}
     return {role: made[role] for role in roles}

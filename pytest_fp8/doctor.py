@@ -18,11 +18,11 @@ from pytest_fp8 import gpu as gpus
 from pytest_fp8.arms.env import arm_env
 from pytest_fp8.arms.memory_plan import GIB, exceed_together, peak_bytes
 from pytest_fp8.arms.scratch import temporary_folder
-from pytest_fp8.case import EMULATED_BACKENDS, Case
+from pytest_fp8.case import Case
 from pytest_fp8.codes import Code, R
 from pytest_fp8.gpu import Gpu
 from pytest_fp8.libraries import library_versions, requirements, wanted
-from pytest_fp8.recipes import BACKENDS, RECIPES, recipe_facts, unmet_need
+from pytest_fp8.recipes import unmet_need
 from pytest_fp8.zoo.shapes import SHAPES
 
 DESCRIPTION = """\
@@ -155,17 +155,19 @@ def condition_findings(gpu: Gpu) -> Iterator[Line]:
 
 def recipe_findings(gpu: Gpu | None) -> Iterator[Line]:
     """For each backend whose library is here: the recipes that run, and why others do not."""
-    from pytest_fp8.backends import backend
+    from pytest_fp8.recipes import types
 
-    for name in (name for name in BACKENDS if any(recipe_facts(*key).roles for key in RECIPES if key[0] == name)):
-        installed, reason = backend(name).available()
-        recipes = [recipe for owner, recipe in RECIPES if owner == name]
+    for kind in types():
+        if not any(facts.roles for facts in kind.recipes):
+            continue
+        (installed, reason), name = kind().available(), kind.name
+        recipes = [facts.name for facts in kind.recipes]
         if not installed:
             # The text is folded at the end of a line, and what to do next is not.
             why, colon, package = reason.partition(": pip install ")
             yield Line("recipes", NOTE, f"{name}: {why}", f"pip install {package}" if colon else "")
         elif gpu is None or not gpu.chip:
-            emulated = name in EMULATED_BACKENDS
+            emulated = kind.emulates
             yield Line(
                 "recipes",
                 OK if emulated else NOTE,

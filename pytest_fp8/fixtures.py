@@ -102,7 +102,7 @@ def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any
 
     device = "cpu" if case.emulated else "cuda"
     chosen = backend(case.backend)
-    if chosen.patches_others or (convert and chosen.keeps_state):
+    if chosen.brings_model or (convert and chosen.through_accelerate):
         _fail(
             R.CANNOT_RUN_HERE,
             f"{case.backend} changes the whole process it is used in, so its models live in arms only",
@@ -117,7 +117,7 @@ def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any
         if workload is not None and workload.convert is not None:
             model = converted(workload.convert, model)
         else:
-            made = chosen.prepare(model, lambda m: torch.optim.SGD(m.parameters(), lr=0.0), case, compiled=False)
+            made = chosen.prepare(model, lambda m: torch.optim.SGD(m.parameters(), lr=0.0), case)
             model = made.model
     yield model
     del model

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_fp8 import gpu as gpus
-from pytest_fp8.case import EMULATED_BACKENDS, OWN, QUESTIONS, Case
+from pytest_fp8.backends import backend
+from pytest_fp8.case import OWN, QUESTIONS, Case
 from pytest_fp8.codes import R
 from pytest_fp8.errors import SettingsError, refuse, refuse_unknown
 from pytest_fp8.gpu import Gpu, is_kind
 from pytest_fp8.options import Settings
 from pytest_fp8.questions.findings import some
-from pytest_fp8.recipes import DEFAULT_RECIPE, unmet_need
+from pytest_fp8.recipes import DEFAULT_RECIPE, backend_type, unmet_need
 
 if TYPE_CHECKING:
     import pytest
@@ -202,7 +203,7 @@ def why_not(case: Case, settings: Settings, beside: Iterable[Case] = ()) -> tupl
         return f"--fp8-gpu={settings.gpu} was declared; {seen}", False
     if gpu is None or not in_use:
         seen = f"; this is {gpu.name}" if gpu is not None else f": {absent}"
-        emulates = case.model == OWN and case.backend in EMULATED_BACKENDS and case.gpus == 1
+        emulates = case.model == OWN and backend_type(case.backend).emulates and case.gpus == 1
         here = "; emulated=True in its mark runs it on the CPU" if emulates else ""
         wanted = f"needs a {case.chip} GPU" if case.chip else "needs a GPU with FP8 tensor cores"
         return f"{wanted}{seen}{here}", False
@@ -253,8 +254,6 @@ def running(cases: Iterable[Case], settings: Settings) -> list[Case]:
 
 def _library(case: Case) -> str:
     """Why the case's libraries are not usable here, or an empty string."""
-    from pytest_fp8.backends import backend
-
     usable, reason = backend(case.backend).available()
     if usable and case.parallel == "zero3" and importlib.util.find_spec("deepspeed") is None:
         return "parallel='zero3' needs DeepSpeed: pip install 'deepspeed>=0.16'"

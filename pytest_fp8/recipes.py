@@ -1,17 +1,20 @@
-"""How FP8 is scaled: the recipes by name, the roles that each promises in FP8, and what each needs. Plain data.
+"""What there is to switch on: backends, by the entry points of installed packages, and their recipes. Plain data.
 
 Sources: torchao ``Float8LinearRecipeName``; Transformer Engine ``transformer_engine.common.recipe``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse, refuse_unknown
+from pytest_fp8.libraries import installed
 
 Role = str
 FPROP, DGRAD, WGRAD, RECOMPUTE = "fprop", "dgrad", "wgrad", "recompute"
@@ -43,9 +46,8 @@ class Reason:
 
 @dataclass(frozen=True)
 class RecipeFacts:
-    """What a recipe promises, and which options users set on it."""
+    """What a recipe promises, and which options users set on it. A backend lists its own."""
 
-    backend: str
     name: str
     roles: tuple[Role, ...] = ROLES
     """Roles whose products run in FP8."""
@@ -57,92 +59,121 @@ class RecipeFacts:
     """The lowest compute capability that can run it."""
     only_capabilities: tuple[int, ...] = ()
     """Major compute capabilities that can run it; empty: any from ``minimum_capability`` up."""
+    calibration_passes: int = 0
+    """Forward and backward passes that a fresh model needs before its scales fit."""
 
 
 POWERS = "round_scales_to_power_of_2"
-_FORMAT = {"fp8_format": "HYBRID"}
+GROUP = "pytest_fp8.backends"
+"""Of the entry points that name backends, this package's and others'."""
 DEFAULT_RECIPE = "tensorwise"
 """What a mark without ``recipe=`` means."""
-_TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
-_HIGH_PRECISION_WGRAD = (FPROP, DGRAD)
-# Accelerate's own defaults: its algorithm is "most_recent" where Transformer Engine's is "max".
-_ACCELERATE = {**_FORMAT, "amax_history_len": 1024, "amax_compute_algo": "most_recent", "margin": 0}
-_DELAYED = {**_FORMAT, "amax_history_len": 1024, "amax_compute_algo": "max", "margin": 0}
-_RECIPES = [
-    RecipeFacts("bf16", "none", roles=()),
-    # Weights are gathered in FP8 under FSDP2; torchao has it for scales of whole tensors alone.
-    RecipeFacts("torchao", "tensorwise", switches=("float8_all_gather", "precompute_scale", POWERS)),
-    RecipeFacts("torchao", "rowwise", minimum_capability=(9, 0)),
-    # "gw_hp": the weight gradient stays in high precision, by design.
-    RecipeFacts("torchao", "rowwise_with_gw_hp", roles=_HIGH_PRECISION_WGRAD, minimum_capability=(9, 0)),
-    *(
-        facts
-        for backend in ("transformer_engine", "te_fused")
-        for facts in (
-            RecipeFacts(backend, "delayed", options=_DELAYED),
-            RecipeFacts(backend, "current", options=_FORMAT),
-            # Block scaling on Hopper needs cuBLAS's 128-wide block kernels; Blackwell offers MXFP8 instead.
-            RecipeFacts(backend, "block", options={"fp8_format": "E4M3"}, only_capabilities=(9,)),
-        )
-    ),
-    RecipeFacts("transformer_engine", "mxfp8", options={"fp8_format": "E4M3"}, minimum_capability=(10, 0)),
-    # Accelerate takes torchao's recipes in a config object, and of Transformer Engine's recipes only the delayed one.
-    # The Trainer takes no config object: Accelerate makes its default, which wraps weights for FSDP2.
-    *(
-        RecipeFacts(
-            f"{library}_torchao",
-            recipe,
-            roles=_HIGH_PRECISION_WGRAD if recipe == "rowwise_with_gw_hp" else ROLES,
-            options={"fp8_all_gather": True} if library == "trainer" else {},
-            minimum_capability=(8, 9) if recipe == "tensorwise" else (9, 0),
-        )
-        for library, recipes in (("accelerate", _TORCHAO), ("trainer", ("tensorwise",)))
-        for recipe in recipes
-    ),
-    *(RecipeFacts(f"{library}_te", "delayed", options=_ACCELERATE) for library in ("accelerate", "trainer")),
-    # FP8 weights that stay frozen: the forward product is FP8, the backward one runs on weights cast back to BF16.
-    RecipeFacts("unsloth", "rowwise", roles=(FPROP,), minimum_capability=(9, 0)),
-    RecipeFacts("unsloth_te", "delayed", options=_ACCELERATE),
-    RecipeFacts("unsloth_bf16", "none", roles=()),
-    RecipeFacts("accelerate_bf16", "none", roles=()),
-]
-RECIPES: dict[tuple[str, str], RecipeFacts] = {(facts.backend, facts.name): facts for facts in _RECIPES}
-BACKENDS: tuple[str, ...] = tuple(dict.fromkeys(facts.backend for facts in _RECIPES))
-
-SHORT_BACKENDS = {
-    "transformer_engine": "te",
-    "te_fused": "te.fused",
-    "accelerate_te": "accelerate.te",
-    "accelerate_torchao": "accelerate.torchao",
-    "accelerate_bf16": "accelerate.bf16",
-    "trainer_te": "trainer.te",
-    "trainer_torchao": "trainer.torchao",
-    "unsloth_te": "unsloth.te",
-    "unsloth_bf16": "unsloth.bf16",
-}
-"""Backend -> its name in the ids of cases, which a case takes for its backend as well."""
-FULL_BACKENDS = {short: backend for backend, short in SHORT_BACKENDS.items()}
-
-LIBRARIES = {
-    "te_fused": "transformer_engine",
-    "accelerate_te": "transformer_engine",
-    "trainer_te": "transformer_engine",
-    "accelerate_torchao": "torchao",
-    "trainer_torchao": "torchao",
-    "unsloth": "torchao",
-    "unsloth_te": "transformer_engine",
-}
-"""Backend -> the library whose FP8 it runs, where the backend has another name."""
-
+NO_RECIPE = RecipeFacts("none", roles=())
+"""Of a reference in BF16."""
 PARALLEL = ("ddp", "fsdp2", "zero3", "own")
 """How an arm of several ranks trains; ``own``: as the workload's ``parallelize`` says."""
-PARALLEL_BACKENDS = {
-    **dict.fromkeys(("bf16", "torchao", "transformer_engine"), PARALLEL),
-    **dict.fromkeys(("accelerate_torchao", "accelerate_bf16"), ("ddp", "fsdp2", "zero3")),
-}
-"""Backend -> how it trains on several GPUs. Accelerate does it itself, by its own plugins."""
-SHARDED_REFERENCES = {"accelerate_torchao": "accelerate_bf16"}
-"""Backend -> the backend of its BF16 reference on several GPUs: Accelerate keeps float32 weights there."""
+
+
+class BackendFacts:
+    """What a backend says of itself: all that pytest's process reads of it, without torch."""
+
+    name: str = ""
+    """As in ``backend=``, and as its entry point is called."""
+    short: str = ""
+    """Its name in the ids of cases, where that is another one; ``backend=`` takes it as well."""
+    recipes: Sequence[RecipeFacts] = ()
+    """The first is the usual one."""
+    library: str = ""
+    """The backend whose FP8 layers it trains, where it adds something around them: ``torchao``."""
+    requires: Mapping[str, str] = {}
+    """Package -> the lowest version that is known to work."""
+    emulates: bool = False
+    """Its FP8 numerics also run on a CPU, in high precision."""
+    parallel: Sequence[str] = ()
+    """How it trains on several GPUs: some of :data:`PARALLEL`."""
+    reference: str = "bf16"
+    """The backend of the BF16 arm."""
+    reference_on_ranks: str = "bf16"
+    """The same on several GPUs."""
+    over_bf16: float = 1.0
+    """The peak memory of its step over BF16's, roughly."""
+    through_accelerate: bool = False
+    """Accelerate prepares the model: it parallelizes, and its state stays in the process. Its users get BF16 autocast
+    around the forward pass and outputs in float32: dtypes outside FP8 are not compared."""
+    brings_model: bool = False
+    """It builds and compiles a model of its own, of which adapters are trained alone. Its library changes transformers,
+    peft or torch, and is imported in its own arm only, before them."""
+    other_modules: bool = False
+    """It puts modules of its own in the place of whole blocks, or computes in functions without modules. Calls,
+    products, operators, waits and random numbers are then others by design. What enters, weights, optimizer, switches
+    and the numbers of backward passes and optimizer steps are compared."""
+
+    def available(self) -> tuple[bool, str]:
+        """(the required packages are installed and recent enough, their versions or what is wrong), without importing
+        any."""
+        found = [installed(package, lowest) for package, lowest in self.requires.items()]
+        wrong = [said for there, said in found if not there]
+        return not wrong, wrong[0] if wrong else " and ".join(said for _, said in found)
+
+
+@cache
+def backend_type(name: str) -> type[BackendFacts]:
+    """The class of the backend of that name, long or short: what it says of itself. Raises ``KeyError``, and
+    :class:`SettingsError` where the package that has it cannot be imported."""
+    if name in _entries():
+        return _loaded(_entries()[name])
+    return {kind.short: kind for kind in types() if kind.short}[name]
+
+
+def known_backend(name: str) -> type[BackendFacts]:
+    """The same for a name that a person typed: raises :class:`SettingsError` naming the known ones."""
+    try:
+        return backend_type(name)
+    except KeyError:
+        known = [kind.name for kind in types()]
+        refuse_unknown(
+            R.UNKNOWN_NAME,
+            f"unknown FP8 backend {name!r}",
+            name,
+            [*known, *(kind.short for kind in types() if kind.short)],
+            "backend='torchao' or backend='transformer_engine' ('te') for a model in plain PyTorch",
+            takes_list="backend",
+        )
+
+
+def library_of(name: str) -> str:
+    """The library whose FP8 layers a backend trains: the name of its own backend."""
+    return backend_type(name).library or name
+
+
+def types() -> list[type[BackendFacts]]:
+    """All installed backends, those of a library's own before those that go through another."""
+    found = [_loaded(entry) for entry in _entries().values()]
+    return sorted(found, key=lambda kind: (kind.library not in ("", kind.name), kind.name))
+
+
+@cache
+def _entries() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def _loaded(entry: EntryPoint) -> type[BackendFacts]:
+    package = entry.dist.name if entry.dist is not None else "its package"
+    try:
+        found = entry.load()
+        seen = repr(found)
+    except Exception as error:
+        found, seen = None, f"{type(error).__name__}: {error}"
+    if not (isinstance(found, type) and issubclass(found, BackendFacts) and found.name == entry.name):
+        refuse(
+            R.BAD_VALUE,
+            f"the entry point {entry.name!r} of {GROUP}",
+            expected=f"{entry.value}: a subclass of pytest_fp8.backends.base.Backend with name = {entry.name!r}",
+            seen=seen,
+            next_step=f"mend {package}, or pip uninstall {package}",
+        )
+    return found
+
 
 _VALUES: dict[str, tuple[str | bool, ...] | int] = {
     "amax_history_len": 1,
@@ -159,34 +190,20 @@ _VALUES: dict[str, tuple[str | bool, ...] | int] = {
 
 def recipe_facts(backend: str, name: str) -> RecipeFacts:
     """The facts of a recipe; raises :class:`SettingsError` naming the known ones."""
-    if backend not in BACKENDS:
-        refuse_unknown(
-            R.UNKNOWN_NAME,
-            f"unknown FP8 backend {backend!r}",
-            backend,
-            [*BACKENDS, *FULL_BACKENDS],
-            "backend='torchao' or backend='transformer_engine' ('te') for a model in plain PyTorch",
-            takes_list="backend",
-        )
-    facts = RECIPES.get((backend, name))
+    known = known_backend(backend).recipes
+    facts = {each.name: each for each in known}.get(name)
     if facts is None:
-        others = [owner for owner, recipe in RECIPES if recipe == name]
+        others = [kind.name for kind in types() if any(each.name == name for each in kind.recipes)]
         refuse_unknown(
             R.UNKNOWN_NAME,
             f"backend {backend!r} has no recipe {name!r}",
             name,
-            recipes_of(backend),
-            f"recipe={recipes_of(backend)[0]!r}"
-            + (f", or backend={others[0]!r}, which has {name!r}" if others else ""),
+            [each.name for each in known],
+            f"recipe={known[0].name!r}" + (f", or backend={others[0]!r}, which has {name!r}" if others else ""),
             cause=f"a mark without recipe= means {name!r}, a recipe of {others[0]}" if name == DEFAULT_RECIPE else "",
             takes_list="recipe",
         )
     return facts
-
-
-def recipes_of(backend: str) -> list[str]:
-    """The names of a backend's recipes."""
-    return [recipe for owner, recipe in RECIPES if owner == backend]
 
 
 def unmet_need(backend: str, name: str, capability: tuple[int, int]) -> str:

@@ -85,13 +85,14 @@ def case_of(nodeid: str) -> str:
 @cache
 def _case_ids() -> re.Pattern[str]:
     """What the id of a case looks like (:attr:`pytest_fp8.case.Case.id`)."""
-    from pytest_fp8.recipes import PARALLEL, RECIPES, SHORT_BACKENDS
+    from pytest_fp8.recipes import PARALLEL, types
     from pytest_fp8.zoo.shapes import SHAPES
 
     models = "|".join(map(re.escape, SHAPES))
+    named = [(kind.short or kind.name, facts.name) for kind in types() for facts in kind.recipes]
     backends = "|".join(
-        re.escape(SHORT_BACKENDS.get(backend, backend)) + ("" if recipe == "none" else f"-{recipe}")
-        for backend, recipe in sorted(RECIPES, reverse=True)
+        re.escape(backend) + ("" if recipe == "none" else f"-{recipe}")
+        for backend, recipe in sorted(named, reverse=True)
     )
     further = rf"\w+\.\w+|emulated|eager|ac|weights|lora[\w.]+|(?:{'|'.join(PARALLEL)})\.\d+|(?:\d+|b)x(?:\d+|s)"
     return re.compile(rf"(?:^|-)((?:own(?:\.[\w.-]+)?|{models})-(?:{backends})(?:-(?:{further}))*)(?=[-\]])")

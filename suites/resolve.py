@@ -134,7 +134,7 @@ def _inside(asked: str) -> Mapping[str, Any]:
     import torch
     from transformers import Trainer, TrainingArguments
 
-    from pytest_fp8.backends.accelerate_state import forget_accelerate
+    from pytest_fp8.backends.accelerate import forget_accelerate
 
     forget_accelerate()
     with tempfile.TemporaryDirectory() as folder:

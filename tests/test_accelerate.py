@@ -25,9 +25,9 @@ def blocks(odd=32):
 
 
 def test_what_accelerate_is_meant_to_convert_with_each_library():
-    from pytest_fp8.backends.accelerate import plan_for_te, plan_for_torchao
+    from pytest_fp8.backends.accelerate import AccelerateTorchAO, AccelerateTransformerEngine
 
-    te, ao = plan_for_te(blocks(10)), plan_for_torchao(blocks(10))
+    te, ao = (kind().planned(blocks(10), None) for kind in (AccelerateTransformerEngine, AccelerateTorchAO))
     assert te.converted == ["block.q", "block.k", "lm_head"]
     assert te.skipped["block.router"].text.startswith("out_features=10")
     assert ao.converted == ["block.k"]
@@ -98,8 +98,7 @@ def test_live_layers_get_one_class_that_is_not_compiled(stand_in):
 
 def test_a_conversion_that_stops_is_seen_and_so_is_an_optimizer_without_the_head(stand_in, monkeypatch):
     accelerate = pytest.importorskip("accelerate")
-    from pytest_fp8.backends.accelerate import AccelerateTransformerEngine
-    from pytest_fp8.backends.accelerate_state import forget_accelerate
+    from pytest_fp8.backends.accelerate import AccelerateTransformerEngine, forget_accelerate
     from pytest_fp8.worker.notes import untied, weights_of
     from pytest_fp8.worker.tensors import trained
 
@@ -112,7 +111,9 @@ def test_a_conversion_that_stops_is_seen_and_so_is_an_optimizer_without_the_head
     before = weights_of(model)
     # Accelerate's own conversion and hand-over of parameters, without the autocast that needs the real library.
     monkeypatch.setattr(accelerator, "prepare", accelerator._prepare_te)
-    prepared = AccelerateTransformerEngine().prepare_with(accelerator, model, optimizer, compiled=False)
+    prepared = AccelerateTransformerEngine().prepare_with(
+        accelerator, model, optimizer, Case("1b", "accelerate_te", "delayed", compile=False)
+    )
     live = [name for name, module in model.named_modules() if isinstance(module, stand_in.Linear)]
     assert prepared.conversion.converted == ["block.q", "block.k", "lm_head"]
     assert live == ["block.q", "lm_head"], "it stopped at the router: k stayed"
@@ -134,7 +135,7 @@ def adapted():
 def test_on_unsloths_model_adapters_are_converted_and_the_base_is_unfrozen(stand_in, monkeypatch):
     accelerate = pytest.importorskip("accelerate")
     from pytest_fp8.backends import backend
-    from pytest_fp8.backends.accelerate_state import forget_accelerate
+    from pytest_fp8.backends.accelerate import forget_accelerate
     from pytest_fp8.backends.linears import linears
     from pytest_fp8.backends.unsloth import language_model_loss
 
@@ -145,7 +146,7 @@ def test_on_unsloths_model_adapters_are_converted_and_the_base_is_unfrozen(stand
     monkeypatch.setattr(accelerate.Accelerator, "prepare", accelerate.Accelerator._prepare_te)
     case = Case("1b", "unsloth_te", "delayed", {"amax_compute_algo": "max"}, lora=16)
     model = adapted()
-    prepared = backend("unsloth_te").prepare(model, lambda m: torch.optim.AdamW(m.parameters()), case, compiled=True)
+    prepared = backend("unsloth_te").prepare(model, lambda m: torch.optim.AdamW(m.parameters()), case)
     forget_accelerate()
     assert prepared.loss_of is language_model_loss
     assert set(prepared.conversion.skipped) == {"q_proj.lora_A", "q_proj.lora_B"}
@@ -154,16 +155,15 @@ def test_on_unsloths_model_adapters_are_converted_and_the_base_is_unfrozen(stand
 
 
 def test_unsloth_with_transformer_engine_needs_all_three(monkeypatch):
-    from pytest_fp8.backends import base
-    from pytest_fp8.backends.unsloth_te import UnslothTransformerEngine
+    from pytest_fp8 import recipes
+    from pytest_fp8.backends.unsloth import UnslothTransformerEngine
 
     there = {"unsloth", "transformer-engine", "accelerate"}
 
     def asked(distribution, minimum):
         return distribution in there, distribution if distribution in there else f"no {distribution}"
 
-    monkeypatch.setattr(base, "installed", asked)
-    monkeypatch.setattr("pytest_fp8.backends.accelerate.installed", asked)
+    monkeypatch.setattr(recipes, "installed", asked)
     assert UnslothTransformerEngine().available()[0]
     for missing in sorted(there):
         there.remove(missing)

@@ -173,7 +173,7 @@ LATER = replace(KEPT, schedule={"last_epoch": 8}, attributes={"count": 8, "ema[0
 def own(kept=None, later=None, target=None, **saved):
     """A checkpoint through the user's functions; ``kept`` and ``later``: what the target has in other values."""
     source = OwnSaved(kept=KEPT, changed_by_saving=[], buffers=["v"], casts={"float16": {"w": 7}}, drawn=[])
-    arrived = {"own": OwnLoaded(kept=replace(KEPT, **(kept or {})), untouched=[]), **(target or {})}
+    arrived = {"own": OwnLoaded(kept=replace(KEPT, **(kept or {}))), **(target or {})}
     return transfer(
         saved_changes={"own": replace(source, **saved), "narrowed": {"o": 6}},
         loaded_changes=arrived,
@@ -184,14 +184,14 @@ def own(kept=None, later=None, target=None, **saved):
 
 
 def untouched(*names):
-    return OwnLoaded(kept=KEPT, untouched=list(names))
+    return {"own": OwnLoaded(kept=KEPT), "untouched": list(names)}
 
 
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
         (own(target={"digests": {"w": 8, "v": 2}}), K.WEIGHTS_CHANGED),
-        (own(target={"digests": {"w": 8, "v": 2}, "own": untouched("w")}), K.WEIGHTS_MISSING),
+        (own(target={"digests": {"w": 8, "v": 2}, **untouched("w")}), K.WEIGHTS_MISSING),
         (own(target={"optimizer_digests": {}}), K.OPTIMIZER_LOST),
         (own(target={"optimizer_digests": {"o": 9}}), K.OPTIMIZER_LOST),
         (own(kept={"schedule": {"last_epoch": 0}}, later={"schedule": {"last_epoch": 4}}), "last_epoch 4 -> 0"),

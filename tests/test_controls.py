@@ -21,7 +21,6 @@ from pytest_fp8.baselines.store import read_baseline
 from pytest_fp8.case import QUESTIONS
 from pytest_fp8.codes import R, S
 from pytest_fp8.plain import from_plain, to_plain
-from pytest_fp8.worker.run.fault_points import FaultPoints, fault_points_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -48,9 +47,14 @@ def test_a_control_says_what_it_breaks_and_who_must_name_it(control):
 
 @pytest.mark.parametrize("control", [c for c in CATALOGUE if c.case is not None], ids=lambda control: control.id)
 def test_the_arm_of_a_control_is_broken_by_the_class_that_its_spec_names(control):
-    assert type(fault_points_of(control.path())) is control
-    points = [name for name in vars(FaultPoints) if not name.startswith("__")]
-    assert any(getattr(control, name) is not getattr(FaultPoints, name) for name in points), "it breaks nothing"
+    from pytest_fp8.worker.run.engine import Engine, engine_type
+
+    broken = engine_type(control.path())
+    assert issubclass(broken, control)
+    assert issubclass(broken, Engine)
+    methods = {"converted", "before_step", "stepped", *(name for name in vars(Engine) if not name.startswith("__"))}
+    broken_by = [name for name in methods if getattr(control, name, None) is not getattr(Control, name, None)]
+    assert broken_by, "it breaks nothing"
 
 
 def test_the_code_of_a_control_that_runs_each_night_has_a_test_for_each_commit():
@@ -75,15 +79,26 @@ def test_the_verdict_with_another_code_catches_nothing():
 OUTCOMES = (("v100", R.UNKNOWN_GPU), ("v100", R.NOT_STARTED), ("h100", R.UNKNOWN_GPU))
 
 
-def test_an_arm_without_a_control_has_fault_points_that_change_nothing():
-    assert type(fault_points_of(None)) is FaultPoints
+def test_an_arm_without_a_control_has_the_engine_itself():
+    from pytest_fp8.worker.run.engine import Engine, engine_type
+
+    assert engine_type(None) is Engine
+
+
+def test_what_a_control_says_of_itself_hides_no_method_of_the_engine():
+    from pytest_fp8.worker.run.engine import Engine
+
+    both = {name for name in vars(Control).keys() & vars(Engine).keys() if not name.startswith("__")}
+    assert both == {"convert", "training_batch", "step"}
 
 
 def test_a_control_that_cannot_be_imported_is_an_error():
+    from pytest_fp8.worker.run.engine import engine_type
+
     with pytest.raises(ImportError):
-        fault_points_of("nowhere.at_all:Control")
+        engine_type("nowhere.at_all:Control")
     with pytest.raises(AttributeError):
-        fault_points_of("controls.training:NoSuchControl")
+        engine_type("controls.training:NoSuchControl")
 
 
 def test_the_catalogue_loads_no_torch():

@@ -109,7 +109,7 @@ def test_cases_that_are_skipped_here_share_no_false_alarms(monkeypatch):
 
 def test_a_missing_library_fails_on_a_declared_gpu_and_skips_otherwise(suite, monkeypatch):
     install(monkeypatch, H200)
-    monkeypatch.setattr("pytest_fp8.backends.base.Backend.available", lambda self: (False, f"{self.name} is missing"))
+    monkeypatch.setattr("pytest_fp8.recipes.BackendFacts.available", lambda self: (False, f"{self.name} is missing"))
     declared = suite.runpytest("--fp8-gpu=h200")
     declared.assert_outcomes(errors=12)
     declared.stdout.fnmatch_lines(["*torchao is missing*"])

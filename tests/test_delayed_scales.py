@@ -65,8 +65,8 @@ def serve(misfit=None, **workload):
         layer.fp8_meta = {FORWARD: state([1.0, 1.0], 448.0), BACKWARD: state([1.0], 57344.0)}
         layer.forward = lambda x, own=layer: Product.apply(x, own.weight, own.fp8_meta) + own.bias
         layers.append(layer)
-    backend.operand_scales = lambda layer: TransformerEngine.operand_scales(backend, layer)
-    backend.calibration_passes = lambda recipe: 2
+    backend.scaling = lambda layer: TransformerEngine.scaling(backend, layer)
+    server.engine.calibration_passes = 2
     step, places = server.engine.step, {INPUT: (FORWARD, 0), WEIGHT: (FORWARD, 1), GRADIENT: (BACKWARD, 0)}
 
     def stepped(*args, **kwargs):
@@ -126,10 +126,10 @@ def test_a_scale_may_leave_as_much_unused_as_its_format_can_spare(form, unused, 
 
 def test_scales_that_are_taken_from_the_operand_are_not_asked_for():
     server = ArmServer(spec(Case("own", "torchao", "tensorwise", emulated=True)))
-    assert not any(server.engine.backend.operand_scales(layer) for layer in server.engine.model)
+    assert not any(server.engine.backend.scaling(layer) for layer in server.engine.model)
     current = SimpleNamespace(fp8_meta={FORWARD: SimpleNamespace(), BACKWARD: SimpleNamespace()})
-    assert TransformerEngine.operand_scales(None, current) == {}
-    assert TransformerEngine.operand_scales(None, SimpleNamespace()) == {}
+    assert TransformerEngine.scaling(None, current) is None
+    assert TransformerEngine.scaling(None, SimpleNamespace()) is None
 
 
 def test_a_row_of_scales_is_none_for_a_whole_tensor():

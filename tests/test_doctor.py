@@ -13,10 +13,9 @@ import pytest
 from helpers.fakes import H200
 from pytest_fp8 import doctor as its
 from pytest_fp8 import gpu as gpus
-from pytest_fp8.backends.base import installed
 from pytest_fp8.cli import main
 from pytest_fp8.gpu import Conditions
-from pytest_fp8.libraries import wanted
+from pytest_fp8.libraries import installed, wanted
 
 ROOT = Path(__file__).parent.parent
 FP8_PRODUCT = {"off": 0.037, "kernel": "sm90_xmma_gemm_e4m3", "cudnn": 91900}

@@ -58,7 +58,7 @@ def plain(**config):
 
 def prepared(model, recipe="current"):
     case = Case("small", "te_fused", recipe, compile=False)
-    return backend("te_fused").prepare(model, lambda m: torch.optim.SGD(m.parameters()), case, compiled=False)
+    return backend("te_fused").prepare(model, lambda m: torch.optim.SGD(m.parameters()), case)
 
 
 def both(dtype=torch.float32, **config):
@@ -116,7 +116,7 @@ def test_every_linear_is_accounted_for_by_its_fused_name_and_size():
     block = {"self_attn.qkv_proj": (64, 128), "self_attn.o_proj": (64, 64)}
     block |= {"mlp.gate_up_proj": (64, 384), "mlp.down_proj": (192, 64)}
     expected = {f"model.layers.{i}.{name}": sizes for i in (0, 1) for name, sizes in block.items()}
-    assert done.layers == {**expected, "lm_head": (64, 256)}
+    assert done.conversion.layers == {**expected, "lm_head": (64, 256)}
     assert done.conversion.converted == list(expected)
     assert list(done.conversion.skipped) == ["lm_head"]
     assert sum(isinstance(module, RMSNorm) for module in done.model.modules()) == 2 * 2 + 1
@@ -141,7 +141,7 @@ def test_norms_and_linears_that_keep_state_are_not_compiled(recipe):
 
 def test_heads_of_odd_sizes_are_converted_where_their_sum_is_a_multiple():
     done = prepared(plain(head_dim=24))
-    assert done.layers["model.layers.0.self_attn.qkv_proj"] == (64, 96), "48 + 24 + 24"
+    assert done.conversion.layers["model.layers.0.self_attn.qkv_proj"] == (64, 96), "48 + 24 + 24"
     assert "model.layers.0.self_attn.qkv_proj" in done.conversion.converted
 
 
@@ -149,7 +149,7 @@ def test_a_fused_size_that_no_fp8_product_takes_is_skipped_with_the_reason():
     done = prepared(plain(head_dim=10))
     name = "model.layers.1.self_attn.qkv_proj"
     assert str(done.conversion.skipped[name]) == "size: out_features=40 is not a multiple of 16"
-    assert done.layers[name] == (64, 40)
+    assert done.conversion.layers[name] == (64, 40)
     assert not isinstance(done.model.get_submodule(name), Linear)
 
 

@@ -4,8 +4,8 @@ import importlib.metadata
 
 import pytest
 
-from pytest_fp8.backends.base import installed
 from pytest_fp8.baselines.check import other_release
+from pytest_fp8.libraries import installed
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_calibration_passes_of_a_step_change_no_weight(monkeypatch):
     weights = {name: value.clone() for name, value in server.engine.model.named_parameters()}
     plain = server.engine.precision
     server.engine.precision = lambda: opened.append(1) or plain()
-    monkeypatch.setattr(type(server.engine.backend), "calibration_passes", lambda *_: 2)
+    server.engine.calibration_passes = 2
     server.engine.restart(seed=0)
     assert len(opened) == 4
     assert all(weights[name].equal(value) for name, value in server.engine.model.named_parameters())

@@ -11,7 +11,7 @@ from pytest_fp8 import Case, Verdict
 from pytest_fp8.casts import E4M3, E5M2, promised_casts
 from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.questions.numerics.check import check_numerics
-from pytest_fp8.recipes import DGRAD, FPROP, RECIPES, ROLES, WGRAD, recipe_options
+from pytest_fp8.recipes import DGRAD, FPROP, ROLES, WGRAD, recipe_facts, recipe_options, types
 
 
 def test_the_numbers_are_the_worst_of_each_role():
@@ -108,10 +108,10 @@ def test_fast_accumulation_is_for_the_forward_pass():
     verdict_of(judge(layers=in_format((E5M2, E4M3), "backward", fast=True)), Verdict.FAIL, "fast accumulation")
 
 
-@pytest.mark.parametrize(("backend", "recipe"), RECIPES)
+@pytest.mark.parametrize(("backend", "recipe"), [(kind.name, facts.name) for kind in types() for facts in kind.recipes])
 def test_each_recipe_promises_formats_for_its_roles(backend, recipe):
     casts = promised_casts(backend, recipe, recipe_options(backend, recipe, {}))
-    assert tuple(casts) == RECIPES[backend, recipe].roles
+    assert tuple(casts) == recipe_facts(backend, recipe).roles
     assert {cast.format for pair in casts.values() for cast in pair} <= {E4M3, E5M2}
 
 

@@ -93,12 +93,12 @@ def test_what_a_user_s_hook_makes_of_a_gradient_is_seen():
 def test_a_curve_is_the_same_however_many_ran_before_it(optimizer):
     step = {"step": both_step, "loss": None} if optimizer is second_beside else {}
     server = serve(optimizer=optimizer, **step)
-    server.engine.backend.calibration_passes = lambda recipe: 2
+    server.engine.calibration_passes = 2
     first = server.curve(seed=0, steps=4)["losses"]
     server.curve(seed=1, steps=4)
     server.numerics(moved=True)
     assert server.curve(seed=0, steps=4)["losses"] == first
-    server.engine.backend.calibration_passes = lambda recipe: 0
+    server.engine.calibration_passes = 0
     assert server.curve(seed=0, steps=4)["losses"] == first
 
 

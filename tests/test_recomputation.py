@@ -10,17 +10,20 @@ from dataclasses import replace
 import pytest
 import torch
 import torch._dynamo.testing
+from torch.utils.checkpoint import CheckpointError
 
 from controls.execution import RecomputeOutsideAutocast
 from helpers import te_stand_in
 from pytest_fp8 import Case, Verdict, Workload, recompute_with
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
-from pytest_fp8.backends.transformer_engine import RecomputedOutsideError, TransformerEngine
+from pytest_fp8.backends.transformer_engine import TransformerEngine
+from pytest_fp8.codes import R
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.layers.check import check_layers
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.worker.run.engine import Engine
+from pytest_fp8.worker.known_errors import known_cause
+from pytest_fp8.worker.run.engine import Engine, engine_type
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.training import recompute
 from pytest_fp8.worker.training.recompute import NothingRecomputes
@@ -70,7 +73,7 @@ def test_recomputation_runs_in_the_context_of_the_forward_pass(calls):
 
 
 def test_the_control_recomputes_outside_it(calls):
-    Engine(spec(control=RecomputeOutsideAutocast.path()))
+    engine_type(RecomputeOutsideAutocast.path())(spec())
     assert all(calls["forward"])
     assert len(calls["backward"]) == len(calls["forward"])
     assert not any(calls["backward"])
@@ -185,15 +188,13 @@ def test_torchs_own_checkpointing_is_explained(monkeypatch):
         lambda self, inp: plain(self, inp.sin() if manager().is_fp8_enabled() else inp),
     )
     monkeypatch.setattr(TransformerEngine, "recompute_function", lambda self: None)
-    with pytest.raises(RecomputedOutsideError, match="different number of tensors") as error:
+    with pytest.raises(CheckpointError, match="different number of tensors") as error:
         Engine(spec())
-    assert "outside te.autocast" in error.value.fp8_cause
-    assert "te.checkpoint" in error.value.fp8_next
+    code, cause, next_step = known_cause(error.value)
+    assert code is R.RECOMPUTED_OUTSIDE
+    assert "outside te.autocast" in cause
+    assert "te.checkpoint" in next_step
     assert manager().get_fp8_recipe() is None
-
-
-def test_another_error_of_the_first_steps_is_not_replaced():
-    assert backend("transformer_engine").raise_explained(ValueError("another error")) is None
 
 
 def test_accelerate_leaves_recomputation_to_torch():

@@ -11,6 +11,7 @@ import torch
 from controls.checkpoints import ScalesNotLoaded
 from helpers.evidence import transfer, verdict_of
 from pytest_fp8 import Verdict
+from pytest_fp8.backends.base import Scaling
 from pytest_fp8.backends.transformer_engine import TRUST, TransformerEngine
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
 from pytest_fp8.worker.checkpoint.scales import carry_scales
@@ -58,8 +59,8 @@ class Backend:
     def is_fp8_layer(self, module):
         return isinstance(module, Layer)
 
-    def scaling_tensors(self, module):
-        return module.state
+    def scaling(self, layer):
+        return Scaling(layer.state, {})
 
     def new_layer(self, module):
         return type(module)(trained=False) if self.renewable else None
@@ -99,7 +100,7 @@ def test_layers_that_do_not_take_their_state_are_found(tmp_path):
 
 def test_the_control_that_drops_scaling_state_is_caught_in_its_words(tmp_path):
     engine = SimpleNamespace(model=torch.nn.Sequential(Layer(), Layer()), backend=Backend())
-    ScalesNotLoaded().converted(engine, None)
+    ScalesNotLoaded.converted(SimpleNamespace(fp8_layers=lambda: list(engine.model)), engine.model)
     decision = decided(carry_scales(engine, tmp_path / "scales"))
     verdict_of(decision, Verdict[ScalesNotLoaded.verdicts[0]], "4 differ, 4 of them as in a model without a step")
     assert decision.code is ScalesNotLoaded.code

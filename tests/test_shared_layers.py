@@ -45,7 +45,7 @@ def test_a_shared_linear_is_one_fp8_layer_under_both_names(name, library, recipe
     with library():
         model, chosen = Model(), backend(name)
         weight = model.one.shared.weight
-        made = chosen.convert(model, recipe, emulated=True)
+        made = chosen.convert(model, Case("own", name, recipe, emulated=name == "torchao"))
         assert chosen.is_fp8_layer(model.one.shared)
         assert model.other.shared is model.one.shared
         assert model.alias is model.one.own
@@ -58,8 +58,6 @@ def test_a_shared_linear_is_one_fp8_layer_under_both_names(name, library, recipe
 def test_a_model_that_is_itself_a_linear_is_returned_as_a_new_object(name, library, recipe):
     with library():
         chosen, case = backend(name), Case("own", name, recipe, emulated=name == "torchao")
-        made = chosen.prepare(
-            nn.Linear(16, 32), lambda model: torch.optim.SGD(model.parameters()), case, compiled=False
-        )
+        made = chosen.prepare(nn.Linear(16, 32), lambda model: torch.optim.SGD(model.parameters()), case)
         assert chosen.is_fp8_layer(made.model)
         assert made.conversion.converted == [""]

@@ -219,8 +219,7 @@ def test_the_reference_is_the_same_librarys_16_bit_lora():
     case = Case("1b", "unsloth", "rowwise", lora=16)
     assert case.reference().backend == "unsloth_bf16"
     assert case.reference().lora == 16
-    assert backend("unsloth").compiles_itself
-    assert backend("unsloth").patches_others
+    assert backend("unsloth").brings_model
 
 
 FAKE = """
@@ -233,7 +232,7 @@ print("UNSLOTH BEFORE", "transformers" in sys.modules)
 @pytest.mark.parametrize(("name", "seen"), [("bf16", ""), ("torchao", ""), ("unsloth_bf16", "UNSLOTH BEFORE False\n")])
 def test_only_its_own_arm_imports_the_library_and_before_transformers(tmp_path, name, seen):
     (tmp_path / "unsloth.py").write_text(FAKE)
-    code = f"import sys; sys.path.insert(0, {tmp_path!r}); from pytest_fp8.worker.main import import_ahead; "
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pytest_fp8.worker.main import import_ahead; "
     out = subprocess.run(
         [sys.executable, "-c", code + f"import_ahead({name!r})"], capture_output=True, text=True, check=True
     )
@@ -251,8 +250,6 @@ def test_pytests_process_does_not_import_the_library(pytester, tmp_path):
         def test_model(fp8_model): pass
         """
     )
-    pytester.makeconftest(
-        "import sys\ndef pytest_unconfigure(config): print('UNSLOTH', [n for n in sys.modules if 'unsloth' in n])"
-    )
+    pytester.makeconftest("import sys\ndef pytest_unconfigure(config): print('UNSLOTH', 'unsloth' in sys.modules)")
     result = pytester.runpytest_subprocess("-p", "no:benchmark")
-    result.stdout.fnmatch_lines(["UNSLOTH []"])
+    result.stdout.fnmatch_lines(["UNSLOTH False"])

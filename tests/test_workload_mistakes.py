@@ -10,10 +10,11 @@ pytest.importorskip("torchao")
 from helpers.loops import CASE, batch, build, loop, serve
 from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.arm import Arm
-from pytest_fp8.backends.torchao import NotContiguousError
+from pytest_fp8.codes import R
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.shipping import ship
 from pytest_fp8.worker.answers.token_count import LaterBatchError, explain_rows
+from pytest_fp8.worker.known_errors import known_cause
 from pytest_fp8.worker.training.step import WorkloadError
 
 pytestmark = pytest.mark.slow
@@ -258,6 +259,8 @@ def transposed():
 def test_rowwise_with_an_input_that_is_not_contiguous_says_what_to_do():
     serve(CASE, build=transposed, loss=loss)
     rowwise = Case(model="own", backend="torchao", recipe="rowwise", emulated=True, name="loop")
-    with pytest.raises(NotContiguousError) as error:
+    with pytest.raises(AssertionError) as error:
         serve(rowwise, build=transposed, loss=loss)
-    assert "x.contiguous()" in error.value.fp8_next
+    code, _, next_step = known_cause(error.value)
+    assert code is R.NOT_CONTIGUOUS
+    assert "x.contiguous()" in next_step

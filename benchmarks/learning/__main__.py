@@ -12,6 +12,7 @@ import argparse
 import json
 import subprocess
 import sys
+from typing import Any
 
 SEEDS = 2
 
@@ -47,21 +48,22 @@ def measure(asked: argparse.Namespace) -> None:
     from pytest_fp8.worker.curve import curve
     from pytest_fp8.worker.run.engine import Engine
 
+    class WithRate(Engine):
+        rate, steps_of_warm_up = 1e-3, 0
+
+        def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.rate * min(1.0, (step + 1) / max(1, self.steps_of_warm_up))
+            return super().training_batch(seed, step, whole)
+
     emulated = asked.device == "cpu"
     case = Case(asked.model, "torchao", "tensorwise", emulated=emulated)
-    engine = Engine(ArmSpec(case.reference() if asked.arm == "bf16" else case, asked.device))
+    engine = WithRate(ArmSpec(case.reference() if asked.arm == "bf16" else case, asked.device))
     rows = []
     for rate in asked.rates:
         for warm_up in asked.warm_up:
-            before = engine.fault_points.before_step
-
-            def set_rate(_: object, seed: int, step: int, rate: float = rate, warm_up: int = warm_up) -> None:
-                for group in engine.optimizer.param_groups:
-                    group["lr"] = rate * min(1.0, (step + 1) / max(1, warm_up))
-
-            engine.fault_points.before_step = set_rate  # type: ignore[method-assign]
+            engine.rate, engine.steps_of_warm_up = rate, warm_up
             curves = [curve(engine, seed, asked.steps) for seed in range(SEEDS)]
-            engine.fault_points.before_step = before  # type: ignore[method-assign]
             rows.append({"rate": rate, "warm_up": warm_up, "curves": curves})
     print(json.dumps(rows))
 

@@ -30,7 +30,7 @@ from pytest_fp8.questions.numerics.evidence import ArmNumerics, NumericsEvidence
 from pytest_fp8.questions.numerics.gradients import differences
 from pytest_fp8.questions.numerics.limits import Limits
 from pytest_fp8.questions.numerics.products import distance, gain_error, judged_products, later_products
-from pytest_fp8.recipes import LIBRARIES
+from pytest_fp8.recipes import library_of
 
 SPREAD = Path(__file__).parents[2] / "pytest_fp8" / "questions" / "numerics" / "spread.json"
 TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
@@ -91,7 +91,7 @@ def row(case: Case, device: str, seed: int, fp8: dict[str, Any], bf16: dict[str,
     judged, found = judged_products(evidence), differences(evidence)
     later = later_products(evidence)
     return {
-        "recipe": f"{LIBRARIES.get(case.backend, case.backend)} {case.recipe}",
+        "recipe": f"{library_of(case.backend)} {case.recipe}",
         "case": case.id,
         "device": device,
         "seed": seed,

@@ -108,9 +108,9 @@ def _temporary_files(backend: str, folder: Path) -> dict[str, str]:
     A library that patches others writes more: Unsloth writes quantized copies of weights to the temporary folder, for
     whoever comes next, and generated code to the current one.
     """
-    from pytest_fp8.backends import backend as backend_named
+    from pytest_fp8.recipes import backend_type
 
-    alone = backend_named(backend).patches_others
+    alone = backend_type(backend).brings_model
     if not alone and not sockets_fit(folder):
         # Below a folder with a long name a user's DataLoader could not have the sockets that it has without us.
         return {}

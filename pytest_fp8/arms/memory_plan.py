@@ -6,6 +6,7 @@ from pytest_fp8.case import OWN, Case
 from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Gpu
+from pytest_fp8.recipes import backend_type
 from pytest_fp8.zoo.shapes import SHAPES
 
 # Bytes per parameter between steps: BF16 weight and two BF16 Adam moments. Seen on an H200: 6.97 GiB for 1.24e9
@@ -27,10 +28,6 @@ GiB found none when 2.9 GiB, 6 % of that, lay free in pieces."""
 FILL = 0.92
 """Share of the GPU's memory that is planned with."""
 
-OVER_BF16 = {"transformer_engine": 1.25, "te_fused": 1.25, "accelerate_te": 1.29, "trainer_te": 1.29}
-"""Backend -> the peak of its step over BF16's, where it is more: Transformer Engine keeps FP8 copies of weights and of
-activations. Seen on an H200 at 8B: 1.246 to 1.249 in its three recipes, 1.291 through Accelerate, in stored baselines;
-0.94 to 1.00 with torchao."""
 GIB = 2.0**30
 LOOKED_AT = 1.85
 """What a step of a user's model takes that is looked at, in either arm, over the larger peak of a pair's compiled
@@ -42,7 +39,7 @@ rowwise recipes, 36.2 with rowwise_with_gw_hp, 36.8 to 37.6 in Transformer Engin
 def resident_bytes(case: Case) -> int:
     """What an arm of this case holds between its steps, on each of its GPUs. There is no estimate for user models."""
     per_parameter = FROZEN_BYTES if case.lora else ZERO3_BYTES if case.parallel == "zero3" else RESIDENT_BYTES
-    if case.parallel == "fsdp2" and case.backend in ("accelerate_torchao", "accelerate_bf16"):
+    if case.parallel == "fsdp2" and backend_type(case.backend).through_accelerate:
         per_parameter = ACCELERATE_BYTES
     shards = case.gpus if case.parallel in SHARDED else 1
     return per_parameter * SHAPES[case.model].parameters // shards + CONTEXT_BYTES
@@ -78,7 +75,7 @@ def peak_bytes(case: Case) -> float:
     """
     if case.model == OWN or case.emulated:
         return 0.0
-    over = 1.0 if case.lora else OVER_BF16.get(case.backend, 1.0)
+    over = 1.0 if case.lora else backend_type(case.backend).over_bf16
     return over * (resident_bytes(case) + step_bytes(case))
 
 
@@ -88,12 +85,12 @@ def too_large(error: ArmError, case: Case, gpu: Gpu) -> ArmError:
     needed = peak_bytes(case)
     if error.code is not R.OUT_OF_MEMORY or needed <= gpu.memory:
         return error
-    over = OVER_BF16.get(case.backend)
+    over = backend_type(case.backend).over_bf16
     return ArmError(
         R.TOO_LARGE,
         f"{case.id} does not fit this GPU: about {(needed - gpu.memory) / GIB:.0f} GiB are missing",
         expected=f"about {needed / GIB:.0f} GiB for weights, optimizer state and one step (an estimate)",
         seen=f"{gpu.memory / GIB:.1f} GiB on {gpu.name}, no other arm on it; {error.seen}",
-        cause=f"this backend's step takes {over:.2f} times BF16's memory" if over else "",
+        cause=f"this backend's step takes {over:.2f} times BF16's memory" if over != 1 else "",
         next_step=f"a GPU with more memory, a smaller batch or seq, or lora=; or leave it out: -k 'not {case.id}'",
     )

@@ -10,10 +10,10 @@ from pytest_fp8.arms.memory_plan import (
     CONTEXT_BYTES,
     FILL,
     LOOKED_AT,
-    OVER_BF16,
     peak_bytes,
 )
 from pytest_fp8.gpu import Gpu
+from pytest_fp8.recipes import backend_type
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.arm import Arm
@@ -65,7 +65,7 @@ class Room:
         if peak := self._said(arm.key, "peak"):
             return peak + CONTEXT_BYTES
         if peak := self._said(case.reference().digest(), "peak"):
-            told = OVER_BF16.get(case.backend, 1.0) * peak + CONTEXT_BYTES
+            told = backend_type(case.backend).over_bf16 * peak + CONTEXT_BYTES
             # What is not compiled takes more than a compiled reference.
             return told if case.compile == case.reference().compile else max(told, peak_bytes(case))
         return peak_bytes(case)

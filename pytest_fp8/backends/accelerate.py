@@ -6,39 +6,37 @@ Accelerate drops are not restored: the checks read what is in force.
 
 from __future__ import annotations
 
+import os
+import sys
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.accelerate_state import forget_accelerate, make_accelerator
-from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, Prepared, groups_of, installed
-from pytest_fp8.backends.linears import linears, odd_size, plan, reason_to_skip, why_skipped
+from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, Prepared, groups_of
+from pytest_fp8.backends.bf16 import Bf16
+from pytest_fp8.backends.linears import linears, plan
 from pytest_fp8.backends.torchao import TorchAO, torchao_config
-from pytest_fp8.backends.transformer_engine import TransformerEngine, linear_type
-from pytest_fp8.recipes import Reason, Stays
+from pytest_fp8.backends.transformer_engine import DELAYED, FILLED, TransformerEngine, linear_type
+from pytest_fp8.recipes import Reason, RecipeFacts, Stays
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_fp8.case import Case
 
-MINIMUM = "1.10"
-"""The lowest version of Accelerate that is known to work."""
+ACCELERATE = {"accelerate": "1.10"}
+PARALLEL = ("ddp", "fsdp2", "zero3")
 EDGE = "Accelerate leaves the model's {} Linear, for stability"
 
 
 class ThroughAccelerate(Backend):
-    """A library's backend with Accelerate above it. Both must be installed; Accelerate's state stays in the process."""
+    """Accelerate prepares model and optimizer."""
 
-    keeps_state = True
-
-    def available(self) -> tuple[bool, str]:
-        there, what = super().available()
-        if not there:
-            return there, what
-        accelerate, said = installed("accelerate", MINIMUM)
-        return accelerate, f"{said} over {what}" if accelerate else said
+    through_accelerate = True
+    mixed_precision = "fp8"
 
     def import_library(self) -> None:
         import accelerate  # noqa: F401
@@ -46,62 +44,80 @@ class ThroughAccelerate(Backend):
         super().import_library()
 
     @abstractmethod
-    def recipe_handler(self, case: Case) -> Any:
-        """Accelerate's object that names the library and the recipe's options."""
-
-    @abstractmethod
-    def planned(self, model: torch.nn.Module) -> Conversion:
+    def planned(self, model: torch.nn.Module, case: Case) -> Conversion:
         """Which Linears Accelerate says it converts."""
 
-    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
+    def handlers(self, case: Case) -> list[Any]:
+        """Accelerate's objects that name the library and the recipe's options."""
+        return []
+
+    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case) -> Prepared:
         forget_accelerate()
-        accelerator = make_accelerator(case.parallel, on_cpu(model), "fp8", [self.recipe_handler(case)])
-        return self.prepare_with(accelerator, model, make_optimizer(model), compiled)
+        accelerator = make_accelerator(case.parallel, on_cpu(model), self.mixed_precision, self.handlers(case))
+        return self.prepare_with(accelerator, model, make_optimizer(model), case)
 
     def prepare_with(
-        self, accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, compiled: bool
+        self, accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, case: Case
     ) -> Prepared:
-        """``accelerator.prepare(model, optimizer)``, with what it was meant to convert."""
-        return prepared_by(accelerator, model, optimizer, self.planned(model))
+        """``accelerator.prepare(model, optimizer)``, with what it was meant to convert. Under DDP and DeepSpeed it
+        gives what holds the model."""
+        meant, groups = self.planned(model, case), groups_of(optimizer)
+        prepared, optimizer = accelerator.prepare(model, optimizer)
+        if getattr(accelerator, "deepspeed_engine_wrapped", None) is not None:
+            # accelerator.backward() would step, too: between these two calls of its, gradients are read here.
+            return Prepared(model, meant, backward=prepared.backward, wrapped=prepared, groups=groups)
+        inner = accelerator.unwrap_model(prepared, keep_torch_compile=True)
+        wrapped = prepared if inner is not prepared else None
+        return Prepared(inner, meant, optimizer, backward=accelerator.backward, wrapped=wrapped)
 
 
-def prepared_by(
-    accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, conversion: Conversion
-) -> Prepared:
-    """``accelerator.prepare(model, optimizer)``. Under DDP and DeepSpeed it gives what holds the model."""
-    groups = groups_of(optimizer)
-    prepared, optimizer = accelerator.prepare(model, optimizer)
-    if getattr(accelerator, "deepspeed_engine_wrapped", None) is not None:
-        # accelerator.backward() would step, too: between these two calls of its, gradients are read here.
-        return Prepared(model, conversion, backward=prepared.backward, wrapped=prepared, groups=groups)
-    inner = accelerator.unwrap_model(prepared, keep_torch_compile=True)
-    wrapped = prepared if inner is not prepared else None
-    return Prepared(inner, conversion, optimizer, backward=accelerator.backward, wrapped=wrapped)
+class AccelerateBf16(ThroughAccelerate, Bf16):
+    """The reference on several GPUs: the plugin and the float32 weights that the FP8 arm has, nothing converted."""
+
+    name = "accelerate_bf16"
+    short = "accelerate.bf16"
+    requires = ACCELERATE
+    parallel = PARALLEL
+    reference_on_ranks = "accelerate_bf16"
+    mixed_precision = "bf16"
+
+    def planned(self, model: torch.nn.Module, case: Case) -> Conversion:
+        return self.convert(model, case)
 
 
 class AccelerateTransformerEngine(ThroughAccelerate, TransformerEngine):
     """``Accelerator(mixed_precision="fp8", kwargs_handlers=[TERecipeKwargs(...)])``. Of Transformer Engine's recipes
-    Accelerate offers delayed scaling alone."""
+    Accelerate offers delayed scaling alone; its default algorithm is "most_recent", where the library's is "max"."""
 
     name = "accelerate_te"
+    short = "accelerate.te"
+    library = "transformer_engine"
+    recipes: Sequence[RecipeFacts] = (
+        RecipeFacts("delayed", options={**DELAYED, "amax_compute_algo": "most_recent"}, calibration_passes=FILLED),
+    )
+    requires = MappingProxyType({**TransformerEngine.requires, **ACCELERATE})
+    parallel: Sequence[str] = ()
+    over_bf16 = 1.29  # measured as TransformerEngine.over_bf16
 
-    def recipe_handler(self, case: Case) -> Any:
+    def handlers(self, case: Case) -> list[Any]:
         from accelerate.utils import TERecipeKwargs
 
-        return TERecipeKwargs(**case.full_options)
+        return [TERecipeKwargs(**case.full_options)]
 
-    def planned(self, model: torch.nn.Module) -> Conversion:
-        return plan_for_te(model)
+    def planned(self, model: torch.nn.Module, case: Case) -> Conversion:
+        """Every Linear of fitting sizes, output projections included. Accelerate does not say that it skips adapters
+        and what a workload leaves, and converts them. Here they count as skipped, so that it is reported."""
+        return plan(model, heads=True)
 
     def prepare_with(
-        self, accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, compiled: bool
+        self, accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, case: Case
     ) -> Prepared:
-        prepared = super().prepare_with(accelerator, model, optimizer, compiled)
-        if compiled:
+        prepared = super().prepare_with(accelerator, model, optimizer, case)
+        if case.compile and not self.brings_model:
             keep_out_of_compiled_code(prepared.model)
         return prepared
 
-    def precision(self, recipe: str, options: Mapping[str, Any]) -> Callable[[], AbstractContextManager[Any]]:
+    def precision(self, case: Case) -> Callable[[], AbstractContextManager[Any]]:
         """None: Accelerate's wrapper around the model's forward opens ``te.autocast`` itself."""
         return nullcontext
 
@@ -114,47 +130,28 @@ class AccelerateTorchAO(ThroughAccelerate, TorchAO):
     """``Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs(config=...)])``."""
 
     name = "accelerate_torchao"
+    short = "accelerate.torchao"
+    library = "torchao"
+    # Accelerate takes torchao's recipes in a config object; no option of theirs.
+    recipes = tuple(replace(facts, switches=()) for facts in TorchAO.recipes)
+    requires = MappingProxyType({**TorchAO.requires, **ACCELERATE})
+    parallel: Sequence[str] = PARALLEL
+    reference_on_ranks = "accelerate_bf16"
 
-    def recipe_handler(self, case: Case) -> Any:
+    def handlers(self, case: Case) -> list[Any]:
         from accelerate.utils import AORecipeKwargs
 
-        return AORecipeKwargs(config=torchao_config(case.recipe, case.emulated))
+        return [AORecipeKwargs(config=torchao_config(case.recipe, case.emulated))]
 
-    def planned(self, model: torch.nn.Module) -> Conversion:
-        return plan_for_torchao(model)
-
-
-# -- what Accelerate converts -----------------------------------------------------------------------------------------
-
-
-def plan_for_te(model: torch.nn.Module) -> Conversion:
-    """Over Transformer Engine: every Linear of fitting sizes, output projections included.
-
-    Accelerate does not say that it skips adapters, and converts them. Here they count as skipped, so that their
-    conversion is reported.
-    """
-    return plan(model, _why_skipped)
-
-
-def plan_for_torchao(model: torch.nn.Module) -> Conversion:
-    """Over torchao: the same, without the model's first and last Linear."""
-    result = plan_for_te(model)
-    every = list(linears(model))
-    for name, which in ((every[0], "first"), (every[-1], "last")) if every else ():
-        if name in result.converted:
-            result.converted.remove(name)
-            # A head has the reason that it has with every backend.
-            result.skipped[name] = reason_to_skip(name, 0, 0) or Reason(Stays.EDGE, EDGE.format(which))
-    return result
-
-
-def _why_skipped(name: str, linear: torch.nn.Linear) -> Reason | None:
-    """Why a Linear is skipped, or ``None``. A head has none but its sizes. A Linear that the workload leaves
-    counts as skipped: Accelerate's conversion takes no names, converts it all the same, and that is reported."""
-    reason = why_skipped(name, linear)
-    if reason is not None and reason.kind is Stays.HEAD:
-        return odd_size(linear.in_features, linear.out_features)
-    return reason
+    def planned(self, model: torch.nn.Module, case: Case) -> Conversion:
+        """As over Transformer Engine, without the model's first and last Linear. A head has its usual reason."""
+        result, usual = plan(model, heads=True), plan(model).skipped
+        every = list(linears(model))
+        for name, which in ((every[0], "first"), (every[-1], "last")) if every else ():
+            if name in result.converted:
+                result.converted.remove(name)
+                result.skipped[name] = usual.get(name) or Reason(Stays.EDGE, EDGE.format(which))
+        return result
 
 
 def keep_out_of_compiled_code(model: torch.nn.Module) -> None:
@@ -174,3 +171,70 @@ def keep_out_of_compiled_code(model: torch.nn.Module) -> None:
 def on_cpu(model: torch.nn.Module) -> bool:
     """Whether the model is on the CPU. Accelerate must then be told to stay there, for it may see a GPU."""
     return next(model.parameters()).device.type == "cpu"
+
+
+# -- what Accelerate keeps for a whole process: its first Accelerator decides the precision of all later ones ----------
+
+
+def accelerate_precision() -> str:
+    """The mixed precision that Accelerate trains in, where this process uses it; else an empty string."""
+    state = sys.modules.get("accelerate.state")
+    return str(state.AcceleratorState._shared_state.get("_mixed_precision", "")) if state is not None else ""
+
+
+def forget_accelerate() -> None:
+    """Reset Accelerate's state. A process that becomes one arm after another needs each to decide anew."""
+    state = sys.modules.get("accelerate.state")
+    if state is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+
+
+def make_accelerator(parallel: str, cpu: bool, mixed_precision: str, handlers: list[Any]) -> Any:
+    """An Accelerator, of one process or of one of several ranks, as ``accelerate launch`` makes it: with the plugin for
+    FSDP2, with DeepSpeed's for ZeRO-3, and with nothing more else.
+
+    FSDP2 shards each of the modules that a model of transformers names in ``_no_split_modules``. On a CPU Accelerate
+    ignores both plugins; there its state is set as it sets it on a GPU.
+    """
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedType
+
+    plugins = _plugins(parallel)
+    accelerator = Accelerator(cpu=cpu, mixed_precision=mixed_precision, kwargs_handlers=handlers, **plugins)
+    for variable in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
+        os.environ.pop(variable, None)
+    state = accelerator.state
+    if cpu and parallel == "fsdp2":
+        plugins["fsdp_plugin"].set_mixed_precision(mixed_precision)
+        state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, plugins["fsdp_plugin"]
+    if cpu and parallel == "zero3":
+        plugins["deepspeed_plugin"].set_mixed_precision(mixed_precision)
+        plugins["deepspeed_plugin"].select(_from_accelerator_state=True)
+        state.distributed_type, state.deepspeed_plugins = DistributedType.DEEPSPEED, plugins["deepspeed_plugin"]
+    if parallel == "zero3":
+        from transformers.integrations import unset_hf_deepspeed_config
+
+        # transformers would part each further model as it is built. An arm goes back to the weights of a whole one.
+        unset_hf_deepspeed_config()
+    return accelerator
+
+
+def _plugins(parallel: str) -> dict[str, Any]:
+    if parallel == "fsdp2":
+        from accelerate import FullyShardedDataParallelPlugin
+
+        # Accelerate refuses torchao with its loading on rank 0 alone.
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False
+        )
+        os.environ.pop("ACCELERATE_USE_FSDP", None)
+        return {"fsdp_plugin": plugin}
+    if parallel == "zero3":
+        from accelerate import DeepSpeedPlugin
+
+        plugin = DeepSpeedPlugin(zero_stage=3, zero3_init_flag=False)
+        # Without a DataLoader Accelerate asks for a number. DeepSpeed prints with it, and does nothing else.
+        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
+        return {"deepspeed_plugin": plugin}
+    return {}

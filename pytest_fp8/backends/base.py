@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.recipes import Reason
+from pytest_fp8.recipes import BackendFacts, Reason
 
 if TYPE_CHECKING:
     import torch
@@ -38,8 +38,22 @@ class Conversion:
     """Linear that stays in high precision -> why."""
     model: torch.nn.Module | None = None
     """The converted model where it is a new object (the model was itself a Linear); ``None``: converted in place."""
+    layers: Mapping[str, tuple[int, int]] | None = None
+    """Layer -> (in_features, out_features): what is accounted for, where that is not the plain model's Linears."""
     dropped_behaviour: dict[str, str] = field(default_factory=dict)
     """Converted layer -> what it no longer does besides its product: a hook, a forward of its own."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What an FP8 layer scales by, from earlier steps. The tensors are live."""
+
+    tensors: Mapping[str, torch.Tensor]
+    """All of it, by name."""
+    operands: Mapping[str, torch.Tensor]
+    """Operand, as :mod:`pytest_fp8.casts` calls it -> its scale."""
+    history: torch.Tensor | None = None
+    """The amax of earlier steps; ``None`` where fewer than one is kept."""
 
 
 @dataclass
@@ -58,34 +72,14 @@ class Prepared:
     """What a training step calls, where the backend parallelizes: ``DistributedDataParallel``, DeepSpeed's engine."""
     groups: list[dict[str, Any]] | None = None
     """With DeepSpeed's engine: :func:`groups_of` the optimizer that it was given."""
-    layers: Mapping[str, tuple[int, int]] | None = None
-    """Layer -> (in_features, out_features): what is accounted for, where that is not the plain model's Linears."""
+    asked: str = ""
+    """The precision that the environment asks for, where the environment switches this backend on."""
 
 
-class Backend(ABC):
+class Backend(BackendFacts, ABC):
     """A way to switch FP8 on. Methods that need the library import it inside."""
 
-    name: str
-    distribution: str = ""
-    """The library's package on the index; empty for plain PyTorch."""
-    minimum_version: str = ""
-    """The lowest version of it that is known to work."""
-    token_multiple: int = ALIGNMENT
-    """Tokens of a batch are a multiple of this: it is the inner size of the weight gradient."""
-    switches: Mapping[str, str] = {}
-    """What the environment asks for, where the environment switches this backend on."""
-    patches_others: bool = False
-    """Importing the library changes transformers, peft or torch: it is imported in its own arm only, before them."""
-    compiles_itself: bool = False
-    """The library brings compiled code of its own; nothing is compiled on top of it."""
-    keeps_state: bool = False
-    """The library leaves global state in its process, as Accelerate does."""
-
-    def available(self) -> tuple[bool, str]:
-        """(the library is installed and recent enough, its version or what is wrong), without importing it."""
-        return installed(self.distribution, self.minimum_version) if self.distribution else (True, "")
-
-    def import_library(self) -> None:  # noqa: B027 - plain PyTorch needs none
+    def import_library(self) -> None:
         """Import the library. Called in an arm's own process only."""
 
     def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
@@ -96,14 +90,14 @@ class Backend(ABC):
         """The model, where the backend brings its own; ``None`` where it takes any model."""
         return None
 
-    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
-        """Switch FP8 on in ``model`` as users of this backend do. ``compiled``: its blocks will be compiled later."""
-        conversion = self.convert(model, case.recipe, case.emulated)
+    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case) -> Prepared:
+        """Switch FP8 on in ``model`` as users of this backend do. Its blocks are compiled later."""
+        conversion = self.convert(model, case)
         return Prepared(model if conversion.model is None else conversion.model, conversion)
 
     @abstractmethod
-    def convert(self, model: torch.nn.Module, recipe: str, emulated: bool) -> Conversion:
-        """Switch FP8 on in place; parameters keep names and values. ``emulated``: products in high precision."""
+    def convert(self, model: torch.nn.Module, case: Case) -> Conversion:
+        """Switch FP8 on in place; parameters keep names and values. ``case.emulated``: products in high precision."""
 
     def fused_params(self, model: torch.nn.Module) -> FusedParams:
         """The parameters that hold several of the plain model's."""
@@ -121,16 +115,11 @@ class Backend(ABC):
         """Whether this key of the state dict holds the backend's scaling state and no weight."""
         return False
 
-    def scaling_tensors(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """What this FP8 layer keeps between steps to scale by, by name; empty where scaling is dynamic."""
-        return {}
+    def scaling(self, layer: torch.nn.Module) -> Scaling | None:
+        """What this FP8 layer keeps between steps to scale by; ``None`` where a scale is taken from the operand."""
+        return None
 
-    def operand_scales(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """Copies of the scales that this FP8 layer already has for its operands, by their names in
-        :mod:`pytest_fp8.casts`; empty where a scale is taken from the operand itself."""
-        return {}
-
-    def new_layer(self, module: torch.nn.Module) -> Any:
+    def new_layer(self, layer: torch.nn.Module) -> Any:
         """This FP8 layer as before its first step, without memory for weights; ``None`` if none can be made."""
         return None
 
@@ -138,7 +127,7 @@ class Backend(ABC):
         """Let the library unpickle scaling state, which this arm wrote."""
         return nullcontext()
 
-    def precision(self, recipe: str, options: Mapping[str, Any]) -> Callable[[], AbstractContextManager[Any]]:
+    def precision(self, case: Case) -> Callable[[], AbstractContextManager[Any]]:
         """Makes the context around each forward pass."""
         return nullcontext
 
@@ -146,25 +135,18 @@ class Backend(ABC):
         """The library's own activation checkpointing, where its layers need it; ``None``: torch's."""
         return None
 
-    def reset_scaling(self, model: torch.nn.Module) -> None:  # noqa: B027 - dynamic scaling keeps no state
+    def reset_scaling(self, model: torch.nn.Module) -> None:
         """Bring scaling state back to that of a fresh model."""
 
-    def stepped(self, model: torch.nn.Module) -> None:  # noqa: B027 - most libraries need nothing
+    def stepped(self, model: torch.nn.Module) -> None:
         """Called after each training step."""
 
-    def calibration_passes(self, recipe: str) -> int:
-        """How many forward and backward passes a fresh model needs before its scales fit."""
-        return 0
-
-    def drop_pending_recomputation(self) -> None:  # noqa: B027 - most libraries keep nothing
-        """Drop what the library keeps for the backward pass of a forward pass that had none."""
-
-    def raise_explained(self, error: Exception) -> None:  # noqa: B027 - most libraries explain it themselves
-        """Raise an error with a code, a cause and a next step for a library's error that does not say what to do."""
+    def settle(self, model: torch.nn.Module) -> None:
+        """Called after a forward pass without a backward one: drop what the library keeps for that."""
 
     def row_multiple(self, layer: torch.nn.Module) -> int:
         """What the rows of this FP8 layer's input must be a multiple of."""
-        return self.token_multiple
+        return ALIGNMENT
 
     @abstractmethod
     def is_fp8_layer(self, module: torch.nn.Module) -> bool:
@@ -175,10 +157,6 @@ class Backend(ABC):
         """The recipe of this layer, asked inside its forward pass: ``recipe`` (a name of :mod:`pytest_fp8.recipes`, or
         ``off``) and the recipe's options."""
 
-    def amax_history(self, module: torch.nn.Module) -> list[float] | None:
-        """The past steps' amax that this layer scales by; ``None`` where nothing is kept."""
-        return None
-
     def watch_fused_functions(self, model: torch.nn.Module, note: NoteProduct) -> AbstractContextManager[Any]:
         """Call ``note`` for each product that the library computes without calling the layer whose weight it takes."""
         return nullcontext()
@@ -187,25 +165,3 @@ class Backend(ABC):
 def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Its groups as they were made, with the model's parameters: DeepSpeed puts buffers of its own into them."""
     return [dict(group, params=list(group["params"])) for group in optimizer.param_groups]
-
-
-def installed(distribution: str, minimum: str) -> tuple[bool, str]:
-    """Whether a package is there and recent enough, without importing it, and the reason. PEP 440 orders versions: a
-    pre-release of ``minimum`` is older than it."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    from packaging.version import InvalidVersion, Version
-
-    from pytest_fp8.libraries import wanted
-
-    try:
-        found = version(distribution)
-    except PackageNotFoundError:
-        return False, f"{distribution} is not installed: pip install {wanted(distribution)}"
-    try:
-        older = Version(found) < Version(minimum)
-    except InvalidVersion:
-        return False, f"{distribution} {found} has no version that can be compared with {minimum}"
-    if older:
-        return False, f"{distribution} {found} is older than {minimum}"
-    return True, f"{distribution} {found}"

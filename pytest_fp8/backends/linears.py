@@ -62,12 +62,15 @@ def put_in_place(model: torch.nn.Module, new: Mapping[torch.nn.Module, torch.nn.
 # -- what a conversion takes and what it skips ------------------------------------------------------------------------
 
 
-def plan(model: torch.nn.Module, why: Callable[[str, torch.nn.Linear], Reason | None] | None = None) -> Conversion:
-    """What a conversion of this model is meant to do. ``why`` says why a Linear is skipped; without it
-    :func:`why_skipped` does."""
+def plan(model: torch.nn.Module, heads: bool = False) -> Conversion:
+    """What a conversion of this model is meant to do. A Linear stays in high precision by its mark, its name or its
+    sizes; with ``heads`` output projections are converted like any other."""
     result = Conversion()
     for name, module in linears(model).items():
-        reason = (why or why_skipped)(name, module)
+        reason: Reason | None = getattr(module, SKIPPED, None)
+        reason = reason or reason_to_skip(name, module.in_features, module.out_features)
+        if heads and reason is not None and reason.kind is Stays.HEAD:
+            reason = odd_size(module.in_features, module.out_features)
         if reason:
             result.skipped[name] = reason
         else:
@@ -119,11 +122,6 @@ def mark_skipped(model: torch.nn.Module, patterns: Sequence[str]) -> list[str]:
         if reason:
             setattr(linear, SKIPPED, reason)
     return [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in found)]
-
-
-def why_skipped(name: str, module: torch.nn.Linear) -> Reason | None:
-    """Why a Linear stays in high precision: its mark, its name or its sizes; ``None`` to convert it."""
-    return getattr(module, SKIPPED, None) or reason_to_skip(name, module.in_features, module.out_features)
 
 
 def reason_to_skip(name: str, in_features: int, out_features: int) -> Reason | None:

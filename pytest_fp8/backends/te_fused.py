@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.base import Conversion, FusedParams, MakeOptimizer, Prepared
+from pytest_fp8.backends.base import Conversion, FusedParams
 from pytest_fp8.backends.linears import put_in_place
-from pytest_fp8.backends.transformer_engine import TransformerEngine
+from pytest_fp8.backends.transformer_engine import RECIPES, TransformerEngine
 
 if TYPE_CHECKING:
     import torch
@@ -23,20 +23,22 @@ class FusedTransformerEngine(TransformerEngine):
     """Four Linears in each block in place of seven: q, k and v are one, gate and up another."""
 
     name = "te_fused"
+    short = "te.fused"
+    library = "transformer_engine"
+    recipes = RECIPES
+    parallel = ()
+    other_modules = True
 
-    def convert(self, model: torch.nn.Module, recipe: str, emulated: bool) -> Conversion:
+    def convert(self, model: torch.nn.Module, case: Case) -> Conversion:
         from pytest_fp8.backends.fused_llama import fuse
 
         fuse(model)
         replace_norms(model)
-        return super().convert(model, recipe, emulated)
-
-    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
-        conversion = self.convert(model, case.recipe, case.emulated)
+        conversion = super().convert(model, case)
         modules: dict[str, Any] = dict(model.named_modules())
         names = [name for name in modules if name in {*conversion.converted, *conversion.skipped}]
-        layers = {name: (modules[name].in_features, modules[name].out_features) for name in names}
-        return Prepared(model, conversion, layers=layers)
+        conversion.layers = {name: (modules[name].in_features, modules[name].out_features) for name in names}
+        return conversion
 
     def fused_params(self, model: torch.nn.Module) -> FusedParams:
         from pytest_fp8.backends.fused_llama import parts_of

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, Prepared
+from pytest_fp8.backends.base import ALIGNMENT, Backend, Conversion
 from pytest_fp8.backends.linears import linears, plan, put_in_place
-from pytest_fp8.recipes import POWERS
+from pytest_fp8.recipes import DGRAD, FPROP, PARALLEL, POWERS, RecipeFacts
 from pytest_fp8.said import Told
 
 if TYPE_CHECKING:
@@ -32,16 +33,20 @@ class ComputedWeightError(Told, TypeError):
     """A Linear's weight is computed from other parameters, and torchao's layer can only take over a parameter."""
 
 
-class NotContiguousError(Told, RuntimeError):
-    """torchao's rowwise layers were given an input that is not contiguous."""
-
-
 class TorchAO(Backend):
     """``convert_to_float8_training`` with a filter that gives a reason for each Linear it skips."""
 
     name = "torchao"
-    distribution = "torchao"
-    minimum_version = "0.14"
+    recipes: Sequence[RecipeFacts] = (
+        # Weights are gathered in FP8 under FSDP2; torchao has it for scales of whole tensors alone.
+        RecipeFacts("tensorwise", switches=(ALL_GATHER, PRECOMPUTE, POWERS)),
+        RecipeFacts("rowwise", minimum_capability=(9, 0)),
+        # "gw_hp": the weight gradient stays in high precision, by design.
+        RecipeFacts("rowwise_with_gw_hp", roles=(FPROP, DGRAD), minimum_capability=(9, 0)),
+    )
+    requires: Mapping[str, str] = MappingProxyType({"torchao": "0.14"})
+    emulates = True
+    parallel: Sequence[str] = PARALLEL
     _precomputes = False
 
     def import_library(self) -> None:
@@ -62,14 +67,6 @@ class TorchAO(Backend):
             return False, f"torch._scaled_mm needs compute capability 8.9; this GPU has {capability[0]}.{capability[1]}"
         return True, ""
 
-    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
-        options = {ALL_GATHER_FIELD: case.options.get(ALL_GATHER, False)}
-        if case.options.get(POWERS):
-            options[POWERS] = True
-        conversion = self.convert(model, case.recipe, case.emulated, **options)
-        self._precomputes = bool(case.options.get(PRECOMPUTE))
-        return Prepared(model if conversion.model is None else conversion.model, conversion)
-
     def stepped(self, model: torch.nn.Module) -> None:
         """Scales of all weights at once, as torchao advises after each step of the optimizer. Without it the gather of
         each weight reduces its largest magnitude by itself."""
@@ -81,10 +78,14 @@ class TorchAO(Backend):
     def reset_scaling(self, model: torch.nn.Module) -> None:
         self.stepped(model)
 
-    def convert(self, model: torch.nn.Module, recipe: str, emulated: bool, **options: bool) -> Conversion:
+    def convert(self, model: torch.nn.Module, case: Case) -> Conversion:
         from torchao.float8 import convert_to_float8_training
 
-        config = torchao_config(recipe, emulated, **options)
+        fields = {ALL_GATHER_FIELD: case.options.get(ALL_GATHER, False)}
+        if case.options.get(POWERS):
+            fields[POWERS] = True
+        config = torchao_config(case.recipe, case.emulated, **fields)
+        self._precomputes = bool(case.options.get(PRECOMPUTE))
         result = plan(model)
         before = linears(model)
         wanted = {name: before[name] for name in result.converted}
@@ -96,11 +97,6 @@ class TorchAO(Backend):
         result.model = model
         return result
 
-    def raise_explained(self, error: Exception) -> None:
-        """torchao 0.18 raises an AssertionError that names an operator and no reason."""
-        if isinstance(error, AssertionError) and "axiswise scaling is not supported" in str(error):
-            raise NotContiguousError(f"torchao: {error}").with_traceback(error.__traceback__) from error
-
     def is_fp8_layer(self, module: torch.nn.Module) -> bool:
         from torchao.float8.float8_linear import Float8Linear
 
@@ -109,7 +105,7 @@ class TorchAO(Backend):
     def row_multiple(self, layer: torch.nn.Module) -> int:
         # Emulated it pads nothing, and on a GPU what it multiplies along, which of the weight gradient is the rows.
         config = getattr(layer, "config", None)
-        return 1 if getattr(config, "pad_inner_dim", False) else self.token_multiple
+        return 1 if getattr(config, "pad_inner_dim", False) else ALIGNMENT
 
     def _switches(self, config: Any) -> dict[str, Any]:
         on = {ALL_GATHER: config.enable_fsdp_float8_all_gather, PRECOMPUTE: self._precomputes}

@@ -10,19 +10,19 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.accelerate import (
     AccelerateTorchAO,
     AccelerateTransformerEngine,
     ThroughAccelerate,
+    forget_accelerate,
     on_cpu,
 )
-from pytest_fp8.backends.accelerate_state import forget_accelerate
 from pytest_fp8.backends.base import MakeOptimizer, Prepared
 from pytest_fp8.case import OWN
 from pytest_fp8.environ import environment
-from pytest_fp8.zoo.training import loss_of_logits
 
 if TYPE_CHECKING:
     import torch
@@ -46,15 +46,15 @@ OPTIONS = {
 class ThroughTrainer(ThroughAccelerate):
     """``Trainer`` under ACCELERATE_FP8_BACKEND, every option of the recipe in the environment."""
 
-    library: str
+    fp8_backend: str
     """What Accelerate calls the library: ``TE`` or ``AO``. It refuses ``te``."""
 
-    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
-        asked = fp8_environment(self.library, case.full_options)
-        self.switches = {"asked": asked[PREFIX + "MIXED_PRECISION"]}
+    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case) -> Prepared:
+        asked = fp8_environment(self.fp8_backend, case.full_options)
         with trainer(model, make_optimizer, case, asked) as made:
             self.adjust(made.accelerator, case)
-            prepared = self.prepare_with(made.accelerator, model, made.create_optimizer(), compiled)
+            prepared = self.prepare_with(made.accelerator, model, made.create_optimizer(), case)
+            prepared.asked = asked[PREFIX + "MIXED_PRECISION"]
             return _with_loss(made, case, prepared)
 
     def adjust(self, accelerator: Any, case: Case) -> None:
@@ -65,20 +65,23 @@ class TrainerTransformerEngine(ThroughTrainer, AccelerateTransformerEngine):
     """ACCELERATE_FP8_BACKEND=TE."""
 
     name = "trainer_te"
-    library = "TE"
+    short = "trainer.te"
+    fp8_backend = "TE"
 
 
 class TrainerTorchAO(ThroughTrainer, AccelerateTorchAO):
     """ACCELERATE_FP8_BACKEND=AO. No variable names a recipe of torchao, so it is the default one, tensorwise."""
 
     name = "trainer_torchao"
-    library = "AO"
+    short = "trainer.torchao"
+    # The Trainer takes no config object: Accelerate makes its default, which wraps weights for FSDP2.
+    recipes = (replace(AccelerateTorchAO.recipes[0], options={"fp8_all_gather": True}),)
+    parallel = ()
+    fp8_backend = "AO"
 
     def adjust(self, accelerator: Any, case: Case) -> None:
         """No variable asks for emulation, which a CPU needs: Accelerate's configuration is replaced by the same one
         emulated, before anything is converted."""
-        from dataclasses import replace
-
         if case.emulated:
             handler = accelerator.ao_recipe_handler
             handler.config = replace(handler.config, emulate=True)
@@ -99,12 +102,14 @@ def fp8_environment(library: str, options: Mapping[str, Any]) -> dict[str, str]:
 def trainer(
     model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, asked: Mapping[str, str]
 ) -> Iterator[Any]:
-    """A Trainer made under the environment ``asked``, which is restored afterwards: the process may become another arm.
+    """A Trainer made under the environment ``asked``, which is restored afterwards.
 
     It is given the optimizer, as ``optimizers=`` lets users do: the reference arm's, so that both train alike. Its
     output folder is a temporary one, and no integration reports anything.
     """
     from transformers import Trainer, TrainingArguments
+
+    from pytest_fp8.zoo.training import loss_of_logits
 
     next_token_loss = loss_of_logits(case.compile)
 

@@ -13,16 +13,18 @@ import hashlib
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, NoteProduct, Prepared
+from pytest_fp8.backends.accelerate import AccelerateTransformerEngine
+from pytest_fp8.backends.base import Conversion, MakeOptimizer, NoteProduct, Prepared
 from pytest_fp8.backends.bf16 import Bf16
 from pytest_fp8.backends.linears import linears, observed_conversion
-from pytest_fp8.recipes import Stays
+from pytest_fp8.recipes import FPROP, RecipeFacts, Stays
 
 if TYPE_CHECKING:
     import torch
@@ -39,10 +41,12 @@ class UnslothBf16(Bf16):
     """16-bit LoRA: the reference for an FP8 base of the same library."""
 
     name = "unsloth_bf16"
-    distribution = "unsloth"
-    minimum_version = "2026.10"
-    patches_others = True
-    compiles_itself = True
+    short = "unsloth.bf16"
+    requires: Mapping[str, str] = MappingProxyType({"unsloth": "2026.10"})
+    emulates = False
+    parallel: Sequence[str] = ()
+    brings_model = True
+    other_modules = True
     fp8 = False
 
     def import_library(self) -> None:
@@ -96,12 +100,12 @@ class UnslothBf16(Bf16):
                 parameters[name].copy_(value)
         return model.train()  # type: ignore[no-any-return]
 
-    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
-        prepared = super().prepare(model, make_optimizer, case, compiled)
+    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case) -> Prepared:
+        prepared = super().prepare(model, make_optimizer, case)
         prepared.loss_of = language_model_loss
         return prepared
 
-    def precision(self, recipe: str, options: Mapping[str, Any]) -> Callable[[], AbstractContextManager[Any]]:
+    def precision(self, case: Case) -> Callable[[], AbstractContextManager[Any]]:
         """The autocast of ``TrainingArguments(bf16=True)``. Without it adapters outside the fused functions would
         multiply in float32."""
         import torch
@@ -165,7 +169,11 @@ class Unsloth(UnslothBf16):
     """``load_in_fp8=True``: FP8 weights with a scale per row, activations cast row by row, in forward products only."""
 
     name = "unsloth"
-    token_multiple = Backend.token_multiple
+    short = ""
+    # FP8 weights that stay frozen: the forward product is FP8, the backward one runs on weights cast back to BF16.
+    recipes = (RecipeFacts("rowwise", roles=(FPROP,), minimum_capability=(9, 0)),)
+    library = "torchao"
+    reference = "unsloth_bf16"
     fp8 = True
 
     def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
@@ -176,7 +184,7 @@ class Unsloth(UnslothBf16):
             return False, f"load_in_fp8 asks for an H100 or newer; this GPU has {capability[0]}.{capability[1]}"
         return super().usable(recipe, emulated)
 
-    def convert(self, model: torch.nn.Module, recipe: str, emulated: bool) -> Conversion:
+    def convert(self, model: torch.nn.Module, case: Case) -> Conversion:
         """The library loads the model converted; what it did is read from the model."""
         sizes = {name: (linear.in_features, linear.out_features) for name, linear in linears(model).items()}
         found = observed_conversion(model, sizes, self.is_fp8_layer)
@@ -191,6 +199,35 @@ class Unsloth(UnslothBf16):
 
     def recipe_in_force(self, module: torch.nn.Module) -> dict[str, Any]:
         return describe(fp8_weight(module))
+
+
+class UnslothTransformerEngine(AccelerateTransformerEngine, UnslothBf16):
+    """Unsloth's model, adapters and loss; the layers and the precision are Accelerate's and Transformer Engine's.
+
+    Unsloth compiles its own blocks, te.Linear inside them included, as it does for users who combine the two.
+    """
+
+    name = "unsloth_te"
+    short = "unsloth.te"
+    recipes = AccelerateTransformerEngine.recipes
+    parallel = ()
+    requires = MappingProxyType({**UnslothBf16.requires, **AccelerateTransformerEngine.requires})
+    reference = "unsloth_bf16"
+    over_bf16 = 1.0
+
+    def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
+        usable, why = UnslothBf16.usable(self, recipe, emulated)
+        return super().usable(recipe, emulated) if usable else (usable, why)
+
+    def import_library(self) -> None:
+        # First, because it patches other libraries and must find them unchanged.
+        UnslothBf16.import_library(self)
+        super().import_library()
+
+    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case) -> Prepared:
+        prepared = super().prepare(model, make_optimizer, case)
+        prepared.loss_of = language_model_loss
+        return prepared
 
 
 def fp8_weight(module: torch.nn.Module) -> Any:

@@ -145,11 +145,11 @@ def _suite() -> Path:
 def named_cases(names: Sequence[str], suite: Path, own: bool) -> list[Case]:
     """The cases of those ids: of the suite, or of the user's own model. Raises :class:`SettingsError`."""
     from pytest_fp8.baselines.check import suite_cases
-    from pytest_fp8.case import ADAPTERS_ALONE, OWN, Case
-    from pytest_fp8.recipes import RECIPES
+    from pytest_fp8.case import OWN, Case
+    from pytest_fp8.recipes import types
 
     if own:
-        known = [Case(OWN, backend, recipe) for backend, recipe in RECIPES if backend not in ADAPTERS_ALONE]
+        known = [Case(OWN, k.name, facts.name) for k in types() if not k.brings_model for facts in k.recipes]
     else:
         known = suite_cases(suite)
     by_id = {case.id: case for case in known}

@@ -49,7 +49,6 @@ def curve(
         for step in range(first_step, first_step + steps):
             batch = engine.training_batch(seed, step)
             fingerprint = data.fingerprint(batch, fingerprint)
-            engine.fault_points.before_step(engine, seed, step)
             if looks is not None:
                 looks.next_step()
             if watch and (step == last or step == seed == 0):

@@ -36,7 +36,8 @@ def _said(error: BaseException) -> tuple[Code, str, str]:
     at = f"{frames[-1].filename} {frames[-1].name}" if frames else ""
     for known in said()["known"]:
         found = re.search(known["says"], str(error))
-        if found and known.get("kind", "BaseException") in kinds and re.search(known.get("at", ""), at):
+        here = known.get("loaded", "torch") in sys.modules and re.search(known.get("at", ""), at)
+        if found and known.get("kind", "BaseException") in kinds and here:
             facts = found.groupdict() | _facts()
             return R[known["code"]], known["cause"].format(**facts), known["next"].format(**facts)
     return R.ARM_RAISED, "", _mend(error)

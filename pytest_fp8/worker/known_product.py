@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pytest_fp8.backends import backend
-from pytest_fp8.recipes import recipe_options
+from pytest_fp8.case import OWN, Case
 from pytest_fp8.worker.record.trace import longest, plain_events
 
 SIZE = {"cuda": 4096, "cpu": 256}
@@ -32,9 +32,10 @@ def known_product(name: str, recipe: str, emulated: bool) -> dict[str, Any]:
     rows = torch.randn(size, size, device=device).bfloat16()
     exact = rows.double() @ linear.weight.detach().double().t()
     model = torch.nn.Sequential(linear)
-    converted = chosen.convert(model, recipe, emulated).model
+    case = Case(OWN, name, recipe, emulated=emulated)
+    converted = chosen.convert(model, case).model
     model = model if converted is None else converted  # type: ignore[assignment]
-    precision = chosen.precision(recipe, recipe_options(name, recipe, {}))
+    precision = chosen.precision(case)
 
     def product() -> torch.Tensor:
         with torch.no_grad(), precision():

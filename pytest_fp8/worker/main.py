@@ -143,7 +143,7 @@ def _import_libraries(name: str) -> None:
     from pytest_fp8.backends import backend
 
     chosen = backend(name)
-    if not chosen.patches_others:
+    if not chosen.brings_model:
         _raise_what_failed_ahead()
         if torch.cuda.is_available():
             compilers.start()

@@ -26,7 +26,7 @@ from pytest_fp8.worker.checkpoint.scales import carry_scales
 from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.record import clock
 from pytest_fp8.worker.record.held_out import compared, held_out_output
-from pytest_fp8.worker.run.engine import Engine
+from pytest_fp8.worker.run.engine import engine_type
 from pytest_fp8.worker.tensors import foreign
 from pytest_fp8.worker.training.ranks import share_buffers
 from pytest_fp8.worker.training.zero import shape
@@ -40,7 +40,7 @@ class ArmServer:
     """An engine and the operations that pytest's process can ask of it."""
 
     def __init__(self, spec: ArmSpec) -> None:
-        self.engine = Engine(spec, explain_failure=require_aligned_rows)
+        self.engine = engine_type(spec.control)(spec, explain_failure=require_aligned_rows)
         require_own_code()
         self.engine.park()
 
@@ -54,7 +54,7 @@ class ArmServer:
             if self.engine.case.gpus == 1:
                 explain_rows(self.engine, error)
             raise
-        self.engine.backend.drop_pending_recomputation()
+        self.engine.backend.settle(self.engine.model)
         # After every question cached memory is given back: the pair's other arm may need it. Not between blocks, where
         # the pair asks for it if it must.
         if operation != "blocks":

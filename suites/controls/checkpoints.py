@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro, tiny
-from controls.execution import fp8_layers, with_forward
-from controls.own_checkpoints import CASE, SAVED, STATE
+from controls.own_checkpoints import CASE, SAVED, STATE, load, save
 from pytest_fp8.codes import K
-from pytest_fp8.worker.run.fault_points import BreakableEngine, SaveOrLoad
 
 if TYPE_CHECKING:
     import torch
-
-    from pytest_fp8.backends.base import Conversion
 
 
 class StoredInFp8(Control):
@@ -27,16 +24,19 @@ class StoredInFp8(Control):
     about = "weights were stored in FP8"
     case = micro()
 
-    def stored(self, engine: BreakableEngine, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def converted(self, model: Any) -> None:
         import torch
 
-        converted = {f"{name}.weight" for name in engine.conversion.converted}
-        return {name: w.to(torch.float8_e4m3fn) if name in converted else w for name, w in weights.items()}
+        def cast(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+            state[f"{prefix}weight"] = state[f"{prefix}weight"].to(torch.float8_e4m3fn)
+
+        for layer in self.fp8_layers():
+            layer.register_state_dict_post_hook(cast)
 
 
 class LoadedIntoNothing(Control):
-    """The state dict of the compiled wrapper is saved, whose keys begin with ``_orig_mod.``. ``load_state_dict`` with
-    ``strict=False`` then matches none of them."""
+    """The model loads by the keys of its compiled wrapper, which begin with ``_orig_mod.``, and with ``strict=False``:
+    none of them matches."""
 
     number, id = 20, "prefixed-keys"
     nightly = True
@@ -46,14 +46,13 @@ class LoadedIntoNothing(Control):
     case = micro()
     breaks = ("fp8", "bf16")
 
-    def stored(self, engine: BreakableEngine, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {f"_orig_mod.{name}": value for name, value in weights.items()}
+    def converted(self, model: Any) -> None:
+        own = model.load_state_dict
 
-    def fill(
-        self, engine: BreakableEngine, weights: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]
-    ) -> bool:
-        engine.model.load_state_dict(dict(stored), strict=False)
-        return True
+        def load(state: Mapping[str, Any], **more: Any) -> Any:
+            return own({f"_orig_mod.{name}": value for name, value in state.items()}, strict=False)
+
+        model.load_state_dict = load
 
 
 class OptimizerNotLoaded(Control):
@@ -66,8 +65,10 @@ class OptimizerNotLoaded(Control):
     about = "weights were loaded and the optimizer was not"
     case = micro()
 
-    def loads_optimizer(self) -> bool:
-        return False
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        made = super().make_optimizer()
+        made.load_state_dict = lambda state_dict: None  # type: ignore[method-assign]
+        return made
 
 
 class CopyNotRenewed(Control):
@@ -81,11 +82,10 @@ class CopyNotRenewed(Control):
     code = K.STALE_COPIES
     case = micro()
 
-    def __init__(self) -> None:
-        self._copies: dict[int, Any] = {}
-
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+    def converted(self, model: Any) -> None:
         import torch
+
+        self._copies: dict[int, Any] = {}
 
         def keeping(layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
             own = layer.forward
@@ -103,9 +103,9 @@ class CopyNotRenewed(Control):
 
             return forward
 
-        with_forward(engine, keeping)
+        self.with_forward(keeping)
 
-    def stepped(self, engine: BreakableEngine) -> None:
+    def stepped(self) -> None:
         self._copies.clear()
 
 
@@ -119,8 +119,8 @@ class ScalesNotLoaded(Control):
     code = K.SCALES_LOST
     case = tiny("transformer_engine", "delayed")
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        for layer in fp8_layers(engine):
+    def converted(self, model: Any) -> None:
+        for layer in self.fp8_layers():
             layer.set_extra_state = lambda state: None
 
 
@@ -130,16 +130,17 @@ class OwnFunctions(Control):
     question, case, workload = "checkpoints", CASE, SAVED
     breaks = ("fp8", "bf16")
 
-    def own_functions(self, save: SaveOrLoad, load: SaveOrLoad) -> tuple[SaveOrLoad, SaveOrLoad]:
+    def build(self) -> None:
+        self.setup.own = replace(SAVED, save=self.save)
+        super().build()
+
+    def save(self, model: Any, optimizer: Any, folder: Any) -> None:
         import torch
 
-        def broken_save(model: Any, optimizer: Any, folder: Any) -> None:
-            save(model, optimizer, folder)
-            state = torch.load(folder / STATE, weights_only=True)
-            self.lose(model, state)
-            torch.save(state, folder / STATE)
-
-        return broken_save, load
+        save(model, optimizer, folder)
+        state = torch.load(folder / STATE, weights_only=True)
+        self.lose(model, state)
+        torch.save(state, folder / STATE)
 
     def lose(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
         """Take something out of what was saved: ``model``, ``optimizer``, ``schedule``, ``average``."""
@@ -247,15 +248,15 @@ class OtherOrderOfData(Control):
     case, workload = CASE, SAVED
     verdicts = ("INVALID",)
 
-    def __init__(self) -> None:
-        self._loaded = False
+    _loaded = False
 
-    def own_functions(self, save: SaveOrLoad, load: SaveOrLoad) -> tuple[SaveOrLoad, SaveOrLoad]:
-        def noting(model: Any, optimizer: Any, folder: Any) -> None:
-            self._loaded = True
-            load(model, optimizer, folder)
+    def build(self) -> None:
+        self.setup.own = replace(SAVED, load=self.load)
+        super().build()
 
-        return save, noting
+    def load(self, model: Any, optimizer: Any, folder: Any) -> None:
+        self._loaded = True
+        load(model, optimizer, folder)
 
-    def batch(self, seed: int, step: int) -> tuple[int, int]:
-        return seed, step + 100 if self._loaded and step < 100 else step
+    def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
+        return super().training_batch(seed, step + 100 if self._loaded and step < 100 else step, whole)

@@ -7,16 +7,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_fp8.case import Case
-from pytest_fp8.worker.run.fault_points import BreakableEngine, FaultPoints
 
 if TYPE_CHECKING:
+    import torch
+
     from pytest_fp8.backends.base import Conversion
     from pytest_fp8.codes import Code
     from pytest_fp8.errors import Fp8Error
     from pytest_fp8.pair import Fp8Pair
     from pytest_fp8.verdicts import Decision
+    from pytest_fp8.worker.run.engine import Engine
     from pytest_fp8.workload import Workload
+else:
+    Engine = object
 
+Forward = Callable[["torch.Tensor"], "torch.Tensor"]
 EMULATED, ANYWHERE, GPU = "emulated", "anywhere", "gpu"
 CONSTRUCTED = "constructed"
 GITHUB = "https://github.com"
@@ -25,11 +30,12 @@ TORCHAO = f"{GITHUB}/pytorch/ao"
 TRANSFORMERS = f"{GITHUB}/huggingface/transformers/blob/main/src/transformers"
 
 
-class Control(FaultPoints):
+class Control(Engine):
     """One broken arm, checkpoint, baseline or run.
 
     A subclass that states a ``number`` is in the catalogue. Its docstring says how FP8 is broken here; the methods of
-    :class:`FaultPoints` that it overrides break it. Modules of controls load no torch: pytest imports them, too.
+    the arm's engine that it overrides break it. Modules of controls load no torch, since pytest imports them, too: the
+    arm puts its engine below the class.
     """
 
     number: ClassVar[int]
@@ -47,7 +53,7 @@ class Control(FaultPoints):
     """What it must say with some of its verdicts, where that is something else."""
     verdicts: ClassVar[tuple[str, ...]] = ("FAIL",)
     """The verdicts that catch it."""
-    case: ClassVar[Case | None] = None
+    case: Case = None  # type: ignore[assignment]
     """The pair it is run with; ``None`` where no arm is needed."""
     workload: ClassVar[Workload | None] = None
     """The model, where it needs one of its own."""
@@ -60,13 +66,36 @@ class Control(FaultPoints):
     nightly: ClassVar[bool] = False
     """Whether it runs each night alone, since another test asserts its code for each commit."""
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        meant = convert()
-        self.converted(engine, meant)
+    def convert(self) -> Conversion:
+        meant = super().convert()
+        self.converted(self.model)
         return meant
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        """Called once the model is converted, as ``meant`` says."""
+    def converted(self, model: Any) -> None:
+        """Break the converted model."""
+
+    def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
+        self.before_step(seed, step)
+        return super().training_batch(seed, step, whole)
+
+    def before_step(self, seed: int, step: int) -> None:
+        """Break what a training step starts from."""
+
+    def step(self, *given: Any, **more: Any) -> torch.Tensor:
+        loss = super().step(*given, **more)
+        self.stepped()
+        return loss
+
+    def stepped(self) -> None:
+        """Break what a training step leaves."""
+
+    def fp8_layers(self) -> list[Any]:
+        return [module for module in self.model.modules() if self.backend.is_fp8_layer(module)]
+
+    def with_forward(self, forward_of: Callable[[Any], Forward]) -> None:
+        """Give each FP8 layer the forward made for it."""
+        for layer in self.fp8_layers():
+            layer.forward = forward_of(layer)
 
     @classmethod
     def runs(cls) -> str:

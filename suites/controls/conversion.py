@@ -13,12 +13,12 @@ from controls.models import ADAPTERS, HOOKED, ROUTER
 from pytest_fp8.backends.base import ALIGNMENT
 from pytest_fp8.backends.linears import plan
 from pytest_fp8.codes import L, P
-from pytest_fp8.worker.run.fault_points import BreakableEngine, Precision
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_fp8.backends.base import Conversion
+    from pytest_fp8.worker.run.engine import Engine
 
 MIXED_PRECISION = "ACCELERATE_MIXED_PRECISION"
 FILTER = f"[torchao, module_filter_fn]({TORCHAO}/blob/main/torchao/float8/float8_linear_utils.py)"
@@ -34,12 +34,12 @@ class NothingReadsTheEnvironment(Control):
     code = P.NOTHING_READS_IT
     case = micro()
 
-    def start(self, engine: BreakableEngine) -> None:
+    def build(self) -> None:
         os.environ[MIXED_PRECISION] = "fp8"
+        super().build()
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        del os.environ[MIXED_PRECISION]  # the arm has noted it; the process may become another arm
-        return plan(engine.model)
+    def convert(self) -> Conversion:
+        return plan(self.model)
 
 
 class TrainerBf16Wins(Control):
@@ -54,27 +54,19 @@ class TrainerBf16Wins(Control):
     case = micro()
     needs = ("accelerate",)
 
-    def start(self, engine: BreakableEngine) -> None:
+    def build(self) -> None:
         os.environ[MIXED_PRECISION] = "fp8"
+        super().build()
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+    def convert(self) -> Conversion:
         from transformers import Trainer, TrainingArguments
 
-        meant = plan(engine.model)
+        meant = plan(self.model)
         with tempfile.TemporaryDirectory() as folder:
-            arguments = TrainingArguments(
-                output_dir=folder, bf16=True, use_cpu=engine.device.type == "cpu", report_to=[]
-            )
-            trainer: Any = Trainer(model=engine.model, args=arguments)
-            engine.model = trainer.accelerator.prepare_model(engine.model)
+            arguments = TrainingArguments(output_dir=folder, bf16=True, use_cpu=self.device.type == "cpu", report_to=[])
+            trainer: Any = Trainer(model=self.model, args=arguments)
+            self.model = trainer.accelerator.prepare_model(self.model)
         return meant
-
-    def warm(self, engine: BreakableEngine) -> None:
-        """Take back what Accelerate keeps for a whole process, which may become another arm."""
-        from accelerate.state import AcceleratorState
-
-        AcceleratorState._reset_state(reset_partial_state=True)
-        os.environ.pop(MIXED_PRECISION, None)
 
 
 class StopsAtTheFirstOddLayer(Control):
@@ -89,9 +81,9 @@ class StopsAtTheFirstOddLayer(Control):
     case = micro(model="own")
     workload = ROUTER
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        meant = plan(engine.model)
-        _convert_model(engine.model, torchao_config(engine, engine.case.recipe))
+    def convert(self) -> Conversion:
+        meant = plan(self.model)
+        _convert_model(self.model, torchao_config(self, self.case.recipe))
         return meant
 
 
@@ -118,8 +110,8 @@ class RecipeDropped(Control):
     code = L.OTHER_RECIPE
     case = micro("rowwise")
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        return _by_torchao(engine.model, torchao_config(engine, None))
+    def convert(self) -> Conversion:
+        return _by_torchao(self.model, torchao_config(self, None))
 
 
 class HeadConverted(Control):
@@ -133,11 +125,11 @@ class HeadConverted(Control):
     about = "lm_head"
     case = micro()
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+    def convert(self) -> Conversion:
         from torchao.float8 import convert_to_float8_training
 
-        meant = plan(engine.model)
-        convert_to_float8_training(engine.model, config=torchao_config(engine, engine.case.recipe))
+        meant = plan(self.model)
+        convert_to_float8_training(self.model, config=torchao_config(self, self.case.recipe))
         return meant
 
 
@@ -155,9 +147,9 @@ class AdaptersConverted(Control):
     workload = ADAPTERS
     needs = ("peft",)
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        config = torchao_config(engine, engine.case.recipe)
-        return _by_torchao(engine.model, config, takes=lambda name: not name.endswith("lm_head"))
+    def convert(self) -> Conversion:
+        config = torchao_config(self, self.case.recipe)
+        return _by_torchao(self.model, config, takes=lambda name: not name.endswith("lm_head"))
 
 
 class OtherLibraryChosen(Control):
@@ -170,10 +162,10 @@ class OtherLibraryChosen(Control):
     code = L.OTHER_LIBRARY
     case = tiny("transformer_engine", "current")
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        return _by_torchao(engine.model, None)
+    def convert(self) -> Conversion:
+        return _by_torchao(self.model, None)
 
-    def precision(self, engine: BreakableEngine, precision: Precision) -> Precision:
+    def precision_context(self) -> Callable[[], Any]:
         return nullcontext
 
 
@@ -188,8 +180,8 @@ class HookDropped(Control):
     case = micro(model="own")
     workload = HOOKED
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        return _by_torchao(engine.model, torchao_config(engine, engine.case.recipe))
+    def convert(self) -> Conversion:
+        return _by_torchao(self.model, torchao_config(self, self.case.recipe))
 
 
 def _by_torchao(model: torch.nn.Module, config: Any, takes: Callable[[str], bool] | None = None) -> Conversion:
@@ -205,7 +197,7 @@ def _by_torchao(model: torch.nn.Module, config: Any, takes: Callable[[str], bool
     return meant
 
 
-def torchao_config(engine: BreakableEngine, recipe: str | None) -> Any:
+def torchao_config(engine: Engine, recipe: str | None) -> Any:
     """torchao's configuration of a recipe (``None``: the library's default), emulated where the case is."""
     from dataclasses import replace
 

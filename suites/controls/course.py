@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Any
 from controls.control import Control, micro
 from pytest_fp8.case import Case
 from pytest_fp8.codes import D
-from pytest_fp8.worker.run.fault_points import BreakableEngine
 from pytest_fp8.workload import Workload
 
 if TYPE_CHECKING:
     import torch
-
-    from pytest_fp8.backends.base import Conversion
 
 
 class RateDoubles(Control):
@@ -27,8 +24,8 @@ class RateDoubles(Control):
     case = micro()
     verdicts = ("INVALID",)
 
-    def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
-        for group in engine.optimizer.param_groups:
+    def before_step(self, seed: int, step: int) -> None:
+        for group in self.optimizer.param_groups:
             group["lr"] = 2e-3 if step >= 10 else 1e-3
 
 
@@ -43,8 +40,8 @@ class MasterWeights(Control):
     case = micro()
     verdicts = ("INVALID",)
 
-    def stepped(self, engine: BreakableEngine) -> None:
-        for parameter, entries in engine.optimizer.state.items():
+    def stepped(self) -> None:
+        for parameter, entries in self.optimizer.state.items():
             entries["master"] = parameter.detach().float()
 
 
@@ -59,11 +56,12 @@ class GradientsLeft(Control):
     case = micro()
     verdicts = ("INVALID",)
 
-    def __init__(self) -> None:
-        self._kept: dict[torch.nn.Parameter, torch.Tensor] = {}
+    def build(self) -> None:
+        self._kept: dict[Any, torch.Tensor] = {}
+        super().build()
 
-    def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
-        norms = {p for name, p in engine.model.named_parameters() if "norm" in name}
+    def before_step(self, seed: int, step: int) -> None:
+        norms = {p for name, p in self.model.named_parameters() if "norm" in name}
         if step == 0:
             self._kept = {}
             for norm in norms:
@@ -71,13 +69,13 @@ class GradientsLeft(Control):
         for norm, gradient in self._kept.items():
             norm.grad = gradient.clone()
 
-    def stepped(self, engine: BreakableEngine) -> None:
+    def stepped(self) -> None:
         for norm, gradient in self._kept.items():
             norm.grad = gradient.clone()
 
     def _keep(self, norm: torch.Tensor) -> None:
         assert norm.grad is not None
-        self._kept[norm] = norm.grad.detach().clone()  # type: ignore[index]
+        self._kept[norm] = norm.grad.detach().clone()
 
 
 def build_student() -> torch.nn.Module:
@@ -131,8 +129,5 @@ class TeacherStandsStill(Control):
     case = Case("own", "torchao", "tensorwise", name="teacher", emulated=True, loss_steps=20)
     workload = Workload(build=build_student, batch=rows, step=follow, leave=("teacher",), learning_rate=2e-3)
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        engine.model.pairs = [  # type: ignore[assignment]
-            (student, teacher.detach().clone())
-            for student, teacher in engine.model.pairs  # type: ignore[union-attr]
-        ]
+    def converted(self, model: Any) -> None:
+        model.pairs = [(student, teacher.detach().clone()) for student, teacher in model.pairs]

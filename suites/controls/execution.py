@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from controls.control import ACCELERATE, GITHUB, TORCHAO, Control, micro, tiny
+from controls.control import ACCELERATE, GITHUB, TORCHAO, Control, Forward, micro, tiny
 from controls.conversion import torchao_config
 from pytest_fp8.codes import C, L, N
-from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
     import torch
 
-    from pytest_fp8.backends.base import Conversion
-    from pytest_fp8.worker.training.recompute import Recompute
-
-    Forward = Callable[[torch.Tensor], torch.Tensor]
-
 OUTSIDE = "recomputation under activation checkpointing runs outside the precision context"
-
-
-def fp8_layers(engine: BreakableEngine) -> list[Any]:
-    return [module for module in engine.model.modules() if engine.backend.is_fp8_layer(module)]
-
-
-def with_forward(engine: BreakableEngine, forward_of: Callable[[Any], Forward]) -> None:
-    """Give each FP8 layer the forward made for it."""
-    for layer in fp8_layers(engine):
-        layer.forward = forward_of(layer)
 
 
 def plain_linear(layer: Any) -> Forward:
@@ -48,7 +32,7 @@ class ForwardOnly(Control):
     code = L.DGRAD_NOT_IN_FP8
     case = micro()
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+    def converted(self, model: Any) -> None:
         import torch
 
         class HighPrecisionBackward(torch.autograd.Function):
@@ -67,7 +51,7 @@ class ForwardOnly(Control):
             own = layer.forward
             return lambda given: HighPrecisionBackward.apply(given, layer.weight, own)  # type: ignore[no-untyped-call]
 
-        with_forward(engine, forward_only)
+        self.with_forward(forward_only)
 
 
 class WgradInHighPrecision(Control):
@@ -80,15 +64,15 @@ class WgradInHighPrecision(Control):
     code = L.WGRAD_NOT_IN_FP8
     case = micro("rowwise")
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+    def converted(self, model: Any) -> None:
         from torchao.float8.float8_linear import matmul_with_hp_or_float8_args as multiply
 
-        config = torchao_config(engine, "rowwise_with_gw_hp")
+        config = torchao_config(self, "rowwise_with_gw_hp")
 
         def by_config(layer: Any) -> Forward:
             return lambda given: multiply.apply(given, layer.weight.t(), layer.linear_mm_config, config)
 
-        with_forward(engine, by_config)
+        self.with_forward(by_config)
 
 
 class RecomputeInBf16(Control):
@@ -103,13 +87,13 @@ class RecomputeInBf16(Control):
     about = "recomputation under activation checkpointing runs outside the precision context"
     case = micro(activation_checkpointing=True)
 
-    def checkpointing(
-        self, engine: BreakableEngine, recompute: Recompute | None
-    ) -> tuple[Recompute | None, Mapping[str, Any]]:
-        def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-            return nullcontext(), _in_bf16(fp8_layers(engine))
+    def checkpoint_activations(self) -> None:
+        from pytest_fp8.worker.training.preparation import checkpoint_activations
 
-        return recompute, {"context_fn": contexts}
+        def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+            return nullcontext(), _in_bf16(self.fp8_layers())
+
+        checkpoint_activations(self.model, None, {"context_fn": contexts})
 
 
 @contextmanager
@@ -148,15 +132,16 @@ class EvalSwitchesOff(Control):
     code = L.FPROP_NOT_IN_FP8
     case = micro()
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+    def converted(self, model: Any) -> None:
         def while_training(layer: Any) -> Forward:
             own, plain = layer.forward, plain_linear(layer)
             return lambda given: own(given) if layer.training else plain(given)
 
-        with_forward(engine, while_training)
+        self.with_forward(while_training)
 
-    def warm(self, engine: BreakableEngine) -> None:
-        engine.model.eval()
+    def warm_up(self, *given: Any) -> None:
+        super().warm_up(*given)
+        self.model.eval()
 
 
 class OneScaleOffByTwo(Control):
@@ -169,8 +154,9 @@ class OneScaleOffByTwo(Control):
     code = N.WRONG_SCALE
     case = micro()
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        layer = fp8_layers(engine)[len(meant.converted) // 2]
+    def converted(self, model: Any) -> None:
+        layers = self.fp8_layers()
+        layer = layers[len(layers) // 2]
         layer.__class__ = _with_doubled_weight(type(layer))
 
 
@@ -190,9 +176,10 @@ class AmaxHistoryFrozen(Control):
     code = L.STALE_AMAX
     case = tiny("transformer_engine", "delayed")
 
-    def warm(self, engine: BreakableEngine) -> None:
+    def warm_up(self, *given: Any) -> None:
         from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 
+        super().warm_up(*given)
         name = "reduce_and_update_fp8_tensors"
         if not hasattr(FP8GlobalStateManager, name):
             raise RuntimeError(f"this Transformer Engine has no FP8GlobalStateManager.{name} to break")
@@ -208,8 +195,8 @@ class Fp8Off(Control):
     code = C.BIT_EQUAL
     case = micro()
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        with_forward(engine, plain_linear)
+    def converted(self, model: Any) -> None:
+        self.with_forward(plain_linear)
 
 
 class RecomputeOutsideAutocast(Control):
@@ -224,7 +211,7 @@ class RecomputeOutsideAutocast(Control):
     about = "recomputation under activation checkpointing runs outside the precision context"
     case = tiny("transformer_engine", "delayed", activation_checkpointing=True)
 
-    def checkpointing(
-        self, engine: BreakableEngine, recompute: Recompute | None
-    ) -> tuple[Recompute | None, Mapping[str, Any]]:
-        return None, {"use_reentrant": True}
+    def checkpoint_activations(self) -> None:
+        from pytest_fp8.worker.training.preparation import checkpoint_activations
+
+        checkpoint_activations(self.model, None, {"use_reentrant": True})

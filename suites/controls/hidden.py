@@ -7,17 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro
-from controls.execution import fp8_layers, with_forward
 from controls.numerics import WrongBackward
 from pytest_fp8.case import Case
 from pytest_fp8.codes import C, D, N
-from pytest_fp8.worker.run.fault_points import BreakableEngine
 from pytest_fp8.workload import Workload
 
 if TYPE_CHECKING:
     import torch
-
-    from pytest_fp8.backends.base import Conversion
 
 
 def build_wide() -> torch.nn.Module:
@@ -67,7 +63,7 @@ class LastTile(Control):
     code = N.TILE_LEFT_OUT
     case, workload = CASE, WIDE
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+    def converted(self, model: Any) -> None:
         from torch import Tensor
         from torch.autograd import Function
 
@@ -82,7 +78,7 @@ class LastTile(Control):
                 kept[-16:] = 0
                 return kept
 
-        with_weight(fp8_layers(engine)[0], Lost.apply)
+        with_weight(self.fp8_layers()[0], Lost.apply)
 
 
 class EachSecondStep(WrongBackward):
@@ -95,13 +91,11 @@ class EachSecondStep(WrongBackward):
     code = N.WRONG_SCALE
     about = "wgrad of model.layers.1.self_attn.q_proj"
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        self._engine, self._step = engine, 0
-        super().converted(engine, meant)
+    _step = 0
 
     def wgrad(self, dw: torch.Tensor, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         # The optimizer's state is empty in the first step after a restart.
-        self._step = self._step + 1 if self._engine.optimizer.state else 0
+        self._step = self._step + 1 if self.optimizer.state else 0
         return 2 * dw if self._step % 2 else dw
 
 
@@ -116,13 +110,13 @@ class CastsLeftOut(Control):
     code = C.TOO_EXACT
     case = micro()
 
-    def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
+    def before_step(self, seed: int, step: int) -> None:
         from dataclasses import replace
 
         from torchao.float8.config import CastConfig, ScalingType
 
         off = CastConfig(scaling_type=ScalingType.DISABLED)
-        for layer in fp8_layers(engine):
+        for layer in self.fp8_layers():
             own = layer.__dict__.setdefault("_own_config", layer.config)
             casts = [name for name in vars(own) if name.startswith("cast_config")]
             layer.config = replace(own, **dict.fromkeys(casts, off)) if step % 3 else own
@@ -139,12 +133,12 @@ class WrongInEvaluations(Control):
     about = "evaluation"
     case = micro("rowwise")
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+    def converted(self, model: Any) -> None:
         def larger(layer: Any) -> Any:
             own = layer.forward
             return lambda x: own(x) if layer.training else 1.1 * own(x)
 
-        with_forward(engine, larger)
+        self.with_forward(larger)
 
 
 class CopyOnTheParameter(Control):
@@ -159,13 +153,13 @@ class CopyOnTheParameter(Control):
     about = "evaluation"
     case, workload = CASE, WIDE
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+    def converted(self, model: Any) -> None:
         def kept(weight: Any) -> Any:
             if not hasattr(weight, "_copy"):
                 weight._copy = weight.detach().clone()
             return weight._copy + (weight - weight.detach())
 
-        with_weight(fp8_layers(engine)[0], kept)
+        with_weight(self.fp8_layers()[0], kept)
 
 
 class OtherApproximation(Control):
@@ -180,9 +174,8 @@ class OtherApproximation(Control):
     case, workload = CASE, WIDE
     verdicts = ("INVALID",)
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        activation: Any = engine.model[1]  # type: ignore[index]
-        activation.approximate = "tanh"
+    def converted(self, model: Any) -> None:
+        model[1].approximate = "tanh"
 
 
 class ScaledGradient(Control):
@@ -195,8 +188,8 @@ class ScaledGradient(Control):
     code = N.GRADIENT_SCALED
     case = micro()
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        weight: Any = fp8_layers(engine)[2].weight
+    def converted(self, model: Any) -> None:
+        weight: Any = self.fp8_layers()[2].weight
         weight.register_hook(lambda gradient: 0.9 * gradient)
 
 
@@ -210,12 +203,12 @@ class LateGradient(Control):
     code = N.GRADIENT_REPLACED
     case = micro()
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+    def converted(self, model: Any) -> None:
         kept: list[torch.Tensor] = []
 
         def late(gradient: torch.Tensor) -> torch.Tensor:
             kept.append(gradient.clone())
             return kept.pop(0) if len(kept) > 1 else gradient
 
-        weight: Any = fp8_layers(engine)[2].weight
+        weight: Any = self.fp8_layers()[2].weight
         weight.register_hook(late)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from controls.control import ACCELERATE, Control, micro
 from controls.models import ADAPTERS, TIED
 from pytest_fp8.codes import K, L
-from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
     import torch
@@ -16,13 +15,11 @@ if TYPE_CHECKING:
     from pytest_fp8.backends.base import Conversion
 
 
-def renew_weights(engine: BreakableEngine, names: Iterable[str]) -> None:
+def renew_weights(layers: Iterable[Any]) -> None:
     """Put a new parameter of the same values in place of each of these layers' weights, as ``convert_model`` does."""
     import torch
 
-    for name in names:
-        layer = engine.model.get_submodule(name)
-        assert isinstance(layer.weight, torch.nn.Parameter)
+    for layer in layers:
         layer.weight = torch.nn.Parameter(layer.weight.detach().clone())
 
 
@@ -37,13 +34,14 @@ class OptimizerMadeBefore(Control):
     code = L.NOT_IN_OPTIMIZER
     case = micro()
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        self._made = engine.setup.optimizer(engine.model)
-        meant = convert()
-        renew_weights(engine, meant.converted)
-        return meant
+    def convert(self) -> Conversion:
+        self._made = self.setup.optimizer(self.model)
+        return super().convert()
 
-    def optimizer(self, engine: BreakableEngine, make: Callable[[], torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    def converted(self, model: Any) -> None:
+        renew_weights(self.fp8_layers())
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
         return self._made
 
 
@@ -58,17 +56,17 @@ class ModelNotPrepared(Control):
     case = micro()
     needs = ("accelerate",)
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+    def convert(self) -> Conversion:
         from accelerate import Accelerator
         from accelerate.utils import AORecipeKwargs
 
         from pytest_fp8.backends.linears import plan
 
-        meant = plan(engine.model)
+        meant = plan(self.model)
         accelerator = Accelerator(
-            cpu=engine.device.type == "cpu", mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs()]
+            cpu=self.device.type == "cpu", mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs()]
         )
-        accelerator.prepare(engine.setup.optimizer(engine.model))
+        accelerator.prepare(self.setup.optimizer(self.model))
         return meant
 
 
@@ -84,8 +82,8 @@ class TieBroken(Control):
     case = micro(model="own", resume=False)
     workload = TIED
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        renew_weights(engine, ["lm_head"])
+    def converted(self, model: Any) -> None:
+        renew_weights([model.lm_head])
 
 
 class BaseUnfrozen(Control):
@@ -101,5 +99,5 @@ class BaseUnfrozen(Control):
     workload = ADAPTERS
     needs = ("peft",)
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        renew_weights(engine, meant.converted)
+    def converted(self, model: Any) -> None:
+        renew_weights(self.fp8_layers())

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from controls.control import Control, micro
 from controls.models import LOOPED, RECOMPUTING
 from pytest_fp8.codes import D, L
-from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
     import torch
-
-    from pytest_fp8.backends.base import Conversion
 
 OTHER_WORK = "other work in one arm"
 LOOP = micro(model="own", loss_steps=3, loss_seeds=1)
 
 
 class ChangedBeside(Control):
-    """One arm's model is changed right after its conversion, which is what a user's ``convert`` may do."""
+    """A model with a loop of its own, which one arm changes right after the conversion, as a ``convert`` may."""
 
     workload = LOOPED
     case = LOOP
     question = "layers"
     verdicts: ClassVar[tuple[str, ...]] = ("INVALID",)
-
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        self.change(engine.model)
-
-    def change(self, model: Any) -> None:
-        """Change the converted model."""
 
 
 class HalfTheBatch(ChangedBeside):
@@ -41,7 +31,7 @@ class HalfTheBatch(ChangedBeside):
     title = "the FP8 arm's step trains on half of each batch"
     code = D.OTHER_WORK
 
-    def change(self, model: Any) -> None:
+    def converted(self, model: Any) -> None:
         model.does = "half in the step"
 
 
@@ -54,7 +44,7 @@ class HalfInTheForwardPass(ChangedBeside):
     question = "loss"
     code = D.OTHER_WORK
 
-    def change(self, model: Any) -> None:
+    def converted(self, model: Any) -> None:
         model.does = "half in the forward pass"
 
 
@@ -65,7 +55,7 @@ class Tf32InOneArm(ChangedBeside):
     title = "TF32 is switched on in the FP8 arm alone"
     code = D.OTHER_SWITCH
 
-    def change(self, model: Any) -> None:
+    def converted(self, model: Any) -> None:
         import torch
 
         torch.set_float32_matmul_precision("high")
@@ -79,7 +69,7 @@ class ReferenceWaits(ChangedBeside):
     code = D.OTHER_WAITS
     breaks = ("bf16",)
 
-    def change(self, model: Any) -> None:
+    def converted(self, model: Any) -> None:
         model.does = "logs"
 
 
@@ -91,7 +81,7 @@ class WeightScaled(ChangedBeside):
     code = L.WEIGHT_CHANGED
     verdicts = ("FAIL",)
 
-    def change(self, model: Any) -> None:
+    def converted(self, model: Any) -> None:
         import torch
 
         with torch.no_grad():
@@ -106,7 +96,7 @@ class BiasDropped(ChangedBeside):
     code = L.WEIGHT_GONE
     verdicts = ("FAIL",)
 
-    def change(self, model: Any) -> None:
+    def converted(self, model: Any) -> None:
         model.blocks[1].down.bias = None
 
 
@@ -119,7 +109,7 @@ class DropoutOff(ChangedBeside):
     question = "loss"
     code = D.OTHER_WORK
 
-    def change(self, model: Any) -> None:
+    def converted(self, model: Any) -> None:
         for block in model.blocks:
             block.drop.p = 0.0
 
@@ -132,7 +122,7 @@ class Fp8ArmInEval(ChangedBeside):
     question = "loss"
     code = D.OTHER_MODE
 
-    def change(self, model: Any) -> None:
+    def converted(self, model: Any) -> None:
         model.eval()
 
 
@@ -144,7 +134,7 @@ class LayerBypassed(ChangedBeside):
     code = L.PASSED_BY
     verdicts = ("FAIL",)
 
-    def change(self, model: Any) -> None:
+    def converted(self, model: Any) -> None:
         from torch.nn.functional import linear
 
         block = model.blocks[1]
@@ -166,8 +156,8 @@ class OtherRate(Control):
     case = micro(loss_steps=3, loss_seeds=1)
     verdicts = ("INVALID",)
 
-    def optimizer(self, engine: BreakableEngine, make: Callable[[], torch.optim.Optimizer]) -> torch.optim.Optimizer:
-        made = make()
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        made = super().make_optimizer()
         for group in made.param_groups:
             group["lr"] *= 1.5
         return made
@@ -183,7 +173,7 @@ class ClipsAlone(ChangedBeside):
     code = D.OTHER_WORK
     breaks = ("bf16",)
 
-    def change(self, model: Any) -> None:
+    def converted(self, model: Any) -> None:
         model.does = "clips"
 
 
@@ -194,7 +184,7 @@ class HeadInFloat32(ChangedBeside):
     title = "the rest of the FP8 arm runs in float32"
     code = D.OTHER_PRECISION
 
-    def change(self, model: Any) -> None:
+    def converted(self, model: Any) -> None:
         from torch.nn.functional import linear
 
         head = model.lm_head
@@ -208,7 +198,7 @@ class RecomputesAlone(ChangedBeside):
     title = "one arm recomputes its activations"
     code = D.OTHER_RECOMPUTATION
 
-    def change(self, model: Any) -> None:
+    def converted(self, model: Any) -> None:
         for block in model.blocks:
             block.recomputes = True
 
@@ -222,7 +212,7 @@ class RecomputesOtherwise(ChangedBeside):
     verdicts = ("FAIL",)
     workload = RECOMPUTING
 
-    def change(self, model: Any) -> None:
+    def converted(self, model: Any) -> None:
         for block in model.blocks:
             block.preserves = False
 
@@ -236,5 +226,5 @@ class OtherMicroBatches(ChangedBeside):
     code = D.OTHER_WORK
     breaks = ("bf16",)
 
-    def change(self, model: Any) -> None:
+    def converted(self, model: Any) -> None:
         model.does = "four micro-batches"

@@ -7,14 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro
-from controls.execution import fp8_layers
 from pytest_fp8.codes import C, D
-from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
     import torch
-
-    from pytest_fp8.backends.base import Conversion
 
 
 class OffAfterTenSteps(Control):
@@ -27,8 +23,8 @@ class OffAfterTenSteps(Control):
     about = "step 10"
     case = micro()
 
-    def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
-        for layer in fp8_layers(engine):
+    def before_step(self, seed: int, step: int) -> None:
+        for layer in self.fp8_layers():
             layer.__dict__.pop("forward", None)
             if step >= 10:
                 layer.forward = _in_bfloat16(layer)
@@ -51,15 +47,16 @@ class NothingLearns(Control):
     about = "an optimizer that steps other copies"
     case = micro()
 
-    def __init__(self) -> None:
+    def build(self) -> None:
         self._start: list[torch.Tensor] = []
+        super().build()
 
-    def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
+    def before_step(self, seed: int, step: int) -> None:
         if step == 0:
-            self._start = [parameter.detach().clone() for parameter in engine.model.parameters()]
+            self._start = [parameter.detach().clone() for parameter in self.model.parameters()]
 
-    def stepped(self, engine: BreakableEngine) -> None:
-        for parameter, value in zip(engine.model.parameters(), self._start, strict=False):
+    def stepped(self) -> None:
+        for parameter, value in zip(self.model.parameters(), self._start, strict=False):
             parameter.data.copy_(value)
 
 
@@ -80,8 +77,8 @@ class OneWeightFrozen(Control):
     about = "1 of 21 weights"
     case = micro()
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        fp8_layers(engine)[-1].weight.register_post_accumulate_grad_hook(_without_gradient)
+    def converted(self, model: Any) -> None:
+        self.fp8_layers()[-1].weight.register_post_accumulate_grad_hook(_without_gradient)
 
 
 def _without_gradient(weight: torch.Tensor) -> None:
@@ -90,7 +87,7 @@ def _without_gradient(weight: torch.Tensor) -> None:
 
 
 class TrainsTwice(Control):
-    """From step 2 of a curve on, a callback of the FP8 arm trains each batch a second time, with an optimizer of its
+    """From step 4 of a curve on, a callback of the FP8 arm trains each batch a second time, with an optimizer of its
     own: the arms' optimizers step equally often."""
 
     number, id = 67, "trains-twice"
@@ -101,14 +98,15 @@ class TrainsTwice(Control):
     case = micro()
     verdicts = ("INCONCLUSIVE",)
 
-    def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
+    def before_step(self, seed: int, step: int) -> None:
         import torch
 
         if step == 0:
-            self._second = torch.optim.AdamW(engine.model.parameters(), lr=1e-3)
+            self._second = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        if step < 3:
             return
-        batch = engine.training_batch(seed, step)
-        engine.loss_of(engine.model, batch).backward()
+        batch = self.setup.training_batch(seed, step)
+        self.loss_of(self.model, batch).backward()
         self._second.step()
         self._second.zero_grad(set_to_none=True)
 
@@ -125,10 +123,10 @@ class WeightsInFp8(Control):
     case = micro()
     verdicts = ("INVALID",)
 
-    def stepped(self, engine: BreakableEngine) -> None:
+    def stepped(self) -> None:
         import torch
 
-        for parameter in engine.model.parameters():
+        for parameter in self.model.parameters():
             if parameter.dim() > 1:
                 scale = 448 / parameter.detach().abs().max().float().clamp(min=1e-12)
                 rounded = (parameter.detach().float() * scale).to(torch.float8_e4m3fn).float() / scale
@@ -148,8 +146,8 @@ class RateTooSmall(Control):
     verdicts = ("NOT_EXERCISED",)
     breaks = ("fp8", "bf16")
 
-    def optimizer(self, engine: BreakableEngine, make: Callable[[], torch.optim.Optimizer]) -> torch.optim.Optimizer:
-        return with_rate(make(), 2e-6)
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        return with_rate(super().make_optimizer(), 2e-6)
 
 
 class MomentsCarryOn(Control):
@@ -165,15 +163,16 @@ class MomentsCarryOn(Control):
     verdicts = ("INVALID",)
     breaks = ("fp8", "bf16")
 
-    def __init__(self) -> None:
+    def build(self) -> None:
         self._kept: dict[torch.Tensor, dict[str, Any]] = {}
+        super().build()
 
-    def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
+    def before_step(self, seed: int, step: int) -> None:
         if step == 0:
-            engine.optimizer.state.update(self._kept)
+            self.optimizer.state.update(self._kept)
 
-    def stepped(self, engine: BreakableEngine) -> None:
-        self._kept = {weight: dict(entries) for weight, entries in engine.optimizer.state.items()}
+    def stepped(self) -> None:
+        self._kept = {weight: dict(entries) for weight, entries in self.optimizer.state.items()}
 
 
 class BatchesCarryOn(Control):
@@ -188,9 +187,8 @@ class BatchesCarryOn(Control):
     verdicts = ("INVALID",)
     breaks = ("fp8", "bf16")
 
-    def __init__(self) -> None:
-        self._drawn = 0
+    _drawn = 0
 
-    def batch(self, seed: int, step: int) -> tuple[int, int]:
+    def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
         self._drawn += 1
-        return 0, self._drawn
+        return super().training_batch(0, self._drawn, whole)

@@ -6,14 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro
-from controls.execution import fp8_layers, with_forward
 from pytest_fp8.codes import N
-from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
     import torch
-
-    from pytest_fp8.backends.base import Conversion
 
 
 class WrongBackward(Control):
@@ -21,10 +17,6 @@ class WrongBackward(Control):
 
     question = "numerics"
     case = micro()
-
-    def __init__(self) -> None:
-        self._given: list[torch.Tensor] = []
-        self._dy: list[torch.Tensor] = []
 
     def input(self, x: torch.Tensor) -> torch.Tensor:
         """What the layer multiplies in place of its input."""
@@ -42,8 +34,10 @@ class WrongBackward(Control):
         """What the weight gets in place of its gradient, which is dy^T . x."""
         return dw
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        layers = fp8_layers(engine)
+    def converted(self, model: Any) -> None:
+        self._given: list[torch.Tensor] = []
+        self._dy: list[torch.Tensor] = []
+        layers = self.fp8_layers()
         layer = layers[len(layers) // 2]
         layer.forward = self._forward(layer)
 
@@ -123,9 +117,10 @@ class GradientsTimesFour(Control):
     about = "multiplied by 4."
     case = micro()
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        head = engine.model.get_output_embeddings()  # type: ignore[operator]
-        head.register_forward_hook(lambda *call: _with_gradient(call[2], call[2], lambda dy: 4 * dy))
+    def converted(self, model: Any) -> None:
+        model.get_output_embeddings().register_forward_hook(
+            lambda *call: _with_gradient(call[2], call[2], lambda dy: 4 * dy)
+        )
 
 
 class DgradZeros(WrongBackward):
@@ -208,12 +203,12 @@ class E5m2ForE4m3(Control):
     about = "e4m3 x e5m2"
     case = micro()
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+    def converted(self, model: Any) -> None:
         from dataclasses import replace
 
         import torch
 
-        for layer in fp8_layers(engine):
+        for layer in self.fp8_layers():
             coarse = replace(layer.config.cast_config_input, target_dtype=torch.float8_e5m2)
             layer.config = replace(layer.config, cast_config_input=coarse, cast_config_input_for_grad_weight=coarse)
 
@@ -270,12 +265,12 @@ class ForwardPlusThreePercent(Control):
     code = N.WRONG_SCALE
     case = micro("rowwise")
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+    def converted(self, model: Any) -> None:
         def larger(layer: Any) -> Any:
             own = layer.forward
             return lambda x: 1.03 * own(x)
 
-        with_forward(engine, larger)
+        self.with_forward(larger)
 
 
 class InputOfTheStepBefore(WrongBackward):
@@ -287,15 +282,12 @@ class InputOfTheStepBefore(WrongBackward):
     code = N.STALE
     about = "wgrad of model.layers.1.self_attn.q_proj"
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        self._engine = engine
-        self._before: torch.Tensor | None = None
-        super().converted(engine, meant)
+    _before: torch.Tensor | None = None
 
     def wgrad(self, dw: torch.Tensor, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         before, self._before = self._before, x
         # The optimizer's state is empty in the first step after a restart.
-        if before is None or before.shape != x.shape or not self._engine.optimizer.state:
+        if before is None or before.shape != x.shape or not self.optimizer.state:
             return dw
         return dy.t() @ before
 

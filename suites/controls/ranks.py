@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, Outcome, micro
-from controls.execution import fp8_layers, plain_linear, with_forward
+from controls.execution import plain_linear
 from pytest_fp8.case import Case
 from pytest_fp8.codes import D, K, L, N, R, S
 from pytest_fp8.errors import ArmError
-from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
-    import torch
-
-    from pytest_fp8.backends.base import Conversion
     from pytest_fp8.pair import Fp8Pair
     from pytest_fp8.worker.training.parallel import Parallel
 
@@ -43,8 +38,8 @@ class OneRankOnOtherData(Control):
     case = DDP
     verdicts = ("INVALID",)
 
-    def batch(self, seed: int, step: int) -> tuple[int, int]:
-        return seed + 1000 * second_rank(), step
+    def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
+        return super().training_batch(seed + 1000 * second_rank(), step, whole)
 
 
 class Disagreeing(Control):
@@ -68,9 +63,9 @@ class OneRankInBf16(Disagreeing):
     question, code, about = "layers", R.RANKS_DISAGREE, "FP8 is off on one of them"
     case = DDP
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+    def converted(self, model: Any) -> None:
         if second_rank():
-            with_forward(engine, plain_linear)
+            self.with_forward(plain_linear)
 
 
 class GradientsNotReduced(Disagreeing):
@@ -82,8 +77,8 @@ class GradientsNotReduced(Disagreeing):
     question, code, about = "loss", R.RANKS_DISAGREE, "gradients are not reduced over all ranks"
     case = DDP
 
-    def parallel(self, engine: BreakableEngine, parallelize: Callable[[], Parallel]) -> Parallel:
-        return replace(parallelize(), wrapped=engine.model)
+    def parallelize(self) -> Parallel:
+        return replace(super().parallelize(), wrapped=self.model)
 
 
 class ShardNotSaved(Control):
@@ -96,8 +91,16 @@ class ShardNotSaved(Control):
     code = K.WEIGHTS_CHANGED
     case = FSDP2
 
-    def stored(self, engine: BreakableEngine, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: value * 0 for name, value in weights.items()} if second_rank() else weights
+    def build(self) -> None:
+        from torch.distributed import checkpoint
+
+        write = checkpoint.save
+
+        def of_zeros(state: dict[str, Any], **more: Any) -> Any:
+            return write({name: value * 0 if second_rank() else value for name, value in state.items()}, **more)
+
+        checkpoint.save = of_zeros
+        super().build()
 
 
 class Bf16OnTheWire(Control):
@@ -110,10 +113,10 @@ class Bf16OnTheWire(Control):
     code = L.GATHERS_BF16
     case = GATHERED
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+    def converted(self, model: Any) -> None:
         import torch
 
-        for layer in fp8_layers(engine):
+        for layer in self.fp8_layers():
             layer.weight = torch.nn.Parameter(layer.weight._tensor)
 
 
@@ -128,7 +131,7 @@ class AmaxGroupOfOne(Control):
     about = "a scale that does not fit"
     case = GATHERED
 
-    def start(self, engine: BreakableEngine) -> None:
+    def build(self) -> None:
         from torchao.float8 import fsdp_utils
 
         real = fsdp_utils.hp_tensor_to_float8_dynamic
@@ -137,6 +140,7 @@ class AmaxGroupOfOne(Control):
             return real(*args, **{**kwargs, "reduce_amax": False})
 
         fsdp_utils.hp_tensor_to_float8_dynamic = alone
+        super().build()
 
 
 class SlowWire(Control):
@@ -148,11 +152,11 @@ class SlowWire(Control):
     code = S.SLOW_WIRE
     case = Case("1b", "torchao", "tensorwise", batch=8, gpus=2, parallel="ddp", questions=("speedup",))
 
-    def stepped(self, engine: BreakableEngine) -> None:
+    def stepped(self) -> None:
         import torch
         import torch.distributed as dist
 
-        part = torch.empty(2**29, dtype=torch.uint8, device=engine.device)
-        whole = part.new_empty(engine.case.gpus * part.numel())
+        part = torch.empty(2**29, dtype=torch.uint8, device=self.device)
+        whole = part.new_empty(self.case.gpus * part.numel())
         for _ in range(12):
             dist.all_gather_into_tensor(whole, part)

@@ -7,19 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro
 from controls.course import build_student, follow, rows
-from controls.execution import fp8_layers
 from controls.ledger import ChangedBeside
 from controls.loss import _in_bfloat16
 from controls.models import LOOPED, TIED
 from pytest_fp8.case import Case
 from pytest_fp8.codes import C, D, K, N
-from pytest_fp8.worker.run.fault_points import BreakableEngine
 from pytest_fp8.workload import Workload
 
 if TYPE_CHECKING:
     import torch
-
-    from pytest_fp8.backends.base import Conversion
 
 
 STUDENT = Workload(build=build_student, batch=rows, step=follow, leave=("teacher",), learning_rate=2e-3)
@@ -37,8 +33,8 @@ class OffInTwoSteps(Control):
     about = "in 2 of 20 steps: 3, 7"
     case = micro()
 
-    def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
-        for layer in fp8_layers(engine):
+    def before_step(self, seed: int, step: int) -> None:
+        for layer in self.fp8_layers():
             layer.__dict__.pop("forward", None)
             if step in (3, 7):
                 layer.forward = _in_bfloat16(layer)
@@ -54,9 +50,9 @@ class RareTile(Control):
     code = C.RARE_PRODUCT
     case = micro()
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+    def converted(self, model: Any) -> None:
         self._calls = 0
-        for layer in fp8_layers(engine):
+        for layer in self.fp8_layers():
             layer.forward = self._losing(layer.forward)
 
     def _losing(self, own: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -85,8 +81,8 @@ class BiasTwice(Control):
     case = BIASED
     workload = STUDENT
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        layer = fp8_layers(engine)[0]
+    def converted(self, model: Any) -> None:
+        layer = self.fp8_layers()[0]
         own = layer.forward
         layer.forward = lambda given: own(given) + layer.bias
 
@@ -101,8 +97,8 @@ class BiasMean(Control):
     case = BIASED
     workload = STUDENT
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        for layer in fp8_layers(engine):
+    def converted(self, model: Any) -> None:
+        for layer in self.fp8_layers():
             layer.bias.register_hook(lambda gradient: gradient / 16)
 
 
@@ -117,10 +113,10 @@ class WeightGradientInE4m3(Control):
     case = BIASED
     workload = STUDENT
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+    def converted(self, model: Any) -> None:
         import torch
 
-        for layer in fp8_layers(engine):
+        for layer in self.fp8_layers():
             layer.weight.register_hook(lambda gradient: gradient.to(torch.float8_e4m3fn).to(gradient.dtype))
 
 
@@ -133,7 +129,7 @@ class SeedsAgain(ChangedBeside):
     about = "the generator was seeded again inside the step"
     workload = LOOPED
 
-    def change(self, model: Any) -> None:
+    def converted(self, model: Any) -> None:
         for block in model.blocks:
             block.up.register_forward_pre_hook(_seed)
 
@@ -152,7 +148,7 @@ class EpsilonOfAnOwnNorm(ChangedBeside):
     code = D.OTHER_OPERATOR_SETTING
     about = "the epsilon of a norm"
 
-    def change(self, model: Any) -> None:
+    def converted(self, model: Any) -> None:
         import torch
 
         class Norm(torch.nn.LayerNorm):
@@ -181,10 +177,10 @@ class OtherNorm(Control):
     case = micro(model="own", loss_steps=3, loss_seeds=1)
     workload = Workload(build=LOOPED.build, batch=_shifted, step=LOOPED.step)
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+    def converted(self, model: Any) -> None:
         from torch.nn.functional import rms_norm
 
-        for block in engine.model.blocks:  # type: ignore[union-attr]
+        for block in model.blocks:
             norm = block.norm
             norm.forward = lambda x, norm=norm: 3 * rms_norm(x, norm.normalized_shape, norm.weight) + norm.bias
 
@@ -202,8 +198,7 @@ class TiedWeightsTrainApart(Control):
     case = micro(model="own")
     workload = TIED
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+    def converted(self, model: Any) -> None:
         import torch
 
-        head: Any = engine.model.lm_head
-        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())

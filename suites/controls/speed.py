@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from controls.control import Control
@@ -11,7 +10,6 @@ from controls.models import FLOAT_HEAD
 from controls.training import ONE_B
 from pytest_fp8.case import Case
 from pytest_fp8.codes import D, S
-from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
     import torch
@@ -28,13 +26,8 @@ class HalfTheBatch(Control):
     case = ONE_B
     verdicts = ("INVALID",)
 
-    def start(self, engine: BreakableEngine) -> None:
-        whole = engine.setup.timing_batch
-        engine.setup.timing_batch = lambda step: _half(whole(step))  # type: ignore[method-assign]
-
-
-def _half(batch: dict[str, Any]) -> dict[str, Any]:
-    return {name: rows[: len(rows) // 2] for name, rows in batch.items()}
+    def timing_batch(self, step: int) -> Any:
+        return {name: rows[: len(rows) // 2] for name, rows in super().timing_batch(step).items()}
 
 
 class Tf32Alone(Control):
@@ -48,10 +41,11 @@ class Tf32Alone(Control):
     workload = FLOAT_HEAD
     verdicts = ("INVALID",)
 
-    def start(self, engine: BreakableEngine) -> None:
+    def build(self) -> None:
         import torch
 
         torch.backends.cuda.matmul.allow_tf32 = True
+        super().build()
 
 
 class ReferenceReads(Control):
@@ -66,11 +60,11 @@ class ReferenceReads(Control):
     verdicts = ("INVALID",)
     breaks = ("bf16",)
 
-    seconds = 0.04
+    pause = 0.04
 
-    def stepped(self, engine: BreakableEngine) -> None:
-        next(engine.model.parameters()).view(-1)[0].item()
-        time.sleep(self.seconds)
+    def stepped(self) -> None:
+        next(self.model.parameters()).view(-1)[0].item()
+        time.sleep(self.pause)
 
 
 class ReferenceSleeps(Control):
@@ -85,10 +79,10 @@ class ReferenceSleeps(Control):
     verdicts = ("INVALID",)
     breaks = ("bf16",)
 
-    seconds = 0.18
+    pause = 0.18
 
-    def stepped(self, engine: BreakableEngine) -> None:
-        time.sleep(self.seconds)
+    def stepped(self) -> None:
+        time.sleep(self.pause)
 
 
 class CompiledInBlocks(Control):
@@ -101,13 +95,14 @@ class CompiledInBlocks(Control):
     case = ONE_B
     verdicts = ("INVALID",)
 
-    def start(self, engine: BreakableEngine) -> None:
+    def build(self) -> None:
         import torch
 
         self._lengths = 1
         self._function = torch.compile(_doubled, backend="eager", dynamic=False)
+        super().build()
 
-    def stepped(self, engine: BreakableEngine) -> None:
+    def stepped(self) -> None:
         import torch
 
         # Here and not at the start: the arm sets a limit of its own when it compiles its model.
@@ -131,7 +126,7 @@ class NoOptimizerStep(Control):
     case = ONE_B
     verdicts = ("INVALID",)
 
-    def optimizer(self, engine: BreakableEngine, make: Callable[[], torch.optim.Optimizer]) -> torch.optim.Optimizer:
-        made = make()
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        made = super().make_optimizer()
         made.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
         return made

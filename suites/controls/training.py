@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from controls.control import GITHUB, TORCHAO, Control, micro, tiny
-from controls.execution import fp8_layers
 from pytest_fp8.case import Case
 from pytest_fp8.codes import C, D, M, S
-from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
     import torch
-
-    from pytest_fp8.backends.base import Conversion
 
 ONE_B = Case("1b", "torchao", "tensorwise")
 
@@ -31,7 +28,9 @@ class NotCompiled(Control):
     code = S.NOT_COMPILED
     case = ONE_B
 
-    compiles = False
+    def build(self) -> None:
+        self.case = replace(self.case, compile=False)
+        super().build()
 
 
 class NanAtStep40(Control):
@@ -45,9 +44,9 @@ class NanAtStep40(Control):
     about = "from step 39"
     case = micro(loss_steps=42, loss_seeds=1)
 
-    def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
+    def before_step(self, seed: int, step: int) -> None:
         if step == 39:
-            poison(engine)
+            poison(self.fp8_layers())
 
 
 class NanInOneRun(Control):
@@ -62,17 +61,17 @@ class NanInOneRun(Control):
     about = "seed 2"
     case = micro(loss_steps=14, loss_seeds=4)
 
-    def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
+    def before_step(self, seed: int, step: int) -> None:
         if seed == 2 and step == 11:
-            poison(engine)
+            poison(self.fp8_layers())
 
 
-def poison(engine: BreakableEngine) -> None:
-    """One NaN in one FP8 layer's weight, as a store out of bounds leaves it."""
+def poison(layers: list[Any]) -> None:
+    """One NaN in the first layer's weight, as a store out of bounds leaves it."""
     import torch
 
     with torch.no_grad():
-        fp8_layers(engine)[0].weight.view(-1)[0] = float("nan")
+        layers[0].weight.view(-1)[0] = float("nan")
 
 
 class SmallGradientsLost(Control):
@@ -89,8 +88,8 @@ class SmallGradientsLost(Control):
 
     share = 0.45
 
-    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        for layer in fp8_layers(engine):
+    def converted(self, model: Any) -> None:
+        for layer in self.fp8_layers():
             layer.weight.register_post_accumulate_grad_hook(self._flush)
 
     def _flush(self, weight: torch.Tensor) -> None:
@@ -109,8 +108,8 @@ class OtherData(Control):
     case = micro()
     verdicts = ("INVALID",)
 
-    def batch(self, seed: int, step: int) -> tuple[int, int]:
-        return seed + 1000, step
+    def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
+        return super().training_batch(seed + 1000, step, whole)
 
 
 class Slower(Control):
@@ -122,25 +121,25 @@ class Slower(Control):
     """
 
     share = 0.0
-    warm_up, measured = 4, 5
+    left_out, measured = 4, 5
+    _steps = _count = 0
+    _products: Products | None = None
 
-    def __init__(self) -> None:
-        self._steps = 0
+    def build(self) -> None:
         self._events: list[Any] = []
-        self._products: Products | None = None
-        self._count = 0
+        super().build()
 
-    def stepped(self, engine: BreakableEngine) -> None:
+    def stepped(self) -> None:
         import torch
 
         self._steps += 1
         if self._products is not None:
             self._products.run(self._count)
-        elif self._steps > self.warm_up:
+        elif self._steps > self.left_out:
             self._events.append(torch.cuda.Event(enable_timing=True))
             self._events[-1].record()
             if len(self._events) > self.measured:
-                self._products = Products(engine.device)
+                self._products = Products(self.device)
                 self._count = round(self.share * self._milliseconds() / self._products.milliseconds())
 
     def _milliseconds(self) -> float:
@@ -225,7 +224,7 @@ class SlowAttention(Control):
     verdicts = ("INVALID",)
     breaks = ("bf16",)
 
-    def start(self, engine: BreakableEngine) -> None:
+    def build(self) -> None:
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -234,7 +233,8 @@ class SlowAttention(Control):
         torch._inductor.config.force_disable_caches = True
         # Flash is where grouped heads end up that the memory-efficient kernel does not take; never cuDNN.
         order = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-        engine.attention.enter_context(sdpa_kernel(order, set_priority=True))
+        self.attention.enter_context(sdpa_kernel(order, set_priority=True))
+        super().build()
 
 
 class MemoryUpByTwoThirds(Control):
@@ -247,8 +247,9 @@ class MemoryUpByTwoThirds(Control):
     code = M.MORE_MEMORY
     case = tiny("torchao", "tensorwise")
 
-    def warm(self, engine: BreakableEngine) -> None:
+    def warm_up(self, *given: Any) -> None:
         import torch
 
+        super().warm_up(*given)
         peak = torch.cuda.max_memory_allocated()
-        self._kept = torch.empty(peak * 2 // 3, dtype=torch.uint8, device=engine.device)
+        self._kept = torch.empty(peak * 2 // 3, dtype=torch.uint8, device=self.device)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from controls.control import Control, micro
 from controls.ledger import ChangedBeside
-from controls.own_checkpoints import CASE, SAVED
+from controls.own_checkpoints import CASE, SAVED, save
 from pytest_fp8.codes import D, K
-from pytest_fp8.worker.run.fault_points import BreakableEngine, SaveOrLoad
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +25,8 @@ class GradientsRounded(Control):
     case = micro()
     verdicts: ClassVar[tuple[str, ...]] = ("INVALID",)
 
-    def optimizer(self, engine: BreakableEngine, make: Callable[[], torch.optim.Optimizer]) -> torch.optim.Optimizer:
-        made = make()
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        made = super().make_optimizer()
         plain = type(made)
 
         class Rounding(plain):  # type: ignore[misc, valid-type]
@@ -60,7 +59,7 @@ class SeededInEachStep(ChangedBeside):
     code = D.OTHER_RANDOM_NUMBERS
     about = "the arms draw other random numbers in the same step"
 
-    def change(self, model: Any) -> None:
+    def converted(self, model: Any) -> None:
         import torch
 
         def seed(module: Any, given: Any) -> None:
@@ -78,9 +77,11 @@ class SaveLeavesEval(Control):
     code = K.STATE_LEFT_BEHIND
     case, workload = CASE, SAVED
 
-    def own_functions(self, save: SaveOrLoad, load: SaveOrLoad) -> tuple[SaveOrLoad, SaveOrLoad]:
-        def evaluating(model: Any, optimizer: Any, folder: Any) -> None:
-            model.eval()
-            save(model, optimizer, folder)
+    def build(self) -> None:
+        self.setup.own = replace(SAVED, save=_save_in_eval)
+        super().build()
 
-        return evaluating, load
+
+def _save_in_eval(model: Any, optimizer: Any, folder: Any) -> None:
+    model.eval()
+    save(model, optimizer, folder)

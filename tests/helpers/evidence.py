@@ -129,7 +129,6 @@ def saved(**changes):
     """What an arm says of a checkpoint of two weights."""
     healthy = Saved(
         keys=["w", "v"],
-        wrapped=[],
         untied={},
         scaling_state=[],
         frozen=0,

@@ -161,7 +161,6 @@ class FakeAnswers:
         state = {"optimizer/w/step": 3} if optimizer else {}
         told = Saved(
             keys=["w"],
-            wrapped=[],
             untied={},
             scaling_state=[],
             frozen=0,

@@ -179,5 +179,5 @@ def install(monkeypatch: Any, gpu: Gpu | None, **world: Any) -> World:
     monkeypatch.setattr("pytest_fp8.gpu.detect", lambda: (gpu, "" if gpu else absent))
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", FakeProcess)
     monkeypatch.setattr("pytest_fp8.arms.pair.conditions", lambda *_: Conditions(1980, (), FakeProcess.world.strangers))
-    monkeypatch.setattr("pytest_fp8.backends.base.Backend.available", lambda self: (True, ""))
+    monkeypatch.setattr("pytest_fp8.recipes.BackendFacts.available", lambda self: (True, ""))
     return FakeProcess.world

@@ -27,8 +27,8 @@ DRIVER = """
     pynvml.nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(total=140 * 2**30)
     pynvml.nvmlSystemGetDriverVersion = lambda: "580.159.04"
     sys.modules["pynvml"] = pynvml
-    import pytest_fp8.backends.base as base
-    base.Backend.available = lambda self: (True, "")
+    import pytest_fp8.recipes as recipes
+    recipes.BackendFacts.available = lambda self: (True, "")
 """
 SUITE = """
     import json, os

@@ -24,7 +24,7 @@ def own(kept=None, loaded=None, **saved):
     return transfer(
         store="own",
         saved_changes={"own": replace(source, **saved)},
-        loaded_changes={"own": OwnLoaded(kept=after, untouched=[]), **(loaded or {})},
+        loaded_changes={"own": OwnLoaded(kept=after), **(loaded or {})},
         source=replace(trained([2.0, 1.9]), kept=KEPT),
         resumed=replace(trained([2.0, 1.9]), kept=after),
     )
@@ -32,7 +32,7 @@ def own(kept=None, loaded=None, **saved):
 
 def untouched(*names):
     digests = {name: 8 if name in names else number for name, number in (("w", 1), ("v", 2))}
-    return own(loaded={"digests": digests, "own": OwnLoaded(KEPT, untouched=list(names))})
+    return own(loaded={"digests": digests, "own": OwnLoaded(KEPT), "untouched": list(names)})
 
 
 def stores(**changes):
@@ -60,7 +60,7 @@ FOUND = {
     K.CAST_ON_THE_WAY: own(loaded={"digests": {"w": 7, "v": 2}}),
     K.BUFFERS_NOT_CARRIED: untouched("v"),
     K.CHANGED_BY_SAVING: own(changed_by_saving=["w"]),
-    K.STRAY_PARAMETERS: own(loaded={"own": OwnLoaded(KEPT, untouched=[], strays=True)}),
+    K.STRAY_PARAMETERS: own(loaded={"own": OwnLoaded(KEPT, strays=True)}),
     K.STALE_COPIES: stores(stale=["q"]),
     K.OPTIMIZER_LOST: stores(optimizer_digests={}),
     K.SCHEDULE_LOST: own(kept={"schedule": {"last_epoch": 0}}),

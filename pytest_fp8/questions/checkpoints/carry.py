@@ -17,7 +17,7 @@ from pytest_fp8.questions.arms import Arm, PairArms
 from pytest_fp8.questions.checkpoints.check import logit_limit
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, Loaded, Resumed, Saved, Scales, Transfer
 from pytest_fp8.questions.checkpoints.resuming import astray
-from pytest_fp8.recipes import SHARDED_REFERENCES
+from pytest_fp8.recipes import backend_type
 
 DCP = "dcp"
 STEPS = 4
@@ -98,7 +98,8 @@ def _changes_ranks(case: Case) -> bool:
     """Whether checkpoints are also carried between this case's ranks and one GPU. Not where it does not resume: such a
     case may fit several GPUs alone. Not through a workload's functions, which may ask for the rank, and not through
     Accelerate and ZeRO-3, whose weights or optimizer have another type on one GPU."""
-    alike = case.model != OWN and case.backend not in SHARDED_REFERENCES and case.parallel != "zero3"
+    through_accelerate = backend_type(case.backend).through_accelerate
+    alike = case.model != OWN and not through_accelerate and case.parallel != "zero3"
     return case.gpus > 1 and case.resume and DCP in case.checkpoint_formats and alike
 
 

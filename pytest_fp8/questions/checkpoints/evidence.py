@@ -50,8 +50,6 @@ class OwnLoaded:
     """What an arm held after the user's own ``load()`` had read a checkpoint into it."""
 
     kept: Kept
-    untouched: Sequence[str]
-    """Weights that are what they were before the call: those of another seed."""
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """As :attr:`OwnSaved.flags`."""
     strays: bool = False
@@ -76,8 +74,6 @@ class Saved:
     on_disk: Mapping[str, int] = field(default_factory=dict)
     """Type of the stored values -> how many tensors."""
     bytes: int = 0
-    wrapped: Sequence[str] = ()
-    """Keys on disk that carry a wrapper's prefix (``_orig_mod.``, ``module.``)."""
     untied: Mapping[str, str] = field(default_factory=dict)
     """Weight that the conversion made one of its own -> the weight that it was tied to."""
     frozen: int = 0
@@ -105,6 +101,8 @@ class Loaded:
     unexpected: Sequence[str] = ()
     """Keys of the checkpoint that the arm has no weight for."""
     wrong_shape: Sequence[str] = ()
+    untouched: Sequence[str] = ()
+    """Weights that are what they were before the load, which was made another checkpoint's."""
     untied: Mapping[str, str] = field(default_factory=dict)
     """As in :class:`Saved`."""
     refused: str = ""

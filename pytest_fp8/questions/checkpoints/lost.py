@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pytest_fp8.codes import Code, K
-from pytest_fp8.questions.checkpoints.evidence import OwnSaved, Transfer
+from pytest_fp8.questions.checkpoints.evidence import Transfer
 from pytest_fp8.questions.checkpoints.resuming import astray, losses, other_data, resume_limit
 from pytest_fp8.questions.checkpoints.scales import SCALES_EXPECTED, lost_scales
 from pytest_fp8.questions.checkpoints.words import OWN, WITH_SCALES, WORDS
@@ -83,16 +83,21 @@ def _stale(t: Transfer) -> Seen | None:
     return {"load": load, "layers": len(stale), "seen": seen + some(stale)} if stale else None
 
 
-def _prefixed(t: Transfer) -> str:
-    on_disk = f"weights are not the stored ones; on disk: {some(list(t.saved.wrapped))}"
-    return f"{len(_changed(t))} {on_disk}" if t.saved.wrapped and _changed(t) else ""
+def _untouched(t: Transfer) -> list[str]:
+    """Changed weights that hold what they held before the load."""
+    return [key for key in _changed(t) if key in set(t.loaded.untouched)]
 
 
-def _untouched(t: Transfer, are_these: Callable[[OwnSaved, list[str]], bool]) -> str:
-    """Changed weights that hold what they held before the user's ``load()``."""
-    saved, loaded = t.saved.own, t.loaded.own
-    left = [key for key in _changed(t) if loaded and key in set(loaded.untouched)]
-    return _named("hold what they held before load()", left if saved and are_these(saved, left) else [])
+def _unloaded(t: Transfer, are_these: bool = True) -> str:
+    return _named("hold what they held before the load", _untouched(t) if are_these else [])
+
+
+def _nothing_loaded(t: Transfer) -> str:
+    return _unloaded(t, len(_untouched(t)) == len(t.saved.digests))
+
+
+def _buffers_alone(t: Transfer) -> bool:
+    return t.saved.own is not None and {*_changed(t)} <= {*t.saved.own.buffers}
 
 
 def _cast(t: Transfer) -> str:
@@ -239,7 +244,7 @@ OF_STORES = (
         "load_state_dict() takes the other arm's state dict: the target's own keys, without scaling state",
         lambda t: {"source": t.arms[0], "target": t.arms[1], "seen": t.loaded.refused} if t.loaded.refused else None,
     ),
-    Row(K.NOTHING_LOADED, BIT_EQUAL, _prefixed),
+    Row(K.NOTHING_LOADED, BIT_EQUAL, _nothing_loaded),
     *(CHANGED, STALE, OPTIMIZER, *COMPUTES),
     Row(K.SCALES_LOST, SCALES_EXPECTED, lost_scales),
 )
@@ -249,9 +254,9 @@ OF_OWN = (
         "the same weights after save() as before it",
         lambda t: _named("changed", t.saved.own.changed_by_saving if t.saved.own else []),
     ),
-    Row(K.NOTHING_LOADED, ALL, lambda t: _untouched(t, lambda _, left: len(left) == len(t.saved.digests))),
-    Row(K.BUFFERS_NOT_CARRIED, ALL, lambda t: _untouched(t, lambda saved, _: {*_changed(t)} <= {*saved.buffers})),
-    Row(K.WEIGHTS_MISSING, ALL, lambda t: _untouched(t, lambda _, left: bool(left))),
+    Row(K.NOTHING_LOADED, ALL, _nothing_loaded),
+    Row(K.BUFFERS_NOT_CARRIED, ALL, lambda t: _unloaded(t, _buffers_alone(t))),
+    Row(K.WEIGHTS_MISSING, ALL, _unloaded),
     Row(
         K.STORED_IN_FP8,
         IN_HIGH_PRECISION,

@@ -12,7 +12,7 @@ from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.own import OwnFp8
 from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.questions.precision import Switches, decided_by, who_won
-from pytest_fp8.recipes import LIBRARIES, POWERS, Stays, recipe_facts
+from pytest_fp8.recipes import POWERS, Stays, backend_type, library_of, recipe_facts
 from pytest_fp8.verdicts import Finding
 
 OTHER_LIBRARIES = {"torchao": "torchao.", "transformer_engine": "transformer_engine."}
@@ -43,7 +43,7 @@ def find_in_conversion(case: Case, evidence: LayersEvidence, own: OwnFp8) -> Fin
         then = "replace the layers yourself: Workload(convert=...)"
         then = f"convert before adapters are added, or {then}" if adapter else then
         # torchao takes a filter; Accelerate's conversion to Transformer Engine takes none.
-        of_torchao = LIBRARIES.get(case.backend, case.backend) == "torchao"
+        of_torchao = library_of(case.backend) == "torchao"
         return fail(
             L.LEFT_AND_CONVERTED,
             "a layer that was to stay in high precision is an FP8 layer",
@@ -101,7 +101,7 @@ def _why_not_live(evidence: LayersEvidence, missing: set[str]) -> str:
 
 
 def _of_other_library(case: Case, evidence: LayersEvidence) -> Finding | None:
-    own = OTHER_LIBRARIES.get(LIBRARIES.get(case.backend, case.backend))
+    own = OTHER_LIBRARIES.get(library_of(case.backend))
     for library, path in OTHER_LIBRARIES.items():
         names = [name for name, kind in evidence.kinds.items() if path != own and kind.startswith(path)]
         if names:
@@ -226,7 +226,7 @@ def find_in_recipe(case: Case, evidence: LayersEvidence) -> Finding | None:
 
 def _by_accelerate(case: Case, wrong: Mapping[str, Any]) -> str:
     """Accelerate passes on only what differs from its own defaults, which are not Transformer Engine's."""
-    through_accelerate = case.backend.startswith(("accelerate_", "trainer_", "unsloth_te"))
+    through_accelerate = backend_type(case.backend).through_accelerate
     defaults = recipe_facts(case.backend, case.recipe).options
     if not through_accelerate or any(defaults.get(key) != asked for key, (asked, _) in wrong.items()):
         return ""

@@ -74,7 +74,7 @@ def _changes(was: Weight, now: Weight, other: str) -> Iterator[tuple[L, str, str
 
 def same_start(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
     """Both arms build the same model. Not compared where the library loads its own, quantised one."""
-    if explained.other_modules and ledgers.backend != "te_fused":
+    if explained.own_model:
         return
     reference, fp8 = ledgers.reference.before, ledgers.fp8.before
     for name in [*reference, *(n for n in fp8 if n not in reference)]:

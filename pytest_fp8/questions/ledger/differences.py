@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pytest_fp8.codes import Code, D, L
 from pytest_fp8.questions.layers.products import EVALUATION, FP8
 from pytest_fp8.questions.ledger.evidence import TwoLedgers, enclosing
+from pytest_fp8.recipes import backend_type
 from pytest_fp8.verdicts import Finding, Verdict
 
 LAYERS, LOSS, SPEED, MEMORY = "layers", "loss", "speedup", "memory"
@@ -15,12 +16,6 @@ EVERY = (LAYERS, LOSS, SPEED, MEMORY)
 FAIL, INVALID = Verdict.FAIL, Verdict.INVALID
 LIBRARIES = ("transformer_engine.", "torchao.", "unsloth")
 """How the class paths of FP8 libraries' own modules begin."""
-AUTOCAST_BACKENDS = ("accelerate_", "trainer_", "unsloth_te")
-"""Their users get BF16 autocast around the forward pass and outputs in float32: dtypes outside FP8 are not compared."""
-OTHER_MODULES = ("te_fused", "unsloth")
-"""They put modules of their own in the place of whole blocks, or compute in functions without modules. Calls, products,
-operators, waits and random numbers are then others by design. What enters, weights, optimizer, switches and the numbers
-of backward passes and optimizer steps are compared."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +43,9 @@ class Explained:
     """What the backend and its converted layers explain."""
 
     def __init__(self, ledgers: TwoLedgers) -> None:
-        self.autocast = ledgers.backend.startswith(AUTOCAST_BACKENDS)
-        self.other_modules = ledgers.backend.startswith(OTHER_MODULES)
+        backend = backend_type(ledgers.backend)
+        self.autocast, self.other_modules = backend.through_accelerate, backend.other_modules
+        self.own_model = backend.brings_model
         self.trainer = ledgers.backend.startswith("trainer_")
         linears = set(ledgers.fp8.linears)
         libraries = {

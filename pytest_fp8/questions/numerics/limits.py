@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from pytest_fp8.recipes import LIBRARIES
+from pytest_fp8.recipes import library_of
 
 HIGH_PRECISION_DB = 40.0
 """SQNR above which more says nothing: a BF16 product has 53 to 56 dB, an FP8 one 20 to 35."""
@@ -61,7 +61,7 @@ def healthy_spread() -> dict[str, dict[str, float]]:
 
 def limits_of(backend: str, recipe: str) -> Limits:
     """The recipe's limits. Each value is the larger of :data:`LEAST` and twice the largest in healthy arms."""
-    seen = healthy_spread().get(f"{LIBRARIES.get(backend, backend)} {recipe}")
+    seen = healthy_spread().get(f"{library_of(backend)} {recipe}")
     if seen is None:
         return UNMEASURED
     return Limits(

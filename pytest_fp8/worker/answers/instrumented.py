@@ -88,6 +88,6 @@ def fit_scales(engine: Engine, draw: Callable[[], Any]) -> None:
     """
     is_fp8 = engine.backend.is_fp8_layer
     own = any(is_fp8(module) and kept_numbers(module) for module in engine.model.modules())
-    for _ in range(engine.backend.calibration_passes(engine.case.recipe) or OWN_PASSES * own):
+    for _ in range(engine.calibration_passes or OWN_PASSES * own):
         with engine.standing_still():
             engine.step(draw())

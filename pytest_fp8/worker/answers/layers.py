@@ -45,7 +45,7 @@ def layers(engine: Engine) -> dict[str, Any]:
         "others": to_plain(others),
         "dropped_behaviour": engine.conversion.dropped_behaviour,
         "stacked_weights": stacked_weights(engine.model),
-        "switches": {**engine.switches, **engine.backend.switches},
+        "switches": engine.switches,
         "calls": to_plain(calls),
         "recipes": {named[name]: recipe for name, recipe in table.recipes.items()},
         **(_profiled(engine, [call.name for call in calls]) if engine.device.type == "cuda" else _unprofiled(table)),
@@ -75,8 +75,12 @@ def _profiled(engine: Engine, called: Collection[str]) -> dict[str, Any]:
 
 def _amax_histories(engine: Engine) -> dict[str, list[float]]:
     """The amax history of each layer that keeps one."""
-    read = {name: engine.backend.amax_history(m) for name, m in engine.model.named_modules()}
-    return {name: history for name, history in read.items() if history is not None}
+    kept = {name: engine.backend.scaling(module) for name, module in engine.model.named_modules()}
+    return {
+        name: [float(value) for value in scaling.history.reshape(-1).tolist()]
+        for name, scaling in kept.items()
+        if scaling is not None and scaling.history is not None
+    }
 
 
 def _unchanged(before: dict[str, list[float]], after: dict[str, list[float]]) -> list[str]:

@@ -57,7 +57,7 @@ def evaluated_products(engine: Engine, step: int, seed: int = SEED) -> tuple[lis
     Weights are no views here, so that a layer finds the copy of one that it keeps beside it. Without any where the
     model cannot be evaluated; then also the error's text, if there was one."""
     checks = ProductChecks(engine)
-    if engine.backend.compiles_itself or not checks.layers:
+    if engine.backend.brings_model or not checks.layers:
         return [], ""
     inputs = inputs_of(engine, seed, step, whole=False)
     with checks.watching():

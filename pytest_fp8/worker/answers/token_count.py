@@ -152,7 +152,7 @@ class RowWatch:
 
 def _look_again(engine: Engine, draw: Callable[[], Any], failed: Exception | None) -> None:
     """Run the step again, uncompiled and without its effect, and raise what rows explain of its failure."""
-    if engine.backend.token_multiple == 1 or not engine.conversion.converted:
+    if not engine.conversion.converted:
         return
     watch = RowWatch(engine)
     for again in (False, True):

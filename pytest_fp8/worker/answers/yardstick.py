@@ -88,7 +88,6 @@ def moved_losses(engine: Engine, seed: int, step: int, draws: int) -> list[float
     def loss() -> float:
         with engine.standing_still():
             batch = engine.training_batch(seed, step)
-            engine.fault_points.before_step(engine, seed, step)
             return float(engine.step(batch))
 
     return [loss(), *(_with_moved(engine, draw, loss) for draw in range(draws))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,6 @@ from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.known_errors import known_cause
 from pytest_fp8.worker.record.held_out import output_on
 from pytest_fp8.worker.record.probe import StaleCopies
-from pytest_fp8.worker.run.fault_points import SaveOrLoad
 from pytest_fp8.worker.state.own_state import changed_flags, flags_of
 from pytest_fp8.worker.state.training_state import (
     buffers_kept,
@@ -40,6 +39,8 @@ from pytest_fp8.worker.training.step import name_of
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
 
+SaveOrLoad = Callable[[Any, Any, Path], Any]
+"""``save(model, optimizer, folder)`` or ``load(model, optimizer, folder)``."""
 OTHER_SEED = 1_000_003
 """Weights, optimizer and generators of the arm before the user's ``load()``: what that leaves out is then not right by
 accident."""
@@ -100,10 +101,8 @@ def load(engine: Engine, folder: Path, optimizer: bool) -> Loaded:
         restored = {name: state for name, state in found.generators.items() if state != strange.get(name)}
     changed = changed_flags(flags, engine.model)
     strays = len(foreign(engine.model, engine.optimizer)) > others
-    loaded = arrived(engine, optimizer, watch)
-    same = sorted(name for name, digest in loaded.digests.items() if before.get(name) == digest)
-    own = OwnLoaded(replace(found, generators=restored), untouched=same, flags=changed, strays=strays)
-    return replace(loaded, own=own)
+    own = OwnLoaded(replace(found, generators=restored), flags=changed, strays=strays)
+    return replace(arrived(engine, optimizer, watch, before), own=own)
 
 
 def resumed(engine: Engine, seed: int, first_step: int, steps: int) -> Resumed:
@@ -118,7 +117,7 @@ def _functions(engine: Engine) -> tuple[SaveOrLoad, SaveOrLoad]:
     own = engine.setup.own
     if own is None or own.save is None or own.load is None:
         raise WorkloadError("no_save")
-    return engine.fault_points.own_functions(own.save, own.load)
+    return own.save, own.load
 
 
 @contextmanager

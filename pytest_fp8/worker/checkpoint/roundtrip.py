@@ -54,13 +54,11 @@ def save(engine: Engine, folder: Path, store: str, optimizer: bool) -> Saved:
     tree: dict[str, Any] = {**state, EXTRA: carried}
     if optimizer:
         tree[BESIDES] = optimizers.besides(engine.optimizer)
-    written = engine.fault_points.stored(engine, weights)
-    stores.write(folder, store, written, tree)
+    stores.write(folder, store, weights, tree)
     engine.synchronize()
     wait_for_all()
     return replace(
-        on_disk(saved, folder, store, written),
-        wrapped=sorted(name for name in written if plain_name(name) != name),
+        on_disk(saved, folder, store, weights),
         untied=untied(*engine.weights),
         left_out=[
             f"{name} (a {type(value).__name__} that is not data alone)"
@@ -114,31 +112,36 @@ def load(engine: Engine, folder: Path, store: str, optimizer: bool) -> Loaded:
         # Both arms may have trained from one seed: what a load leaves out must not be right by accident.
         for each in {id(p): p for n, p in engine.model.named_parameters() if plain_name(n) in weights}.values():
             change(each, torch.neg)
+    before = digests(weights)
     watch.before()
     left_out: list[str] = []
     try:
-        if not engine.fault_points.fill(engine, weights, stored):
-            left_out = _fill(engine, found, aliases, extra)
+        left_out = _fill(engine, found, aliases, extra)
         # Free the copies before anything is computed: at 8B they are 15 GiB.
         found.clear()
         stored.clear()
         if optimizer:
             engine.optimizer.state.clear()
-            if engine.fault_points.loads_optimizer():
-                with _asked(innermost(engine.optimizer)):
-                    optimizers.load(engine, tree, besides)
+            with _asked(innermost(engine.optimizer)):
+                optimizers.load(engine, tree, besides)
     except _Refused as refused:
         engine.park()
         return replace(report, refused=str(refused))
-    return replace(arrived(engine, optimizer, watch), untied=report.untied, left_out=left_out)
+    return replace(arrived(engine, optimizer, watch, before), untied=report.untied, left_out=left_out)
 
 
-def arrived(engine: Engine, optimizer: bool, watch: StaleCopies) -> Loaded:
-    """What the arm holds after a load, and whether it computes with it. Scales are made anew."""
+def arrived(engine: Engine, optimizer: bool, watch: StaleCopies, before: Mapping[str, int]) -> Loaded:
+    """What the arm holds after a load, and whether it computes with it. Scales are made anew. ``before``: digests of
+    the weights that it held before the load."""
     weights, _, scaling = weights_of(engine)
     state = optimizers.state_of(engine) if optimizer else {}
+    now = digests(weights)
     loaded = Loaded(
-        digests=digests(weights), optimizer_digests=_digests_of(state), loaded=True, rebuilt_scaling_state=scaling
+        loaded=True,
+        digests=now,
+        optimizer_digests=_digests_of(state),
+        rebuilt_scaling_state=scaling,
+        untouched=sorted(name for name, digest in now.items() if before.get(name) == digest),
     )
     loaded = replace(loaded, stale=watch.stale(), unchecked=watch.unchecked)
     engine.renew_scales()

@@ -52,7 +52,8 @@ def carry_scales(engine: Engine, folder: Path) -> Scales:
 def _digests(backend: Backend, modules: Iterable[tuple[str, Any]]) -> dict[str, int]:
     """``<layer> <tensor>`` -> digest of its bits."""
     layers = ((plain_name(name), module) for name, module in modules if backend.is_fp8_layer(module))
-    return digests({f"{n} {what}": t for n, layer in layers for what, t in backend.scaling_tensors(layer).items()})
+    kept = {name: backend.scaling(layer) for name, layer in layers}
+    return digests({f"{n} {what}": t for n, scaling in kept.items() if scaling for what, t in scaling.tensors.items()})
 
 
 def _require_ours(state: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> None:

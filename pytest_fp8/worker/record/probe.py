@@ -233,7 +233,7 @@ class ProductChecks(Probe):
         kept = {name: kept_numbers(layer) for name, layer in self.layers.items()}
         engine, one_gpu = self._engine, self._engine.case.gpus == 1
         fused: AbstractContextManager[Any] = nullcontext()
-        if engine.backend.compiles_itself:
+        if engine.backend.brings_model:
             fused = engine.backend.watch_fused_functions(engine.model, self._note_fused)
         stepped = around_step(engine.optimizer, self._before_step) if one_gpu else nullcontext()
         try:
@@ -272,7 +272,7 @@ class ProductChecks(Probe):
         given, weight, seen, bias = operands
         with unwatched():
             if call.role == FPROP:
-                self._scales[call.name] = self._engine.backend.operand_scales(call.layer)
+                self._scales[call.name] = self._operand_scales(call.layer)
             call.scales = self._scales.get(call.name, {})
             self._compare_fprop(call, given, seen, bias)
         if not output.requires_grad or not torch.is_grad_enabled():
@@ -310,7 +310,7 @@ class ProductChecks(Probe):
             gradient = rows_of(gradient)
             amax = gradient.abs().amax()
             weight = call.lines or self._weight(call, self._some(call.weight.shape[1]), DGRAD)  # type: ignore[union-attr]
-            scale = self._engine.backend.operand_scales(call.layer).get(GRADIENT)
+            scale = self._operand_scales(call.layer).get(GRADIENT)
             left = Operand(gradient[self._some(len(gradient))], amax, scale=scale)
             call.expected[DGRAD] = Expected(left, weight, self._casts.get(DGRAD), gradient.dtype)
             if call.columns is None or call.amax is None:
@@ -359,6 +359,11 @@ class ProductChecks(Probe):
         with unwatched():
             given, output = map(rows_of, sample)
             self._compare_fprop(Call(name, layer, layer._parameters["weight"], 0), given, output)
+
+    def _operand_scales(self, layer: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Copies of the scales that this FP8 layer already has for its operands."""
+        kept = self._engine.backend.scaling(layer)
+        return {operand: scale.clone() for operand, scale in kept.operands.items()} if kept is not None else {}
 
     def _some(self, size: int) -> torch.Tensor:
         return self.lines(size, LINES)
@@ -415,7 +420,7 @@ class StaleCopies(Probe):
         self.unchecked = ""
         """Why layers were not looked at, in words; empty where all were."""
         live = {name: layer for name, layer in engine.model.named_modules() if engine.backend.is_fp8_layer(layer)}
-        if live and engine.backend.compiles_itself:
+        if live and engine.backend.brings_model:
             self.unchecked, live = "the library computes FP8 layers without calling them", {}
         trained = {
             name: layer
@@ -520,11 +525,11 @@ class StepLooks(Probe):
     right values. By hooks, so where nothing is compiled. No number of the curve changes."""
 
     def __init__(self, engine: Engine, seed: int) -> None:
-        watched = not (engine.compiled or engine.backend.compiles_itself)
+        watched = not (engine.compiled or engine.backend.brings_model)
         layers = {n: m for n, m in engine.model.named_modules() if watched and engine.backend.is_fp8_layer(m)}
         super().__init__(layers, engine.device)
         # Scales of past steps may not fit a product, which is no fault of it.
-        past = engine.backend.calibration_passes(engine.case.recipe)
+        past = engine.calibration_passes
         self._products = [name for name, layer in layers.items() if not past and is_product(layer)]
         self._draw = random.Random(seed)
         self._chosen: set[str] = set()

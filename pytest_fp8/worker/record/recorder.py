@@ -183,7 +183,7 @@ class StepRecorder(TorchDispatchMode):
         self, model: torch.nn.Module, backend: Backend | None = None, linears: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.table = StepTable(watched=backend is None or not backend.compiles_itself)
+        self.table = StepTable(watched=backend is None or not backend.brings_model)
         self.layers = {plain_name(name): module for name, module in model.named_modules() if is_product(module)}
         """Those of the model that multiply their input by a weight."""
         self.adopted: list[torch.nn.Module] = []
@@ -247,7 +247,7 @@ class StepRecorder(TorchDispatchMode):
             stack.enter_context(watch_transformer_engine(self._note_te))
             for home, name in ((torch.cuda, "synchronize"), (torch.cuda.Event, "synchronize"), (time, "sleep")):
                 stack.enter_context(replaced(home, name, self._waiting(getattr(home, name))))
-            if self._backend is not None and self._backend.compiles_itself:
+            if self._backend is not None and self._backend.brings_model:
                 stack.enter_context(self._backend.watch_fused_functions(self._model, self._note_fused))
             yield
 

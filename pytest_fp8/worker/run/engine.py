@@ -10,13 +10,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from typing import Any
 
 import torch
 
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
-from pytest_fp8.backends.accelerate_state import accelerate_precision
+from pytest_fp8.backends.accelerate import accelerate_precision
 from pytest_fp8.backends.base import Backend, Conversion, FusedParams, Prepared
 from pytest_fp8.backends.linears import linears, mark_skipped, observed_conversion
 from pytest_fp8.case import Case
@@ -25,14 +26,13 @@ from pytest_fp8.shipping import unship_in_arm
 from pytest_fp8.worker.first_step import definition_of, first_step
 from pytest_fp8.worker.notes import weights_of
 from pytest_fp8.worker.run.dropped_behaviour import dropped_behaviour, with_behaviour
-from pytest_fp8.worker.run.fault_points import fault_points_of
 from pytest_fp8.worker.state.own_state import OwnState, own_state_kept, weights_kept
 from pytest_fp8.worker.state.seed_weights import copy_model, copy_values
 from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training import ranks
 from pytest_fp8.worker.training.cpu_products import multiply_bfloat16_through_float32
 from pytest_fp8.worker.training.given import checked_precision, converted
-from pytest_fp8.worker.training.parallel import inner_model, parallelized
+from pytest_fp8.worker.training.parallel import Parallel, inner_model, parallelized
 from pytest_fp8.worker.training.phases import StepCounts, has_hooks
 from pytest_fp8.worker.training.preparation import (
     checkpoint_activations,
@@ -51,7 +51,7 @@ WARM_UP = ("first step", "second step", "second step")
 
 
 class Engine:
-    """One trainable variant of a case, live on its device."""
+    """One trainable variant of a case, live on its device. A control breaks it by overriding its methods."""
 
     def __init__(
         self, spec: ArmSpec, explain_failure: Callable[[Engine, Exception | None], None] | None = None
@@ -71,24 +71,23 @@ class Engine:
         own: Workload | None = unship_in_arm(spec.workload) if spec.workload else None
         self.setup = TrainingSetup(self.case, own, self.backend, self.device)
         _require_recipe(self.backend, self.case)
+        self.calibration_passes = recipe_facts(self.case.backend, self.case.recipe).calibration_passes
         self.attention = prefer_fast_attention(self.device)
-        self.fault_points = fault_points_of(spec.control)
-        self.fault_points.start(self)
-        self.switches = {"asked": os.environ.get("ACCELERATE_MIXED_PRECISION", "")}
-        self._build()
+        self.build()
         with self._timed("definition"):
             self.first_step = first_step(self)
         self.timing_batches = [self.timing_batch(step) for step in range(4)]
-        self._warm_up(explain_failure)
+        self.warm_up(explain_failure)
         # Freeze the heap, so that collections before a turn skip it; the GPU would idle meanwhile.
         gc.collect()
         gc.freeze()
-        self.fault_points.warm(self)
 
     # -- construction: build, convert, activation checkpointing, compile, parallelize, warm up ------------------------
 
-    def _build(self) -> None:
+    def build(self) -> None:
+        """Everything up to the first training step."""
         own = self.setup.own
+        self.switches = {"asked": os.environ.get("ACCELERATE_MIXED_PRECISION", "")}
         with self._timed("weights"):
             self.model = self.fresh_model(seed=0)
         self.definition = definition_of(self.model)
@@ -96,29 +95,29 @@ class Engine:
         self.originals = {name: (m.in_features, m.out_features) for name, m in linears(self.model).items()}
         self.unmatched = mark_skipped(self.model, own.leave if own is not None else ())
         """Patterns of the workload's ``leave`` that match no Linear."""
-        self.compiled = self.case.compile and self.fault_points.compiles
+        self.compiled = self.case.compile
         self._prepared: Prepared | None = None
         """What the backend's own conversion gave; ``None`` where the workload converts."""
         with self._timed("conversion"):
             self.conversion = self._observed_conversion()
         self.switches["accelerate"] = accelerate_precision()
-        self.precision = self.fault_points.precision(self, self._precision())
+        self.precision = self.precision_context()
         if self.case.activation_checkpointing:
-            recompute = self.backend.recompute_function()
-            checkpoint_activations(self.model, *self.fault_points.checkpointing(self, recompute))
-        if self.compiled and not self.backend.compiles_itself:
+            self.checkpoint_activations()
+        if self.compiled and not self.backend.brings_model:
             compile_blocks(self.model)
-        parallel = self.fault_points.parallel(self, lambda: parallelized(self.model, self.setup, self._prepared))
+        parallel = self.parallelize()
         self.wrapped = parallel.wrapped
         """What a training step calls: the model, or what wraps it (``DistributedDataParallel``)."""
         self.model = inner_model(self.wrapped, self.model)
         prepared = self._prepared or Prepared(self.model, self.conversion)
         self.loss_of = prepared.loss_of or self.setup.loss()
         self.backward = parallel.backward or prepared.backward
-        made = parallel.optimizer or prepared.optimizer
-        self.optimizer = self.fault_points.optimizer(self, lambda: made or self.setup.optimizer(self.model))
+        self._library_optimizer = parallel.optimizer or prepared.optimizer
+        self.optimizer = self.make_optimizer()
         # A workload makes a new optimizer for each curve; nothing may keep the old one.
-        self._put_settings_back = None if own is not None and made is None else settings_now(self.optimizer)
+        makes_anew = own is not None and self._library_optimizer is None
+        self._put_settings_back = None if makes_anew else settings_now(self.optimizer)
         # After the conversion, so that what convert() set is the arm's own; a fresh model has no buffers of these.
         made_by_convert = [name for name, _ in self.model.named_buffers() if plain_name(name) not in buffers]
         self._own_state = OwnState(self.model, made_by_convert)
@@ -126,33 +125,49 @@ class Engine:
     def _observed_conversion(self) -> Conversion:
         """Convert the model. What that did besides, to weights and to layers, is told from before and after."""
         before, behaviour = weights_of(self.model), with_behaviour(self.model)
-        conversion: Conversion = self.fault_points.convert(self, self._convert)
+        conversion = self.convert()
         self.weights = before, weights_of(self.model, self.fused_params)
         conversion.dropped_behaviour = dropped_behaviour(behaviour, self.model, conversion.converted)
         return conversion
 
-    def _convert(self) -> Conversion:
+    def convert(self) -> Conversion:
+        """Convert the model in place, or put another one in its place; gives what that was meant to do."""
         own = self._own_fp8()
         if own is not None and own.convert is not None:
             self.model = converted(own.convert, self.model)
             return observed_conversion(self.model, self.originals, self.backend.is_fp8_layer, own.leave)
-        self._prepared = self.backend.prepare(self.model, self.setup.optimizer, self.case, self.compiled)
+        self._prepared = self.backend.prepare(self.model, self.setup.optimizer, self.case)
         self.model = self._prepared.model
-        if self._prepared.layers is not None:
-            self.originals = dict(self._prepared.layers)
-        return self._prepared.conversion
+        self.switches["asked"] = self._prepared.asked or self.switches["asked"]
+        conversion = self._prepared.conversion
+        if conversion.layers is not None:
+            self.originals = dict(conversion.layers)
+        return conversion
 
-    def _precision(self) -> Callable[[], Any]:
+    def precision_context(self) -> Callable[[], Any]:
+        """What makes the context around each forward pass."""
         own = self._own_fp8()
         if own is not None and own.precision is not None:
             return checked_precision(own.precision)
-        return self.backend.precision(self.case.recipe, self.case.full_options)
+        return self.backend.precision(self.case)
+
+    def checkpoint_activations(self) -> None:
+        """Have the backward pass recompute activations."""
+        checkpoint_activations(self.model, self.backend.recompute_function(), {})
+
+    def parallelize(self) -> Parallel:
+        """The model on the ranks of this arm."""
+        return parallelized(self.model, self.setup, self._prepared)
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """The library's own, where it makes one with its wrapper; else a new one of the setup."""
+        return self._library_optimizer or self.setup.optimizer(self.model)
 
     def _own_fp8(self) -> Workload | None:
         """The workload in the FP8 arm, whose own conversion and precision count there; ``None`` in the reference."""
         return self.setup.own if recipe_facts(self.case.backend, self.case.recipe).roles else None
 
-    def _warm_up(self, explain_failure: Callable[[Engine, Exception | None], None] | None) -> None:
+    def warm_up(self, explain_failure: Callable[[Engine, Exception | None], None] | None) -> None:
         """Run three training steps; the first of them compile."""
         if self.case.emulated and explain_failure is not None:
             explain_failure(self, None)
@@ -167,7 +182,6 @@ class Engine:
             # Of several ranks this one may be alone in its error, and the others in a collective that it would join.
             if explain_failure is not None and self.case.gpus == 1:
                 explain_failure(self, error)
-            self.backend.raise_explained(error)
             raise
 
     # -- model and data -----------------------------------------------------------------------------------------------
@@ -178,7 +192,7 @@ class Engine:
 
     def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
         """The batch of one step of a loss curve, the same in every arm: this rank's part of it, or the ``whole``."""
-        return self.setup.training_batch(*self.fault_points.batch(seed, step), whole)
+        return self.setup.training_batch(seed, step, whole)
 
     def timing_batch(self, step: int) -> Any:
         """The batch of one timed step."""
@@ -206,14 +220,14 @@ class Engine:
         self.renew_scales()  # by the old one: what stands beside a new one begins its curve without these passes
         if self._put_settings_back is None:
             # The learning rates too: a schedule hangs on the optimizer that it was made for, and has moved them.
-            self.optimizer = self.setup.optimizer(self.model)
+            self.optimizer = self.make_optimizer()
         else:
             self._put_settings_back()
 
     def renew_scales(self) -> None:
         """Bring scaling state to that of a fresh, calibrated model: after a restart, and after weights were loaded."""
         self.backend.reset_scaling(self.model)
-        for index in range(self.backend.calibration_passes(self.case.recipe)):
+        for index in range(self.calibration_passes):
             with self.standing_still():
                 self.step(self.training_batch(seed=0, step=2_000_000 + index))
 
@@ -264,7 +278,6 @@ class Engine:
         if self.own_step is None:
             step_schedule(self.optimizer, loss)
         self.backend.stepped(self.model)
-        self.fault_points.stepped(self)
         return loss
 
     def _run_own(
@@ -295,6 +308,18 @@ class Engine:
         yield
         self.synchronize()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+
+def engine_type(control: str | None) -> type[Engine]:
+    """The engine of an arm. ``control`` is ``module:Class`` of what overrides its methods to break it, or ``None``.
+
+    The class need not be a subclass of :class:`Engine`: pytest's process imports it, too, without torch. Raises
+    ``ImportError`` or ``AttributeError`` where this process cannot import it.
+    """
+    if control is None:
+        return Engine
+    module, _, name = control.partition(":")
+    return type(name, (getattr(import_module(module), name), Engine), {})
 
 
 def _require_recipe(chosen: Backend, case: Case) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pytest_fp8.backends.base import Prepared
+from pytest_fp8.recipes import backend_type
 from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.training.preparation import repeated_blocks
 from pytest_fp8.worker.training.setup import TrainingSetup
@@ -34,7 +35,7 @@ def parallelized(model: torch.nn.Module, setup: TrainingSetup, prepared: Prepare
     case = setup.case
     if case.gpus == 1:
         return Parallel(model)
-    if case.backend.startswith("accelerate_"):
+    if backend_type(case.backend).through_accelerate:
         if prepared is None or prepared.wrapped is None:
             return Parallel(model)
         zero = ZeroOptimizer(prepared.wrapped, prepared.groups) if prepared.groups is not None else None

@@ -1,0 +1,80 @@
+"""A backend of another package: found through its entry point, in pytest's process and in arms."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NAMED = "[pytest_fp8.backends]\nmlp_alone = {}\n"
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """``installed(entry)`` has a folder on the path with the backend that docs/backends.md shows, and its metadata."""
+
+    def install(entry="mlp_alone:MlpAlone"):
+        folder = tmp_path / "site"
+        metadata = folder / "mlp_alone-1.0.dist-info"
+        metadata.mkdir(parents=True)
+        (folder / "mlp_alone.py").write_text(code())
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mlp-alone\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text(NAMED.format(entry))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
+
+    return install
+
+
+def code():
+    page = (ROOT / "docs/backends.md").read_text()
+    return re.search(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1]
+
+
+def run(*lines):
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def test_a_case_takes_it_and_no_torch_is_loaded(installed):
+    installed()
+    said = run(
+        "import sys",
+        "from pytest_fp8 import Case",
+        "case = Case('micro', 'mlp_alone', 'tensorwise', emulated=True)",
+        "print(case.id, case.reference().backend, 'torch' in sys.modules)",
+    )
+    assert said.split() == ["micro-mlp_alone-tensorwise-emulated", "bf16", "False"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "seen"), [("nowhere:MlpAlone", "ModuleNotFoundError"), ("mlp_alone:TorchAO", "torchao.TorchAO")]
+)
+def test_an_entry_point_that_names_no_backend_is_one_plain_error(installed, entry, seen):
+    installed(entry)
+    said = run("from pytest_fp8 import Case", "Case('micro', 'mlp_alone', 'tensorwise')")
+    assert "the entry point 'mlp_alone' of pytest_fp8.backends" in said
+    assert seen in said
+    assert "pip uninstall mlp-alone" in said
+
+
+@pytest.mark.slow
+def test_its_arms_are_judged_as_any_others(installed, pytester):
+    pytest.importorskip("torchao")
+    installed()
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.fp8(model="micro", backend="mlp_alone", emulated=True)
+        def test_mlps(fp8_pair):
+            decision = fp8_pair.assert_layers()
+            assert decision.numbers["roles"]["fprop"]["fp8"] == 6
+            fp8_pair.assert_numerics()
+        """
+    )
+    pytester.runpytest_subprocess("-p", "no:benchmark").assert_outcomes(passed=1)
