@@ -208,7 +208,9 @@ def own_delayed(stuck=False):
 
 def test_a_layer_that_renews_scales_of_its_own_is_known_and_its_first_scales_fit():
     found = own_delayed().numerics(moved=False)
-    assert {p["own_scales"] for p in found["products"] + found["later"]} == {True}
+    products = found["products"] + found["later"]
+    # Another question may have asked for the same step before: scales then stand still in it, and the later one tells.
+    assert {p["layer"] for p in products if p["own_scales"]} == {p["layer"] for p in products}
     assert max(distances(found["products"], DGRAD)) < LATER_DELAYED.sqnr_db
 
 
