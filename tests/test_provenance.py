@@ -3,7 +3,6 @@
 import getpass
 import json
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -23,11 +22,12 @@ def test_no_host_no_user_no_path(tmp_path):
         assert private not in text
 
 
-def test_the_commit_that_is_named_beats_a_history_the_tree_was_laid_upon(monkeypatch):
-    here = Path(__file__).parents[1]
+def test_a_history_goes_before_what_a_job_names(monkeypatch, repository):
+    (repository / "train.py").write_text("1")
+    commit(repository)
     monkeypatch.setenv("GITHUB_SHA", "0123456789ab")
-    said = provenance(here, {"name": "NVIDIA H200"}, "why")
-    assert (said["commit"], said["dirty"]) == ("0123456789ab", None)
+    said = provenance(repository, {"name": "NVIDIA H200"}, "why")
+    assert (said["commit"], said["dirty"]) == (git(repository, "rev-parse", "--short=12", "HEAD").strip(), False)
 
 
 @pytest.mark.parametrize("folder", ["base[1]lines", ":!lines", "deep/er/baselines"])

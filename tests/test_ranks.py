@@ -181,9 +181,7 @@ def test_blocks_that_end_in_a_linear_and_statistics_of_each_rank_are_sound(pytes
     pytester.runpytest("--fp8-strict").assert_outcomes(passed=1)
 
 
-def test_without_a_way_to_parallelize_the_workload_is_asked_for_one(arm):
-    with pytest.raises(ArmError, match="has no parallelize") as failure:
+def test_without_a_way_to_parallelize_the_workload_is_asked_for_one():
+    with two_ranks() as arm, pytest.raises(ArmError, match="has no parallelize") as failure:
         arm.build(own("own"))
     assert "Workload(parallelize=" in failure.value.next_step
-    arm.build(own())
-    assert arm.request("curve", seed=0, steps=1), "the ranks go on"

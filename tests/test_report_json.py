@@ -84,7 +84,7 @@ def test_the_schema_is_in_the_docs():
     parse(shown.read_text())  # refuses a key that stands there twice
 
 
-@pytest.mark.parametrize("options", [(), ("--fp8-update=new")], ids=["gate", "update"])
+@pytest.mark.parametrize("options", [(), ("--fp8-update=new",)], ids=["gate", "update"])
 def test_a_loss_that_is_not_finite_has_no_candidate_and_ends_no_run(pytester, monkeypatch, options):
     pytester.makepyfile(SUITE)
     install(monkeypatch, H200, nan_at=3)

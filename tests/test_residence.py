@@ -6,6 +6,7 @@ import pytest
 
 from helpers.fakes import H100, install
 from helpers.residence import ARMS, RECIPES, REFERENCE, noted, run
+from pytest_fp8.options import FRESH_PAIRS
 
 
 @pytest.fixture
@@ -107,5 +108,5 @@ def test_a_test_that_names_no_question_beside_others_has_the_time_measured_first
 def test_an_update_measures_fresh_processes_and_times_each_first(pytester, monkeypatch, told):
     install(monkeypatch, H100)
     assert run(pytester, "--fp8-update=first").ret == 0
-    assert told.order == [REFERENCE, ARMS[0], REFERENCE] * 2
+    assert told.order == [REFERENCE, ARMS[0], REFERENCE] * FRESH_PAIRS
     assert all(operations[0] == "blocks" for _, operations in told.residences)

@@ -38,18 +38,21 @@ def _said(error: BaseException) -> tuple[Code, str, str]:
         found = re.search(known["says"], str(error))
         here = known.get("loaded", "torch") in sys.modules and re.search(known.get("at", ""), at)
         if found and known.get("kind", "BaseException") in kinds and here:
-            facts = found.groupdict() | _facts()
+            facts = found.groupdict() | _facts(error)
             return R[known["code"]], known["cause"].format(**facts), known["next"].format(**facts)
     return R.ARM_RAISED, "", _mend(error)
 
 
-def _facts() -> dict[str, str]:
+def _facts(error: BaseException) -> dict[str, str]:
     """What an entry may say, in braces, of the arm's surroundings."""
+    into, needed = getattr(error, "fp8_checkpoint", ("", 0))
     # Not tempfile.gettempdir(), which names another folder where this one is full. The folder that pytest's process
     # has, without the session's own in it, which goes at its end.
-    temporary = re.sub(r"/fp8-[^/]+(/.*)?$", "", os.environ.get("TMPDIR") or "/tmp") or "/"
+    temporary = re.sub(r"/fp8-[^/]+(/.*)?$", "", into or os.environ.get("TMPDIR") or "/tmp") or "/"
     free = shutil.disk_usage(temporary).free / 2**20 if os.path.isdir(temporary) else 0.0
     room = f"{free:.1f} MB are free in {temporary}"
+    if needed:
+        room = f"one checkpoint of this model takes {needed / 2**20:.1f} MB, and {room}"
     # Not os.getcwd(), which raises where the folder is gone.
     return {"folder": os.readlink("/proc/self/cwd"), "python": sys.executable, "temporary": temporary, "room": room}
 

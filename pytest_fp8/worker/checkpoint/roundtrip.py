@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from pytest_fp8.questions.checkpoints.evidence import Loaded, Saved
 from pytest_fp8.said import Told
@@ -54,7 +55,13 @@ def save(engine: Engine, folder: Path, store: str, optimizer: bool) -> Saved:
     tree: dict[str, Any] = {**state, EXTRA: carried}
     if optimizer:
         tree[BESIDES] = optimizers.besides(engine.optimizer)
-    stores.write(folder, store, weights, tree)
+    try:
+        stores.write(folder, store, weights, tree)
+    except Exception as error:
+        held = sum(each.nbytes for each in tree_leaves([weights, tree]) if isinstance(each, torch.Tensor))
+        # A full disk's message says how much room there must be.
+        vars(error)["fp8_checkpoint"] = str(folder), held
+        raise
     engine.synchronize()
     wait_for_all()
     return replace(
