@@ -84,7 +84,8 @@ def test_xdist_s_controller_annotates(suite):
     pytest.importorskip("xdist")
     Path("conftest.py").write_text(WORKERS_TOO.format(tests=str(Path(__file__).parent)))
     said = of_github(suite.runpytest_subprocess("-n1", "--fp8-gpu=h200"))
-    assert [line.split(" ")[0] for line in said] == ["::error", "::error"]
+    assert [line.split(" ")[0] for line in said] == ["::error"] * 3
+    assert not any("[gw0]" in line for line in said), "the message, and not the line that xdist puts before it"
 
 
 def test_hostile_text_ends_no_command_and_others_may_annotate_failures():

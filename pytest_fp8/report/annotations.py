@@ -51,7 +51,7 @@ def _command(level: str, report: Any, root: Path, top: Path) -> str:
         line = crash.lineno
     verdict = " ".join(filter(None, (said.get("fp8_verdict", "FAIL"), said.get("fp8_code"))))
     title = f"{said.get('fp8_case', report.nodeid.rpartition('::')[2])}: {verdict}"
-    message = crash.message if crash is not None else report.longreprtext or str(said.get("fp8_headline", ""))
+    message = crash.message if crash is not None else str(said.get("fp8_headline") or report.longreprtext)
     return f"::{level} file={_field(below(path, top))},line={line},title={_field(title)}::{_data(message[:LONGEST])}"
 
 
