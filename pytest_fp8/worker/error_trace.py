@@ -22,13 +22,14 @@ PRODUCTS = re.compile(r"[/\\](torch|torchao|transformer_engine|accelerate|triton
 
 
 def trace_of(error: BaseException) -> str:
-    """The last frames of the error, before them the user's innermost frames, and the exception. What called the user's
-    code is left out."""
+    """The last frames of the error, before them the user's innermost frames, and the exception. Where there are any of
+    the user's, this package's are left out: what calls the user's code, and what a followed layer's call goes through.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     users = [index for index, frame in enumerate(frames) if is_users(frame.filename)]
     last = range(max(0, len(frames) - LAST), len(frames))
-    callers = {i for i, frame in enumerate(frames) if users and i < users[-1] and frame.filename.startswith(OURS)}
-    chosen = sorted({*last, *users[-USERS:]} - callers)
+    ours = {index for index, frame in enumerate(frames) if users and frame.filename.startswith(OURS)}
+    chosen = sorted({*last, *users[-USERS:]} - ours)
     lines, before = [], None
     for index in chosen:
         if before is not None and index > before + 1:
