@@ -45,10 +45,11 @@ EACH_COMMIT = (
     "block_of_every_other_step",
     "gradual_unfreezing",
     "layer_that_casts",
+    "plateau",
     "replay_in_the_model",
     "sam_of_two_steps",
 )
-"""One a kind: data, layers that come and go, frozen weights, a layer, state of the model, a step."""
+"""One a kind: data, layers that come and go, frozen weights, a layer, a schedule, state of the model, a step."""
 CHOSEN = [
     pytest.param(entry, id=entry.name, marks=[pytest.mark.nightly] * (entry.name not in EACH_COMMIT))
     for index, entry in enumerate(CATALOGUE)

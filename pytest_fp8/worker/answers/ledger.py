@@ -67,9 +67,10 @@ class StepLedger:
             self.recorder.on_first_call = self._read_switches
             stack.enter_context(self.recorder.watching())
             stack.enter_context(around_step(self._engine.optimizer, self._before_step))
+            # Before the step: a schedule may note the loss, which FP8 moves.
+            self.optimizer = optimizer_note(self._engine.optimizer, self._engine.model, self._engine.fused_params)
             yield
             self.switches_after = switches_of(self._engine.device)
-            self.optimizer = optimizer_note(self._engine.optimizer, self._engine.model, self._engine.fused_params)
             self.random = random_state()
 
     @contextmanager
