@@ -54,7 +54,7 @@ NEVER = {
     "baselines": ("worker", "arms", "backends", "plugin", "session", "fixtures", "markers", "pair", "compare"),
 }
 """Folder -> what nothing in it imports, not even for a type checker."""
-ARM_S_FOLDERS = ("training", "state", "watch", "run", "record", "answers", "checkpoint")
+ARM_S_FOLDERS = ("training", "state", "run", "record", "answers", "checkpoint")
 """Of ``worker/``: each imports only of those before it."""
 CROSSES_THE_PIPE = ("arms.spec", "worker.main")
 """What an arm is to be, plain data that both sides read; and the first function of an arm's process."""

@@ -13,8 +13,8 @@ from pytest_fp8.backends.transformer_engine import TransformerEngine
 from pytest_fp8.casts import E4M3, E5M2, GRADIENT, INPUT, TENSOR, WEIGHT, Cast
 from pytest_fp8.questions.numerics.limits import LATER_DELAYED
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
+from pytest_fp8.worker.record.accuracy import FORMATS, Operand
 from pytest_fp8.worker.server import ArmServer
-from pytest_fp8.worker.watch.product_accuracy import FORMATS, Operand
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,6 @@ from pytest_fp8.watch.attribution import Attributed, Class, Layer, attribute, li
 from pytest_fp8.watch.trace import Window
 from pytest_fp8.watch.training import OFF, Note, Training
 
-OPTIONS = recipe_facts("accelerate_te", "delayed").options
 OPTION_VARIABLE = "ACCELERATE_FP8_"
 """What Accelerate's variables for the options of FP8 begin with."""
 NO = ("", "0", "no", "none", "false", "off", "bf16", "fp16")
@@ -262,7 +261,7 @@ def not_compiled(training: Training, window: Window, classes: Sequence[Class]) -
 def options_dropped(training: Training) -> Iterator[Note]:
     wanted, recipes = training.settings("te_asked") or {}, training.evidence.get("recipes", {})
     environment = training.evidence.get("environment", {})
-    for name, default in OPTIONS.items():
+    for name, default in recipe_facts("accelerate_te", "delayed").options.items():
         said, used = wanted.get(name), [recipe for recipe in recipes if f"{name}=" in recipe]
         if said and used and not any(re.search(rf"\b{name}={said}\b", recipe) for recipe in used):
             yield Note(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from pytest_fp8.worker.record.accuracy import kept_numbers
 from pytest_fp8.worker.record.room import recorded_batch, uncompiled
 from pytest_fp8.worker.training.setup import seed_generators
-from pytest_fp8.worker.watch.product_accuracy import kept_numbers
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine

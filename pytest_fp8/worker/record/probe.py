@@ -22,13 +22,7 @@ from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.questions.loss.evidence import LayerCalls, Look
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
-from pytest_fp8.worker.record.held_out import inputs_of, not_evaluated
-from pytest_fp8.worker.record.samples import Lines
-from pytest_fp8.worker.tensors import full, is_plain, is_sharded, plain_name
-from pytest_fp8.worker.training.phases import around_step, closure_of
-from pytest_fp8.worker.training.restored import Hook, followed, hooked
-from pytest_fp8.worker.training.zero import is_partitioned
-from pytest_fp8.worker.watch.product_accuracy import (
+from pytest_fp8.worker.record.accuracy import (
     STATISTICS,
     Expected,
     Operand,
@@ -37,6 +31,12 @@ from pytest_fp8.worker.watch.product_accuracy import (
     kept_numbers,
     square_amax,
 )
+from pytest_fp8.worker.record.held_out import inputs_of, not_evaluated
+from pytest_fp8.worker.record.samples import Lines
+from pytest_fp8.worker.tensors import full, is_plain, is_sharded, plain_name
+from pytest_fp8.worker.training.phases import around_step, closure_of
+from pytest_fp8.worker.training.restored import Hook, followed, hooked
+from pytest_fp8.worker.training.zero import is_partitioned
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine

@@ -24,13 +24,13 @@ from pytest_fp8.questions.ledger.evidence import Entered, TensorNote
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.source_text import is_of_a_library
 from pytest_fp8.worker.notes import digest_of, random_state, shape_of
+from pytest_fp8.worker.record.accuracy import is_product
 from pytest_fp8.worker.record.libraries import te_product, watch_recomputation, watch_transformer_engine
 from pytest_fp8.worker.record.operators import OPERANDS, dtype_name, products_of_call
-from pytest_fp8.worker.record.wire import kind_of
+from pytest_fp8.worker.record.wire import SPACES, kind_of
 from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training.phases import around_backward
 from pytest_fp8.worker.training.restored import followed, hooked, replaced
-from pytest_fp8.worker.watch.product_accuracy import is_product
 from pytest_fp8.zoo.batch import tensors_in
 
 Size = tuple[tuple[int, ...], str]
@@ -135,8 +135,6 @@ class StepTable:
         return self.calls[event.call].module if event.call >= 0 else OUTSIDE
 
 
-COLLECTIVES = ("c10d::", "_c10d_functional::")
-"""How the names of operators begin that send between ranks."""
 READ = "_local_scalar_dense"
 """What ``.item()``, ``float(tensor)`` and ``if tensor:`` call: the host waits for the value."""
 CHOOSE_ROWS = {
@@ -417,7 +415,7 @@ class StepRecorder(TorchDispatchMode):
 
     def _event(self, operator: str, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> Event:
         largest: Any = None
-        if operator.startswith(COLLECTIVES) and kind_of(operator):
+        if operator.startswith(SPACES) and kind_of(operator):
             largest = max([*given, *made], key=lambda tensor: tensor.nbytes, default=None)
         first = largest if largest is not None else next(iter([*made, *given]), None)
         return Event(

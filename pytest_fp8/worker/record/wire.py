@@ -12,6 +12,7 @@ from pytest_fp8.questions.layers.evidence import WireTime
 from pytest_fp8.worker.record.trace import TraceEvent, busy_spans, total_ms
 
 SPACES = ("c10d::", "_c10d_functional::")
+"""How the names of operators begin that send between ranks."""
 WORDS = {
     "gather": "all-gather",
     "reducescatter": "reduce-scatter",
