@@ -62,8 +62,7 @@ def test_an_arm_that_died_before_it_was_asked_is_one_error(fresh):
     with pytest.raises(ArmError, match="died of SIGKILL") as error:
         fresh.request("layers")
     # Else pytest shows the broken connection above it.
-    assert error.value.__cause__ is None
-    assert error.value.__suppress_context__
+    assert error.value.__context__ is None
 
 
 @either_way

@@ -9,8 +9,7 @@ from base64 import b64encode
 import pytest
 
 from helpers.answers import curve, layers
-from pytest_fp8.arms.disagreement import _WORDS, RanksDisagree
-from pytest_fp8.arms.merging import merged
+from pytest_fp8.arms.merging import WORDS, RanksDisagree, merged
 
 BUILT = {
     **dict.fromkeys(("libraries", "parameters", "compiled", "own_checkpoints", "foreign_parameters"), "a"),
@@ -79,7 +78,7 @@ def test_all_ranks_must_say_alike_what_is_not_each_one_s_own(operation, answer, 
         changed = {"classes": {"layer": "other"}, "before": OTHER, "after": OTHER}.get(key, "other")
         with pytest.raises(RanksDisagree) as found:
             merged(operation, [answer, {**answer, key: changed}])
-        assert found.value.what.partition(",")[0] in (key, _WORDS.get(key))
+        assert found.value.what.partition(",")[0] in (key, WORDS.get(key))
 
 
 def test_a_router_may_give_ranks_other_work():

@@ -29,7 +29,6 @@ def pool():
 def runner(monkeypatch, pool):
     install(monkeypatch, H200, busy=113.0)
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", BrokenProcess)
-    monkeypatch.setattr("pytest_fp8.arms.pool.RankedProcess", lambda ranks, *more: BrokenProcess(*more[:3]))
     monkeypatch.setattr("control_runner.read_baseline", read_without_counts)
     return ControlRunner(Settings(baseline_dir=ROOT / "baselines"), lambda: pool, "h200")
 

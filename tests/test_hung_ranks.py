@@ -10,8 +10,8 @@ import pytest
 from helpers.arms import all_end, call, square
 from helpers.ranks import own, rank, two_ranks
 from pytest_fp8 import ArmError
-from pytest_fp8.arms.hung import hung
-from pytest_fp8.arms.ranks import RankedProcess
+from pytest_fp8.arms.process import ArmProcess
+from pytest_fp8.arms.ranks import hung
 from pytest_fp8.codes import R
 
 pytestmark = pytest.mark.slow
@@ -91,7 +91,7 @@ def test_ranks_whose_collectives_do_not_fit_together_are_told_so(fresh):
 @pytest.mark.nightly
 def test_a_torchrun_around_pytest_is_not_that_of_the_ranks(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    arm = RankedProcess(2, fork=True)
+    arm = ArmProcess(fork=True, device="cpu", ranks=2)
     try:
         arm.build(own())
     finally:

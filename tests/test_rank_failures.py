@@ -11,7 +11,7 @@ import pytest
 from helpers.arms import all_end, square
 from helpers.ranks import own, rank, two_ranks
 from pytest_fp8 import ArmError
-from pytest_fp8.arms import ranks
+from pytest_fp8.arms import process
 from pytest_fp8.codes import R
 
 pytestmark = pytest.mark.slow
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def fresh():
-    with two_ranks() as process:
-        yield process
+    with two_ranks() as arm:
+        yield arm
 
 
 def test_a_rank_that_dies_is_named_and_takes_the_others_along(fresh):
@@ -34,7 +34,7 @@ def test_a_rank_that_dies_is_named_and_takes_the_others_along(fresh):
 
 
 def test_a_rank_that_raises_is_named_though_another_waits_for_it(fresh, monkeypatch):
-    monkeypatch.setattr(ranks, "GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(process, "GRACE_SECONDS", 1.0)
 
     def loss(model, batch):
         if rank() == 1:
@@ -49,7 +49,7 @@ def test_a_rank_that_raises_is_named_though_another_waits_for_it(fresh, monkeypa
 
 
 def test_a_rank_without_memory_is_an_arm_without_memory(fresh, monkeypatch):
-    monkeypatch.setattr(ranks, "GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(process, "GRACE_SECONDS", 1.0)
 
     def loss(model, batch):
         import torch

@@ -11,7 +11,6 @@ from helpers.arms import spec
 from helpers.ranks import own
 from pytest_fp8 import Case
 from pytest_fp8.arms.process import ArmProcess
-from pytest_fp8.arms.ranks import RankedProcess
 
 STEPS = 5
 
@@ -63,7 +62,7 @@ def own_step(model, batch, optimizer, precision):
 def test_of_zero3(backend, step):
     """DeepSpeed steps an optimizer whose groups hold its own buffers."""
     functions = {"loss": None, "step": step} if step else {}
-    with closing(RankedProcess(2, fork=True)) as arm:
+    with closing(ArmProcess(fork=True, device="cpu", ranks=2)) as arm:
         arm.build(own("zero3", backend, optimizer=falling, **functions))
         begins_each_curve_anew(arm)
 
@@ -82,7 +81,7 @@ def test_a_step_that_sets_the_rate_under_zero3_sets_the_one_that_is_used():
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    with closing(RankedProcess(2, fork=True)) as arm:
+    with closing(ArmProcess(fork=True, device="cpu", ranks=2)) as arm:
         arm.build(own("zero3", loss=None, step=step))
         answer = arm.request("curve", seed=0, steps=2)
         assert answer["course"]["rates"][1:] == [[0.0]] * 2

@@ -10,8 +10,8 @@ import pytest
 from helpers.fakes import H200, FakeProcess
 from helpers.pairs import live_pair
 from pytest_fp8 import Case
+from pytest_fp8.arms import process as processes
 from pytest_fp8.arms.process import IMPORTED, ArmProcess
-from pytest_fp8.arms.ranks import RankedProcess
 from pytest_fp8.arms.spares import IMPORT_SECONDS
 from pytest_fp8.arms.stopwatch import AHEAD
 
@@ -98,11 +98,10 @@ def test_a_process_that_ended_imports_nothing():
 
 
 def test_ranks_have_their_libraries_when_each_has(monkeypatch):
-    ranks = [SimpleNamespace(has_imported=has, temporary="", close=lambda: None) for has in (True, False)]
-    coming = iter(ranks)
-    monkeypatch.setattr("pytest_fp8.arms.ranks.ArmProcess", lambda *_: next(coming))
-    process = RankedProcess(2)
-    assert not process.has_imported
-    ranks[1].has_imported = True
-    assert process.has_imported
-    process.close()
+    coming = [SimpleNamespace(has_imported=has, close=lambda: None) for has in (True, False)]
+    monkeypatch.setattr(processes, "Rank", lambda *_: SimpleNamespace(has_imported=True))
+    arm = ArmProcess()
+    arm.ranks = coming
+    assert not arm.has_imported
+    coming[1].has_imported = True
+    assert arm.has_imported

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.fakes import H200, FakeProcess, install
+from helpers.fakes import H200, install
 from helpers.later_arms import ahead, built, pairs, spares
 from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
@@ -43,25 +43,12 @@ def test_a_process_that_ended_while_it_waited_is_passed_over(world):
     pool.close()
 
 
-@pytest.fixture
-def ranks(world, monkeypatch):
-    """The processes of arms on several GPUs that were started, one for all ranks of an arm."""
-    started = []
-
-    def ranked(count, backend, *more):
-        started.append(FakeProcess(backend, *more[:2]))
-        return started[-1]
-
-    monkeypatch.setattr("pytest_fp8.arms.pool.RankedProcess", ranked)
-    return started
-
-
-def test_ranks_wait_for_a_case_of_several_gpus_and_for_no_other(world, ranks):
+def test_ranks_wait_for_a_case_of_several_gpus_and_for_no_other(world):
     pool = ArmPool(H200)
     two_gpus = PairArms(Case("8b", "torchao", "rowwise", batch=4, gpus=2, parallel="fsdp2"), pool, None)
     [one] = pairs(pool, "8b", "tensorwise")
     one.start(then=ahead(pool, [two_gpus]))
-    waiting = [process for process in spares(world) if process in ranks]
+    waiting = [process for process in spares(world) if process.ranks > 1]
     assert [process.backend for process in waiting] == ["torchao"]
     assert {process.pid for process in waiting} <= pool.pids
     two_gpus.start()
@@ -69,12 +56,12 @@ def test_ranks_wait_for_a_case_of_several_gpus_and_for_no_other(world, ranks):
     pool.close()
 
 
-def test_no_more_ranks_wait_than_two_arms_have(world, ranks):
+def test_no_more_ranks_wait_than_two_arms_have(world):
     pool = ArmPool(H200)
     how = {"batch": 8, "gpus": 8, "parallel": "fsdp2"}
     one, then = (PairArms(Case("8b16", b, r, **how), pool, None) for b, r in (("torchao", "rowwise"), TE))
     one.start(then=[then.bf16, then.fp8])
-    waiting = [process.backend for process in spares(world) if process in ranks]
+    waiting = [process.backend for process in spares(world) if process.ranks > 1]
     assert waiting == ["bf16", "transformer_engine"]
     pool.close()
     assert not spares(world)

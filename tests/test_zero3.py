@@ -11,7 +11,6 @@ import pytest
 
 from helpers.ranks import micro, own
 from pytest_fp8.arms.process import ArmProcess
-from pytest_fp8.arms.ranks import RankedProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.shipping import ship, unship
 
@@ -37,7 +36,7 @@ def on_one():
     ],
 )
 def test_it_trains_as_one_process_and_its_products_are_seen(on_one, backend, converted):
-    arm = RankedProcess(2, fork=True)
+    arm = ArmProcess(fork=True, device="cpu", ranks=2)
     try:
         arm.build(ArmSpec(micro("zero3", backend), "cpu", threads=1))
         curve = arm.request("curve", seed=1, steps=STEPS)
@@ -61,7 +60,7 @@ def test_it_trains_as_one_process_and_its_products_are_seen(on_one, backend, con
 def test_nothing_is_compiled_for_it(monkeypatch, tmp_path):
     """DeepSpeed's own collectives through shared memory: a minute, and an error without a compiler."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    arm = RankedProcess(2)
+    arm = ArmProcess(device="cpu", ranks=2)
     try:
         arm.build(own("zero3"))
     finally:
@@ -77,7 +76,7 @@ def test_it_carries_weights_and_optimizer_of_which_each_rank_has_a_part(tmp_path
 
         return nn.Sequential(nn.Linear(32, 4096), nn.GELU(), nn.Linear(4096, 32), nn.GELU(), nn.Linear(32, 32))
 
-    arm = RankedProcess(2, fork=True)
+    arm = ArmProcess(fork=True, device="cpu", ranks=2)
     try:
         arm.build(own("zero3", build=build))
         movement = arm.request("curve", seed=0, steps=2)["movement"]
@@ -123,7 +122,7 @@ def test_a_weight_that_no_gradient_reaches_is_seen_to_stand_still():
 
         return nn.Sequential(nn.Linear(32, 4096), Cut(), nn.Linear(4096, 32), nn.GELU(), nn.Linear(32, 32))
 
-    arm = RankedProcess(2, fork=True)
+    arm = ArmProcess(fork=True, device="cpu", ranks=2)
     try:
         arm.build(own("zero3", build=build))
         curve = arm.request("curve", seed=0, steps=2)
@@ -146,7 +145,7 @@ def test_its_optimizer_has_the_groups_that_were_made_of_whole_weights():
         decayed, others = [p for p in every if p.dim() > 1], [p for p in every if p.dim() < 2]
         return AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}])
 
-    arm = RankedProcess(2, fork=True)
+    arm = ArmProcess(fork=True, device="cpu", ranks=2)
     try:
         arm.build(own("zero3", optimizer=optimizer))
         members = arm.request("ledger")["optimizer"]["members"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_fp8.arms.asked import REQUEST_SECONDS
+from pytest_fp8.arms.process import REQUEST_SECONDS, ArmProcess
 from pytest_fp8.arms.residence import Residences
 from pytest_fp8.arms.sequence import Seen, Sequences
 from pytest_fp8.arms.spec import ArmSpec
@@ -16,7 +16,6 @@ from pytest_fp8.errors import ArmError
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
-    from pytest_fp8.arms.ranks import AnyProcess
 
 TIMED = ("blocks", "busy", "call")
 """What is asked while nothing is built: times, and a user's own function, which may take some."""
@@ -38,7 +37,7 @@ class Pool(Protocol):
 
     def facts_of(self, arm: Arm) -> dict[str, Any]: ...
 
-    def live(self, arm: Arm) -> AnyProcess: ...
+    def live(self, arm: Arm) -> ArmProcess: ...
 
     def takes_turns(self, arm: Arm) -> bool: ...
 
@@ -115,7 +114,7 @@ class Arm:
             error.arm = error.arm or self.key
             raise
 
-    def _next(self, seen: Seen | None) -> AnyProcess:
+    def _next(self, seen: Seen | None) -> ArmProcess:
         process = self.pool.live(self)
         self.pool.sequences.note(seen, self.key, process, alone=self.pool.takes_turns(self))
         return process

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms import memory_plan, not_started
 from pytest_fp8.arms.arm import Arm
-from pytest_fp8.arms.asked import BUILD_SECONDS
 from pytest_fp8.arms.folders import Folders
-from pytest_fp8.arms.process import COMPILES_NOTHING, ArmProcess
-from pytest_fp8.arms.ranks import AnyProcess, RankedProcess
+from pytest_fp8.arms.process import BUILD_SECONDS, ArmProcess
 from pytest_fp8.arms.residence import Residences
 from pytest_fp8.arms.room import Room
 from pytest_fp8.arms.sequence import Sequences
@@ -45,7 +43,7 @@ class ArmPool:
         self.cache: dict[tuple[str, str], Any] = {}
         """Evidence about a reference arm, by (arm key, what): asked once, used by every case that shares the arm."""
         self._must_take_turns = turns or memory_plan.exceed_together
-        self._processes: dict[str, AnyProcess] = {}
+        self._processes: dict[str, ArmProcess] = {}
         self.spares = Spares()
         self._soon: list[Arm] = []
         """Arms that may be built next."""
@@ -94,7 +92,7 @@ class ArmPool:
         """Whether this arm and its partner do not fit the GPU together, so that one is closed for the other."""
         return arm.key in self._turns
 
-    def live(self, arm: Arm) -> AnyProcess:
+    def live(self, arm: Arm) -> ArmProcess:
         """The arm's process, built if it is not alive. Raises :class:`ArmError`."""
         if arm.key in self._too_large:
             raise self._too_large[arm.key]
@@ -217,7 +215,7 @@ class ArmPool:
 
     def _build(self, arms: Sequence[Arm]) -> None:
         """Build these arms, all at the same time. Raises :class:`ArmError`."""
-        started: list[tuple[Arm, AnyProcess]] = []
+        started: list[tuple[Arm, ArmProcess]] = []
         try:
             for arm in arms:
                 with self.stopwatch.clock(arm.label, BUILD):
@@ -233,7 +231,7 @@ class ArmPool:
                 if self._processes.get(arm.key) is not process:
                     process.close()
 
-    def _start_build(self, arm: Arm, process: AnyProcess) -> AnyProcess:
+    def _start_build(self, arm: Arm, process: ArmProcess) -> ArmProcess:
         try:
             process.start_build(replace(arm.spec, first_step=self.facts_of(arm).get("first_step", "")))
         except BaseException:
@@ -241,20 +239,18 @@ class ArmPool:
             raise
         return process
 
-    def _have(self, arm: Arm, process: AnyProcess, facts: dict[str, Any]) -> None:
+    def _have(self, arm: Arm, process: ArmProcess, facts: dict[str, Any]) -> None:
         self._processes[arm.key], self._facts[arm.key] = process, facts
         self.stopwatch.built(arm.label, facts.get("seconds", {}))
 
-    def _start(self, arm: Arm) -> AnyProcess:
+    def _start(self, arm: Arm) -> ArmProcess:
         spare = self.spares.take(arm.spec) if arm.environment is None else None
         return spare or self._new_process(arm.spec, arm.environment)
 
-    def _new_process(self, spec: ArmSpec, environment: ArmEnvironment | None = None) -> AnyProcess:
+    def _new_process(self, spec: ArmSpec, environment: ArmEnvironment | None = None) -> ArmProcess:
         how = spec.case.backend, environment, self.gpu is None and spec.device == "cpu"
         with not_started.told_as_arm_error(spec.name):
-            if spec.case.gpus > 1:
-                return RankedProcess(spec.case.gpus, *how, spec.device)
-            return ArmProcess(*how, {} if spec.device == "cuda" else COMPILES_NOTHING)
+            return ArmProcess(*how, spec.device, spec.case.gpus)
 
     def tight(self, *arms: Arm, looked_at: bool = False) -> bool:
         """Whether these arms' peaks, or those of steps that are ``looked_at``, do not fit the GPU at once, beside what

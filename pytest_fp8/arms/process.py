@@ -1,8 +1,13 @@
-"""One arm seen from pytest: a child process, asked over a socket, that never outlives its parent.
+"""One arm seen from pytest: a child process for each of its ranks, asked over sockets, that never outlives its parent.
 
-A message is one JSON document; raw numbers follow it as a second message of bytes. The arm's own output goes to a log
-file, whose last lines are quoted in errors. Whatever goes wrong in an arm (an exception, no answer, no memory, a
+A message is one JSON document; raw numbers follow it as a second message of bytes. The output of a process goes to a
+log file, whose last lines are quoted in errors. Whatever goes wrong in an arm (an exception, no answer, no memory, a
 signal) becomes one :class:`~pytest_fp8.errors.ArmError`. When an arm is closed, all processes that it started end.
+
+An arm of several ranks is asked the same on each, and answers as one (:mod:`pytest_fp8.arms.merging`). Its processes
+have torchrun's variables and meet through a file. They are no children of torchrun: a fork of what has its libraries is
+there in 0.04 s, and torchrun's two ranks have met after 15 s. What goes wrong on one rank is the arm's: all ranks end,
+and the error names the one that began.
 """
 
 from __future__ import annotations
@@ -15,19 +20,20 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Mapping
-from multiprocessing.connection import Connection, Pipe
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.arms.asked import REQUEST_SECONDS, Asked
-from pytest_fp8.arms.channel import Channel, Unreadable
+from pytest_fp8.arms import ranks as several
+from pytest_fp8.arms.channel import LOOK_SECONDS, Channel, Unreadable
 from pytest_fp8.arms.env import arm_env
 from pytest_fp8.arms.forked import ForkedProcess, can_fork
 from pytest_fp8.arms.left_behind import end_processes_of
+from pytest_fp8.arms.merging import RanksDisagree, merged
 from pytest_fp8.arms.output import printable, tail_of
 from pytest_fp8.arms.scratch import new_folder, remove
-from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.arms.spec import STORE, ArmSpec
 from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError, first_line
 from pytest_fp8.plain import to_plain
@@ -35,11 +41,15 @@ from pytest_fp8.plain import to_plain
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
 
+BUILD_SECONDS = 420.0
+REQUEST_SECONDS = 300.0
+GRACE_SECONDS = 5.0
+"""How long the other ranks may still answer after one has failed. They may wait for it in a collective for minutes."""
 IMPORTED = "imported"
 """The file in a process's folder that it makes once its libraries are imported."""
 UNKILLABLE_SECONDS = 30.0
-COMPILES_NOTHING = {"TORCH_WARM_POOL": "0"}
-"""Has torch start no processes for compilation ahead: an arm on the CPU has no kernels for them."""
+ON_THE_CPU = {"TORCH_WARM_POOL": "0", "DS_ACCELERATOR": "cpu"}
+"""torch starts no processes for compilation ahead, as there are no kernels for them; DeepSpeed takes no GPU."""
 CRASHED = "a library crashed; the output above says where, if it could"
 SENT = "code in the arm or another program sent this signal"
 ENDED_ITSELF = "code in the arm ended its process, as os._exit() does"
@@ -60,44 +70,28 @@ CAUSES: dict[int | None, str] = {
 """Of an arm's end, by its exit code; ``None`` while it runs."""
 
 
-class ArmProcess(Asked):
-    """One worker process. It starts by importing its backend's library; :meth:`build` then makes it one arm."""
+class Rank:
+    """One process of an arm: its socket, its log, its folder."""
 
     def __init__(
-        self,
-        backend: str = "bf16",
-        environment: ArmEnvironment | None = None,
-        fork: bool = False,
-        variables: Mapping[str, str] | None = None,
+        self, backend: str, environment: ArmEnvironment | None, fork: bool, variables: Mapping[str, str]
     ) -> None:
-        """``environment``: another interpreter or another checkout. Without it the arm runs as this process does, with
-        its current variables, import path and folder.
-
-        ``fork``: start it as a fork where that comes to the same. Never where there is a GPU: a process that has used
-        CUDA cannot be forked.
-
-        ``variables``: further ones, which no library reads while it is imported.
-        """
+        """``variables``: further ones, which no library reads while it is imported."""
         self.folder = new_folder("arm-")
         """Its log, and its own temporary files."""
         self.log = self.folder / "log"
-        super().__init__()
         self._imported = False
-        self._in = "in bfloat16"
-        """What the arm's model is, in words."""
-        self._side = f" ({environment.name})" if environment is not None else ""
-        self._end: ArmError | None = None
-        """What it ended with, where that was told."""
-        self._connection, theirs = Pipe()
+        connection, theirs = Pipe()
         # Ctrl-C may come while the fork server imports its libraries, which takes seconds.
         with contextlib.closing(theirs), open(self.log, "wb") as log, contextlib.ExitStack() as failed:
             failed.callback(remove, self.folder)
             env = arm_env(backend, self.folder, environment)
             self.temporary = env.get("TMPDIR", "")
             """Its folder for temporary files; empty where the variable is not set."""
+            given = {STORE: str(self.folder / "store"), **env, **variables}
             self._process: subprocess.Popen[bytes] | ForkedProcess
             if fork and environment is None and can_fork(env):
-                self._process = ForkedProcess(theirs, self.log, backend, {**env, **(variables or {})})
+                self._process = ForkedProcess(theirs, self.log, backend, given)
             else:
                 python = environment.python if environment is not None else sys.executable
                 arguments = str(theirs.fileno()), str(os.getpid()), backend, str(self.folder / IMPORTED)
@@ -108,24 +102,14 @@ class ArmProcess(Asked):
                     stderr=subprocess.STDOUT,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
-                    env={**env, **(variables or {})},
+                    env=given,
                 )
             failed.pop_all()
-        self._channel = Channel(self._connection, lambda: not self.alive)
-        # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind.
-        self._finalizer = weakref.finalize(self, _end, self._process, self._connection, self.folder)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def pids(self) -> set[int]:
-        return {self.pid}
-
-    def fileno(self) -> int:
-        """For :func:`multiprocessing.connection.wait`: ready when an answer is there, or the process is gone."""
-        return self._connection.fileno()
+        self.pid: int = self._process.pid
+        self.connection = connection
+        self.channel = Channel(connection, lambda: not self.alive)
+        # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind. Safe to call twice.
+        self.close = weakref.finalize(self, _end, self._process, connection, self.folder)
 
     @property
     def alive(self) -> bool:
@@ -133,67 +117,218 @@ class ArmProcess(Asked):
 
     @property
     def has_imported(self) -> bool:
-        """Whether a process of its own, no fork, has its libraries: it imports nothing more until it is asked."""
         self._imported = self._imported or not self.alive or (self.folder / IMPORTED).exists()
         return self._imported
 
+    def exit_code(self) -> int | None:
+        """As :attr:`subprocess.Popen.returncode`, which takes a moment to be known; ``None``: it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        return self._process.returncode
+
+    def show_stacks(self) -> None:
+        """Have faulthandler in the worker write every thread's stack to the log."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+
+
+class ArmProcess:
+    """The processes of one arm, which start by importing its backend's library; :meth:`build` then makes them the arm.
+
+    Each request has its answer before the next one is made.
+    """
+
+    def __init__(
+        self,
+        backend: str = "bf16",
+        environment: ArmEnvironment | None = None,
+        fork: bool = False,
+        device: str = "cuda",
+        ranks: int = 1,
+    ) -> None:
+        """``environment``: another interpreter or another checkout. Without it the arm runs as this process does, with
+        its current variables, import path and folder.
+
+        ``fork``: start it as a fork where that comes to the same. Never where there is a GPU: a process that has used
+        CUDA cannot be forked.
+        """
+        self.name = "an arm"
+        self._asked, self._answer_due = "", False
+        self._in = "in bfloat16"
+        """What the arm's model is, in words."""
+        self._side = f" ({environment.name})" if environment is not None else ""
+        self._end: ArmError | None = None
+        """What it ended with, where that was told."""
+        self.ranks: list[Rank] = []
+        try:
+            for rank in range(ranks):
+                variables = several.variables(rank, ranks, self.ranks[0] if rank else None) if ranks > 1 else {}
+                if device == "cpu":
+                    variables |= ON_THE_CPU
+                self.ranks.append(Rank(backend, environment, fork, variables))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Of rank 0."""
+        return self.ranks[0].pid
+
+    @property
+    def pids(self) -> set[int]:
+        return {rank.pid for rank in self.ranks}
+
+    @property
+    def folder(self) -> Path:
+        """Of rank 0."""
+        return self.ranks[0].folder
+
+    @property
+    def log(self) -> Path:
+        """Of rank 0."""
+        return self.ranks[0].log
+
+    @property
+    def alive(self) -> bool:
+        return all(rank.alive for rank in self.ranks)
+
+    @property
+    def has_imported(self) -> bool:
+        """Whether processes of its own, no forks, have their libraries: they import nothing more until they are
+        asked."""
+        return all(rank.has_imported for rank in self.ranks)
+
+    def build(self, spec: ArmSpec, timeout: float = BUILD_SECONDS) -> dict[str, Any]:
+        """Become this arm; gives what it says of itself. Raises :class:`ArmError`."""
+        self.start_build(spec)
+        answer: dict[str, Any] = self.receive(timeout)
+        return answer
+
     def start_build(self, spec: ArmSpec) -> None:
-        """Ask the process to become this arm; :meth:`receive` waits for it. Two arms can build at the same time."""
+        """Ask to become this arm; :meth:`receive` waits for it. Two arms can build at the same time."""
         self.name = spec.name + self._side
         self._in = f"in bfloat16 {'' if spec.case.recipe == 'none' else 'and converted to FP8 '}on {spec.device}"
         self.send("build", spec=to_plain(spec))
 
+    def request(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Any:
+        """Send one request and wait ``timeout`` seconds for its answer.
+
+        Raises :class:`ArmError`. The process is then gone, except after an exception inside an arm of one rank: it can
+        still answer.
+        """
+        self.send(operation, **arguments)
+        return self.receive(timeout)
+
     def send(self, operation: str, **arguments: Any) -> None:
         """Send one request without waiting. Raises ``RuntimeError`` where the last request has no answer yet."""
-        self._note_asked(operation)
-        try:
-            self._channel.ask(operation, arguments)
-        except OSError:
-            self._raise_dead()
+        if self._answer_due:
+            raise RuntimeError(f"{self.name!r} was asked to {operation!r} before it answered to {self._asked!r}")
+        self._asked, self._answer_due = operation, True
+        broken = []
+        for rank, process in enumerate(self.ranks):
+            try:
+                process.channel.ask(operation, arguments)
+            except OSError:
+                broken.append(rank)
+        if broken:
+            raise self._ended_with(several.began({rank: self._death(rank) for rank in broken}))
 
     def receive(self, timeout: float = REQUEST_SECONDS) -> Any:
-        """Wait ``timeout`` seconds for the answer to the last request: plain data or bytes. Raises :class:`ArmError`
-        as :meth:`request` does."""
+        """Wait ``timeout`` seconds for the answer to the last request: plain data or bytes, of all ranks together.
+        Raises :class:`ArmError` as :meth:`request` does."""
+        answers: dict[int, Any] = {}
+        errors: dict[int, ArmError] = {}
         try:
-            answer = self._read(timeout)
+            silent = self._collect(timeout, answers, errors)
         except BaseException:
             # Ctrl-C or a test's own time limit may end the wait. The late answer must not be read as the next one's.
             self.close()
             raise
         self._answer_due = False
-        if "error" in answer:
-            self._raise_error(answer)
-        return answer["result"]
-
-    def _read(self, timeout: float) -> dict[str, Any]:
+        if silent and not errors:
+            raise self._ended_with(self._hung(silent, timeout))
+        if errors:
+            error = several.explained(several.began(errors), self.name, self._asked)
+            # A step that was stopped in the middle leaves other ranks inside it.
+            still_answers = len(self.ranks) == 1 and error.code in (R.ARM_RAISED, R.OUT_OF_MEMORY)
+            raise error if still_answers and self.alive else self._ended_with(error)
         try:
-            return self._channel.answer(timeout)
-        except TimeoutError:
-            self._raise_hung(timeout)
-        except Unreadable as what:
-            self._raise_unreadable(what)
-        except (EOFError, OSError):
-            self._raise_dead()
+            return merged(self._asked, [answers[rank] for rank in range(len(self.ranks))])
+        except RanksDisagree as found:
+            difference = found
+        raise ArmError(
+            R.RANKS_DISAGREE,
+            f"rank {difference.rank} of the arm {self.name!r} differs from rank 0: {difference.what}",
+            expected=f"the same on all {len(self.ranks)} ranks",
+            seen=f"rank 0: {difference.first}\nrank {difference.rank}: {difference.other}",
+            cause=difference.cause,
+            next_step=difference.next_step,
+        )
+
+    def _collect(self, timeout: float, answers: dict[int, Any], errors: dict[int, ArmError]) -> list[int]:
+        """Fill in what each rank answers, or the error that it ended with; gives the ranks that said nothing in time,
+        which is short once one has failed."""
+        deadline = time.monotonic() + timeout
+        silent = dict(enumerate(self.ranks))
+        while silent:
+            left = max(0.0, deadline - time.monotonic())
+            ready = wait([process.connection for process in silent.values()], min(left, LOOK_SECONDS))
+            told = [rank for rank, each in silent.items() if each.connection in ready or not each.alive]
+            if not told and not left:
+                break
+            for rank in told:
+                try:
+                    answer = self.ranks[rank].channel.answer(left)
+                    if "error" in answer:
+                        errors[rank] = self._raised(rank, answer)
+                    else:
+                        answers[rank] = answer["result"]
+                except TimeoutError:
+                    # It began an answer, and never ended it.
+                    return sorted(silent)
+                except Unreadable as what:
+                    errors[rank] = self._unreadable(rank, what)
+                except (EOFError, OSError):
+                    errors[rank] = self._death(rank)
+                del silent[rank]
+                if errors:
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        return sorted(silent)
 
     def close(self) -> None:
-        """End the process and everything it started. Safe to call twice."""
-        self._finalizer()
+        """End all processes and everything they started. Safe to call twice."""
+        for process in self.ranks:
+            process.close()
 
-    def tail(self) -> str:
-        """The last lines of the arm's own output, or those with which its last stack begins."""
-        return tail_of(self.log)
+    def death(self) -> ArmError:
+        """The error of an arm that has ended: the one that told of it, or that nothing was asked meanwhile."""
+        if self._end is None:
+            when = f"after it was asked to {self._asked!r}, before the next request of the same question"
+            expected = "one process for all requests of a question: it keeps what they train"
+            ended = [rank for rank, process in enumerate(self.ranks) if not process.alive] or [0]
+            self._end = several.began({rank: self._death(rank, when, expected) for rank in ended})
+        return self._end
 
     # -- what went wrong ------------------------------------------------------------------------------------------
 
-    def _raise_error(self, answer: dict[str, Any]) -> NoReturn:
+    def _ended_with(self, error: ArmError) -> ArmError:
+        self.close()
+        self._end = error
+        return error
+
+    def _called(self, rank: int) -> str:
+        return repr(self.name + (f", rank {rank} of {len(self.ranks)}" if len(self.ranks) > 1 else ""))
+
+    def _raised(self, rank: int, answer: Mapping[str, Any]) -> ArmError:
         said = {key: printable(text) for key, text in answer.items() if isinstance(text, str)}
         cause, line = said["cause"], said["line"]
         out_of_memory = said["code"] == R.OUT_OF_MEMORY
-        raise ArmError(
+        return ArmError(
             R(said["code"]),
-            f"the arm {self.name!r} ran out of GPU memory while it was asked to {self._asked!r}"
+            f"the arm {self._called(rank)} ran out of GPU memory while it was asked to {self._asked!r}"
             if out_of_memory
-            else f"{first_line(said['error'])}, in the arm {self.name!r} that was asked to {self._asked!r}",
+            else f"{first_line(said['error'])}, in the arm {self._called(rank)} that was asked to {self._asked!r}",
             expected=f"to run in a process of its own, in the folder {os.getcwd()}, with the model {self._in}",
             # Where the trace is the cause, it already holds these lines.
             seen=said["error"] + (f"\n{line}" if cause and line else ""),
@@ -201,65 +336,46 @@ class ArmProcess(Asked):
             next_step=said["next"] or f"run the lines of the trace by hand, with the model {self._in}",
         )
 
-    def _raise_hung(self, timeout: float) -> NoReturn:
-        # faulthandler in the worker writes every thread's stack to the log on SIGUSR1.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGUSR1)
-            time.sleep(0.5)
-        tail = self.tail()
-        self.close()
-        self._end = ArmError(
+    def _hung(self, silent: Sequence[int], timeout: float) -> ArmError:
+        for rank in silent:
+            self.ranks[rank].show_stacks()
+        time.sleep(0.5)
+        tails = {rank: tail_of(self.ranks[rank].log) for rank in silent}
+        if len(self.ranks) > 1:
+            return several.hung(self.name, self._asked, timeout, len(self.ranks), tails)
+        return ArmError(
             R.ARM_HUNG,
             f"the arm {self.name!r} gave no answer to {self._asked!r} in {timeout:.0f} s and was stopped",
             expected=f"an answer within {timeout:.0f} s",
-            seen=f"the end of its output:\n{tail}",
+            seen=f"the end of its output:\n{tails[0]}",
             cause="a deadlock, or work far slower than planned; the stacks above say where it was",
             next_step="run the same case alone with -k, and watch nvidia-smi",
         )
-        raise self._end from None
 
-    def _raise_unreadable(self, what: Unreadable) -> NoReturn:
-        tail = self.tail()
-        self.close()
-        self._end = ArmError(
+    def _unreadable(self, rank: int, what: Unreadable) -> ArmError:
+        return ArmError(
             R.UNREADABLE_ANSWER,
-            f"what the arm {self.name!r} gave to {self._asked!r} is no answer, and it was stopped",
+            f"what the arm {self._called(rank)} gave to {self._asked!r} is no answer, and it was stopped",
             expected="one JSON document, with the number of the request",
-            seen=f"{what}\nthe end of its output:\n{tail or '(nothing)'}",
+            seen=f"{what}\nthe end of its output:\n{tail_of(self.ranks[rank].log) or '(nothing)'}",
             cause="code in the arm wrote to its socket: to every open file descriptor, or in a process that it forked",
             next_step="look for os.write, os.fdopen and os.fork in what the workload calls",
         )
-        raise self._end from None
 
-    def _raise_dead(self) -> NoReturn:
-        # A broken connection is how the death was noticed, and says nothing more.
-        raise self._ended(f"while it was asked to {self._asked!r}", "an answer") from None
-
-    def death(self) -> ArmError:
-        """The error of a process that has ended: the one that told of it, or that nothing was asked meanwhile."""
-        return self._end or self._ended(
-            f"after it was asked to {self._asked!r}, before the next request of the same question",
-            "one process for all requests of a question: it keeps what they train",
-        )
-
-    def _ended(self, when: str, expected: str) -> ArmError:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=5)
-        code = self._process.returncode
-        tail = self.tail()
-        self.close()
+    def _death(self, rank: int, when: str = "", expected: str = "an answer") -> ArmError:
+        code = self.ranks[rank].exit_code()
+        tail = tail_of(self.ranks[rank].log)
         how = "closed its connection" if code is None else f"exited with {code}"
         if code is not None and code < 0:
             how = f"died of {_signal_name(-code)}"
-        self._end = ArmError(
+        return ArmError(
             R.ARM_DIED,
-            f"the arm {self.name!r} {how} {when}",
+            f"the arm {self._called(rank)} {how} {when or f'while it was asked to {self._asked!r}'}",
             expected=expected,
             seen=f"the end of its output:\n{tail or '(nothing)'}",
             cause=_cause_of(code, tail),
             next_step="read the output above; `dmesg | tail` names a process the system killed",
         )
-        return self._end
 
 
 def _cause_of(code: int | None, tail: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_fp8.errors import ArmError
 
 if TYPE_CHECKING:
-    from pytest_fp8.arms.ranks import AnyProcess
+    from pytest_fp8.arms.process import ArmProcess
     from pytest_fp8.arms.spec import ArmSpec
 
 MOST_SPARES = 3
@@ -24,7 +24,7 @@ class Spares:
     """Waiting processes, by the backend whose library they have imported and the number of their ranks."""
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[str, int], AnyProcess] = {}
+        self._waiting: dict[tuple[str, int], ArmProcess] = {}
         self._too_slow: set[tuple[str, int]] = set()
         """What is started ahead no more, since its imports took too long."""
         self.skipped: list[str] = []
@@ -34,7 +34,7 @@ class Spares:
     def pids(self) -> set[int]:
         return {pid for process in self._waiting.values() for pid in process.pids}
 
-    def start(self, soon: Iterable[ArmSpec], fresh: Callable[[ArmSpec], AnyProcess]) -> None:
+    def start(self, soon: Iterable[ArmSpec], fresh: Callable[[ArmSpec], ArmProcess]) -> None:
         """Start processes for arms that may be built next; those that wait for others end."""
         soon = list(soon)
         for kind in self._waiting.keys() - {_kind(spec) for spec in soon}:
@@ -66,7 +66,7 @@ class Spares:
             self.skipped.append(f"a process for {kind[0]} had not imported its libraries after {IMPORT_SECONDS:.0f} s")
             self._waiting.pop(kind).close()
 
-    def take(self, spec: ArmSpec) -> AnyProcess | None:
+    def take(self, spec: ArmSpec) -> ArmProcess | None:
         spare = self._waiting.pop(_kind(spec), None)
         if spare is None or spare.alive:
             return spare

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from pytest_fp8.case import Case
 
+STORE = "PYTEST_FP8_STORE"
+"""The variable that names the file through which an arm's ranks meet: a port may be another's by then."""
+
 
 @dataclass(frozen=True)
 class ArmSpec:

@@ -34,9 +34,7 @@ def beside_another(monkeypatch, world, operation, fails):
 
 def several_gpus(monkeypatch):
     """Fake arms on H200s, also those of several ranks."""
-    world = install(monkeypatch, H200)
-    monkeypatch.setattr("pytest_fp8.arms.pool.RankedProcess", lambda ranks, *how: FakeProcess(*how[:3]))
-    return world
+    return install(monkeypatch, H200)
 
 
 @contextmanager

@@ -113,8 +113,9 @@ class FakeProcess(FakeAnswers):
     """The test that the first of them was given to."""
 
     def __init__(
-        self, backend: str = "bf16", environment: Any = None, fork: bool = False, variables: Any = None
+        self, backend: str = "bf16", environment: Any = None, fork: bool = False, device: str = "cuda", ranks: int = 1
     ) -> None:
+        self.ranks = ranks
         self.side = environment.name if environment is not None else ""
         self.pid = next(FakeProcess.pids)
         self.pids = {self.pid}

@@ -6,7 +6,7 @@ from contextlib import closing
 
 from helpers.arms import make_batch, make_model, square
 from pytest_fp8 import Case, Workload
-from pytest_fp8.arms.ranks import RankedProcess
+from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 
 
@@ -30,4 +30,4 @@ def rank():
 
 def two_ranks():
     """Processes of two ranks that are no arm yet, forked, for the time of a ``with``."""
-    return closing(RankedProcess(2, fork=True))
+    return closing(ArmProcess(fork=True, device="cpu", ranks=2))

@@ -72,7 +72,7 @@ class LayersEvidence:
     """Milliseconds of each of several steps in a row, with the kernels alone profiled. Empty on a CPU."""
     busy_ms: Sequence[float] = ()
     """Milliseconds of each of these steps in which the GPU ran any kernel. Of several GPUs without what collectives
-    wait for a late host: see ``arms.together.steps_of_all``."""
+    wait for a late host: see ``arms.merging.steps_of_all``."""
     compute_ms: Sequence[float] = ()
     """Milliseconds of each of them in which it ran any kernel but collectives."""
     collectives: Sequence[Sequence[tuple[str, float]]] = ()

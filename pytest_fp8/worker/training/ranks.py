@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from pytest_fp8.arms.spec import STORE
 from pytest_fp8.case import Case
 from pytest_fp8.worker.training import zero
 from pytest_fp8.zoo.batch import with_tensors
@@ -31,7 +32,11 @@ def join(case: Case, device: torch.device) -> torch.device:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=COLLECTIVE_SECONDS)
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            init_method=f"file://{os.environ[STORE]}",
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            timeout=timedelta(seconds=COLLECTIVE_SECONDS),
         )
     if dist.get_world_size() != case.gpus:
         raise RuntimeError(f"this process is one of {dist.get_world_size()} ranks, and the case has {case.gpus}")
