@@ -11,7 +11,7 @@ from torch import nn
 pytest.importorskip("torchao")
 
 from helpers.loops import serve
-from pytest_fp8.worker.state.own_state import OwnState
+from pytest_fp8.worker.state.snapshot import Snapshot
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ class Keeps(nn.Module):
 def test_lists_dicts_sets_and_queues_are_put_back_in_place():
     model = Keeps()
     before, losses, inner = model.held(), model.losses, model.by_kind["a"]
-    state = OwnState(model)
+    state = Snapshot(model, [])
     model.losses.append(torch.zeros(1))
     model.queue.extend([2, 3])
     model.seen.add(4)
@@ -47,7 +47,7 @@ def test_lists_dicts_sets_and_queues_are_put_back_in_place():
 
 def test_one_that_was_put_in_its_place_goes():
     model = Keeps()
-    losses, state = model.losses, OwnState(model)
+    losses, state = model.losses, Snapshot(model, [])
     model.losses = []
     state.restore()
     assert model.losses is losses

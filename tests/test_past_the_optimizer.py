@@ -10,6 +10,7 @@ import torch
 from helpers.arms import make_model, spec
 from pytest_fp8 import Case
 from pytest_fp8.worker.server import ArmServer
+from pytest_fp8.worker.state.snapshot import unchanged
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +63,7 @@ def test_a_pass_that_moves_no_weight_moves_none(workload):
     assert found[0]["gradients"]["sketches"] == found[1]["gradients"]["sketches"]
     assert found[0]["moved"]["sketches"] == found[1]["moved"]["sketches"]
     server.engine.restart(0)
-    with server.engine.standing_still():
+    with unchanged(server.engine):
         server.engine.step(server.engine.training_batch(0, 0))
     assert all(map(torch.equal, before, server.engine.model.parameters()))
 

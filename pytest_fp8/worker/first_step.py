@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pytest_fp8.worker.record.recorder import StepRecorder, StepTable
-from pytest_fp8.worker.state.training_state import generators_kept
+from pytest_fp8.worker.state.snapshot import generators_kept, unchanged
 from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training.parallel import called
 
@@ -58,7 +58,7 @@ def definition_of(model: torch.nn.Module) -> dict[str, Any]:
 def _calls(engine: Any, batch: Any) -> list[Any]:
     """Of one forward pass up to the loss, or of one whole hand-written step."""
     recorder = StepRecorder(engine.model)
-    with torch.compiler.set_stance("force_eager"), engine.standing_still(), recorder.watching():
+    with torch.compiler.set_stance("force_eager"), unchanged(engine), recorder.watching():
         if engine.own_step is not None:
             engine.step(batch, recorder.in_phase)
         else:

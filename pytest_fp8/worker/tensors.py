@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.worker.training import zero
-from pytest_fp8.worker.training.restored import values_kept
 from pytest_fp8.worker.training.zero import is_partitioned
 
 # -- names ------------------------------------------------------------------------------------------------------------
@@ -176,19 +174,6 @@ def change(tensor: torch.Tensor, changed: Callable[[torch.Tensor], torch.Tensor]
     else:
         part = local(tensor)
         part.copy_(changed(part))
-
-
-@contextmanager
-def parts_kept(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """The tensors may be changed. What ZeRO-3 holds in parts is kept whole in the host's memory meanwhile."""
-    every = list(tensors)
-    held = [(tensor, full(tensor).cpu()) for tensor in every if is_partitioned(tensor)]
-    try:
-        with values_kept(tensor for tensor in every if not is_partitioned(tensor)):
-            yield
-    finally:
-        for tensor, value in held:
-            assign(tensor, value.to(tensor.device))
 
 
 # -- digests ----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 
 from pytest_fp8.worker.record.accuracy import kept_numbers
 from pytest_fp8.worker.record.room import recorded_batch, uncompiled
+from pytest_fp8.worker.state.snapshot import unchanged
 from pytest_fp8.worker.training.setup import seed_generators
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def instrumented_step(
             yield
 
     with ExitStack() as stack:
-        stack.enter_context(engine.standing_still())
+        stack.enter_context(unchanged(engine))
         stack.enter_context(uncompiled(engine))
         for observer in observers:
             stack.enter_context(observer.watching())
@@ -88,6 +89,4 @@ def fit_scales(engine: Engine, draw: Callable[[], Any]) -> None:
     """
     is_fp8 = engine.backend.is_fp8_layer
     own = any(is_fp8(module) and kept_numbers(module) for module in engine.model.modules())
-    for _ in range(engine.calibration_passes or OWN_PASSES * own):
-        with engine.standing_still():
-            engine.step(draw())
+    engine.calibrate(engine.calibration_passes or OWN_PASSES * own, lambda _: draw())

@@ -10,11 +10,10 @@ from pytest_fp8.worker.answers.ledger import recorded
 from pytest_fp8.worker.answers.yardstick import gradients, moved_gradients
 from pytest_fp8.worker.record.clock import compiled_frames
 from pytest_fp8.worker.record.gradients import GradientSketches
-from pytest_fp8.worker.record.held_out import inputs_of, not_evaluated
+from pytest_fp8.worker.record.held_out import not_evaluated
 from pytest_fp8.worker.record.probe import ProductChecks
 from pytest_fp8.worker.record.room import is_cut
 from pytest_fp8.worker.record.tables import outputs_of
-from pytest_fp8.worker.state.training_state import buffers_kept
 from pytest_fp8.worker.training.setup import seed_generators
 
 if TYPE_CHECKING:
@@ -34,11 +33,8 @@ def numerics(engine: Engine, moved: bool, seed: int = SEED) -> dict[str, Any]:
     engine.restart(seed)
     fit_scales_to_recorded(engine, seed)
     products, sketches = ProductChecks(engine), GradientSketches(engine)
-    # Whatever is measured next starts from equal buffers: a codebook that this step moves would not be the same in both
-    # arms.
-    with buffers_kept(engine.model):
-        loss = instrumented_step(engine, products, sketches, seed=seed, restart=False)
-    evaluated, error = evaluated_products(engine, 0, seed)
+    loss = instrumented_step(engine, products, sketches, seed=seed, restart=False)
+    evaluated, error = evaluated_products(engine, 0)
     as_it_runs = engine.compiled or compiled_frames() or is_cut(engine)
     return {
         "products": products.checks(),
@@ -52,16 +48,15 @@ def numerics(engine: Engine, moved: bool, seed: int = SEED) -> dict[str, Any]:
     }
 
 
-def evaluated_products(engine: Engine, step: int, seed: int = SEED) -> tuple[list[dict[str, Any]], str]:
-    """The products of an evaluation of a step's batch with the weights that the arm has: forward products alone.
+def evaluated_products(engine: Engine, batch: int) -> tuple[list[dict[str, Any]], str]:
+    """The products of an evaluation of a ``batch`` of the warm-up with the arm's weights: forward products alone.
     Weights are no views here, so that a layer finds the copy of one that it keeps beside it. Without any where the
     model cannot be evaluated; then also the error's text, if there was one."""
     checks = ProductChecks(engine)
     if engine.backend.brings_model or not checks.layers:
         return [], ""
-    inputs = inputs_of(engine, seed, step, whole=False)
     with checks.watching():
-        error = not_evaluated(engine, inputs, engine.backend.is_fp8_layer)
+        error = not_evaluated(engine, batch, besides=())
     engine.park()
     return (checks.checks(), "") if error is None else ([], error)
 
@@ -81,5 +76,5 @@ def later_products(engine: Engine, seed: int = SEED) -> dict[str, list[dict[str,
         fit_scales_to_recorded(engine, seed, LATER)
     checks = ProductChecks(engine)
     instrumented_step(engine, checks, seed=seed, step=LATER, restart=False)
-    evaluated, _ = evaluated_products(engine, LATER, seed)
+    evaluated, _ = evaluated_products(engine, 1)
     return {"later": checks.checks(), "handed_on_later": checks.handed_on(), "evaluated_later": evaluated}

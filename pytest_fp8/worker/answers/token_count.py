@@ -9,6 +9,7 @@ import torch
 
 from pytest_fp8.backends.base import ALIGNMENT
 from pytest_fp8.codes import R
+from pytest_fp8.worker.state.snapshot import unchanged
 from pytest_fp8.worker.training.restored import Hook, followed, hooked
 from pytest_fp8.zoo.batch import tensors_in
 
@@ -160,7 +161,7 @@ def _look_again(engine: Engine, draw: Callable[[], Any], failed: Exception | Non
         watch.running.clear()
         try:
             handles = [*followed(engine.model.get_submodule(name) for name in engine.conversion.converted)]
-            with hooked([*handles, *watch.hooks()]), torch.compiler.set_stance("force_eager"), engine.standing_still():
+            with hooked([*handles, *watch.hooks()]), torch.compiler.set_stance("force_eager"), unchanged(engine):
                 engine.step(draw())
         except TokenCountError:
             if again:

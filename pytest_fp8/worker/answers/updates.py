@@ -18,7 +18,6 @@ from pytest_fp8.worker.record.samples import values
 from pytest_fp8.worker.tensors import foreign, is_plain, is_sharded, local, plain_name
 from pytest_fp8.worker.training.phases import around_step, closure_of, innermost
 from pytest_fp8.worker.training.ranks import rank
-from pytest_fp8.worker.training.schedule import schedule_kept
 from pytest_fp8.worker.training.setup import seed_generators
 from pytest_fp8.worker.training.step import name_of
 
@@ -41,7 +40,7 @@ def updates(engine: Engine) -> Updates:
     """
     engine.restart(SEED)
     given = _Given(engine)
-    with schedule_kept(engine.optimizer), around_step(engine.optimizer, given.before_step):
+    with around_step(engine.optimizer, given.before_step):
         for step in range(STEPS):
             engine.step(engine.training_batch(SEED, step))
             if given.closures:

@@ -15,7 +15,7 @@ from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.record.gradients import GradientSketches
 from pytest_fp8.worker.record.held_out import compared, held_out_output
 from pytest_fp8.worker.record.perturb import moved_operands, moved_weights
-from pytest_fp8.worker.state.training_state import buffers_kept
+from pytest_fp8.worker.state.snapshot import unchanged
 from pytest_fp8.worker.training.setup import seed_generators
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ def gradients(engine: Engine, seed: int) -> dict[str, Any]:
 def _gradients(engine: Engine, seed: int) -> tuple[GradientSketches, dict[str, Any]]:
     # Each time from the same buffers: a codebook that moves in each forward pass would else look like a model that any
     # small change moves.
-    with buffers_kept(engine.model):
+    with unchanged(engine):
         engine.renew_scales()
         fit_scales(engine, lambda: engine.training_batch(seed, step=0))
         batch = engine.training_batch(seed, step=0)
         seed_generators(RANDOM + seed)
         sketches = GradientSketches(engine)
-        with engine.standing_still(), sketches.watching():
+        with unchanged(engine), sketches.watching():
             loss = engine.step(batch, sketches.in_phase if engine.case.gpus > 1 else nullcontext)
         engine.park()
         return sketches, sketches.noted(batch, loss)
@@ -86,7 +86,7 @@ def moved_losses(engine: Engine, seed: int, step: int, draws: int) -> list[float
     _train(engine, seed, step)
 
     def loss() -> float:
-        with engine.standing_still():
+        with unchanged(engine):
             batch = engine.training_batch(seed, step)
             return float(engine.step(batch))
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import re
+import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from pytest_fp8.backends.base import Backend
@@ -21,14 +24,7 @@ from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.known_errors import known_cause
 from pytest_fp8.worker.record.held_out import output_on
 from pytest_fp8.worker.record.probe import StaleCopies
-from pytest_fp8.worker.state.own_state import changed_flags, flags_of
-from pytest_fp8.worker.state.training_state import (
-    buffers_kept,
-    generators,
-    generators_kept,
-    not_persistent,
-    not_persistent_kept,
-)
+from pytest_fp8.worker.state.snapshot import generators_kept, unchanged
 from pytest_fp8.worker.tensors import digests, foreign, plain_name
 from pytest_fp8.worker.training.model_output import inputs_noted
 from pytest_fp8.worker.training.phases import innermost
@@ -85,8 +81,11 @@ def load(engine: Engine, folder: Path, optimizer: bool) -> Loaded:
     """Have the user's ``load()`` read ``folder`` into the arm, which holds other values before."""
     _, function = _functions(engine)
     # What is drawn once and never saved, as random frequencies, is what a run with the same seed has.
-    with not_persistent_kept(engine.model):
-        engine.restart(OTHER_SEED)
+    drawn = [(buffer, buffer.clone()) for _, buffer in not_persistent(engine.model)]
+    engine.restart(OTHER_SEED)
+    with torch.no_grad():
+        for buffer, values in drawn:
+            buffer.copy_(values)
     watch = StaleCopies(engine)
     watch.before(own_load=True)
     before, flags = digests(weights_of(engine)[0]), flags_of(engine.model)
@@ -149,11 +148,38 @@ def _casts(weights: Mapping[str, torch.Tensor]) -> dict[str, dict[str, int]]:
 
 def _drawn(engine: Engine) -> list[str]:
     """Generators that a forward pass in training moves: dropout, noise, stochastic depth."""
-    with generators_kept(), buffers_kept(engine.model), torch.compiler.set_stance("force_eager"):
+    with unchanged(engine), torch.compiler.set_stance("force_eager"):
         batch = engine.training_batch(OTHER_SEED, step=0)
         before = generators()
         output_on(engine, batch)
         return sorted(name for name, state in generators().items() if state != before.get(name))
+
+
+# -- modes of modules, and which parameters are trained ---------------------------------------------------------------
+
+MODE, TRAINED = "mode", "trained"
+WORDS = {
+    (MODE, True): "put into train mode",
+    (MODE, False): "put into eval mode",
+    (TRAINED, True): "made trainable",
+    (TRAINED, False): "frozen",
+}
+
+
+def flags_of(model: torch.nn.Module) -> dict[tuple[str, str], bool]:
+    """(which flag, plain name) -> its value."""
+    modes = {(MODE, plain_name(name)): module.training for name, module in model.named_modules()}
+    trained = {(TRAINED, plain_name(name)): parameter.requires_grad for name, parameter in model.named_parameters()}
+    return modes | trained
+
+
+def changed_flags(before: Mapping[tuple[str, str], bool], model: torch.nn.Module) -> dict[str, list[str]]:
+    """What was done to them since, in words -> names."""
+    changed: dict[str, list[str]] = {}
+    for (flag, name), value in flags_of(model).items():
+        if before.get((flag, name), value) != value:
+            changed.setdefault(WORDS[flag, value], []).append(name or "the model")
+    return changed
 
 
 # -- what is kept beside weights and the optimizer's state of each parameter ------------------------------------------
@@ -185,6 +211,26 @@ def kept(model: torch.nn.Module, optimizer: Any, backend: Backend) -> Kept:
         buffers=dict(_entries(((plain_name(name), value) for name, value in buffers.items()), ())),
         generators=generators(),
     )
+
+
+def generators() -> dict[str, str]:
+    """A digest of each random generator's state, by name."""
+    states: dict[str, Any] = {"torch": torch.get_rng_state().numpy().tobytes()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["torch on the GPU"] = torch.cuda.get_rng_state().numpy().tobytes()
+    states["random"] = repr(random.getstate()).encode()
+    kind, keys, *rest = np.random.get_state()
+    states["numpy"] = repr((kind, np.asarray(keys).tolist(), rest)).encode()
+    return {name: f"state {zlib.crc32(state):08x}" for name, state in states.items()}
+
+
+def not_persistent(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, value) of each buffer that the model declares as not persistent."""
+    for name, value in model.named_buffers(remove_duplicate=False):
+        holder, _, own = name.rpartition(".")
+        # Private: a model's state dict is without them, and nothing public lists them.
+        if own in model.get_submodule(holder)._non_persistent_buffers_set:
+            yield name, value
 
 
 def _entries(values: Iterable[tuple[str, Any]], of_model: Container[int]) -> Iterator[tuple[str, Any]]:

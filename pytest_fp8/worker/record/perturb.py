@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fp8.worker.tensors import change, parts_kept
+from pytest_fp8.worker.state.snapshot import values_kept
+from pytest_fp8.worker.tensors import change
 from pytest_fp8.worker.training.restored import around, hooked
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def moved_weights(
     moved = [modules[name] for name in engine.originals]
     moved += [each for module in beside for each in module.modules() if isinstance(each, torch.nn.Linear)]
     weights = {id(w): w for module in moved if (w := module._parameters.get("weight")) is not None}
-    with parts_kept(weights.values()):
+    with values_kept(weights.values()):
         with torch.no_grad():
             for weight in weights.values():
                 change(weight, partial(_moved, by=by))

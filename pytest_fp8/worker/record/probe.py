@@ -31,12 +31,11 @@ from pytest_fp8.worker.record.accuracy import (
     kept_numbers,
     square_amax,
 )
-from pytest_fp8.worker.record.held_out import inputs_of, not_evaluated
+from pytest_fp8.worker.record.held_out import not_evaluated
 from pytest_fp8.worker.record.samples import Lines
 from pytest_fp8.worker.tensors import full, is_plain, is_sharded, plain_name
 from pytest_fp8.worker.training.phases import around_step, closure_of
 from pytest_fp8.worker.training.restored import Hook, followed, hooked
-from pytest_fp8.worker.training.zero import is_partitioned
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
@@ -428,7 +427,6 @@ class StaleCopies(Probe):
             if is_product(layer) and _is_trained(layer._parameters["weight"])
         }
         super().__init__(trained, engine.device)
-        self._inputs = inputs_of(engine, seed=0) if trained else None
         self._before: dict[str, torch.Tensor] = {}
         self._errors: dict[str, torch.Tensor] = {}
 
@@ -477,16 +475,11 @@ class StaleCopies(Probe):
         return matrix.detach()[self.lines(len(matrix), FEW)]
 
     def _evaluated(self) -> bool:
-        # A forward pass may put another tensor in a weight's place: param.data = ...
-        # Not one that ZeRO-3 gathers and frees by itself.
-        plain = (p for p in self._engine.model.parameters() if type(p.data) is torch.Tensor and not is_partitioned(p))
-        held = [(parameter, parameter.data) for parameter in plain]
-        error = not_evaluated(self._engine, self._inputs, set(self.layers.values()).__contains__)
-        for parameter, data in held:
-            if parameter.data.data_ptr() != data.data_ptr():
-                parameter.data = data
+        error = not_evaluated(self._engine, 0, besides=set(self.layers.values()))
         if error is not None:
-            why = error or ("it has no room" if self._inputs else "the step or loss does not call the whole model")
+            why = error or (
+                "it has no room" if self._engine.inputs else "the step or loss does not call the whole model"
+            )
             self.unchecked = f"no evaluation of the model: {why}"
         return error is None
 

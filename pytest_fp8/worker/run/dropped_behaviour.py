@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_fp8.backends.base import ALIGNMENT
 from pytest_fp8.backends.linears import linears
-from pytest_fp8.worker.state.training_state import generators_kept
+from pytest_fp8.worker.state.snapshot import generators_kept
 
 _HOOKS = {
     "_forward_hooks": "a forward hook",

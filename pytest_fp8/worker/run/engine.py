@@ -26,12 +26,13 @@ from pytest_fp8.shipping import unship_in_arm
 from pytest_fp8.worker.first_step import definition_of, first_step
 from pytest_fp8.worker.notes import weights_of
 from pytest_fp8.worker.run.dropped_behaviour import dropped_behaviour, with_behaviour
-from pytest_fp8.worker.state.own_state import OwnState, own_state_kept, weights_kept
 from pytest_fp8.worker.state.seed_weights import copy_model, copy_values
+from pytest_fp8.worker.state.snapshot import Snapshot, unchanged
 from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training import ranks
 from pytest_fp8.worker.training.cpu_products import multiply_bfloat16_through_float32
 from pytest_fp8.worker.training.given import checked_precision, converted
+from pytest_fp8.worker.training.model_output import inputs_kept
 from pytest_fp8.worker.training.parallel import Parallel, inner_model, parallelized
 from pytest_fp8.worker.training.phases import StepCounts, has_hooks
 from pytest_fp8.worker.training.preparation import (
@@ -42,7 +43,7 @@ from pytest_fp8.worker.training.preparation import (
 )
 from pytest_fp8.worker.training.schedule import settings_now, step_schedule
 from pytest_fp8.worker.training.setup import TrainingSetup
-from pytest_fp8.worker.training.step import Step, muted, require_whole, run_step, step_of_loss
+from pytest_fp8.worker.training.step import Step, require_whole, run_step, step_of_loss
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import training
 
@@ -120,7 +121,7 @@ class Engine:
         self._put_settings_back = None if makes_anew else settings_now(self.optimizer)
         # After the conversion, so that what convert() set is the arm's own; a fresh model has no buffers of these.
         made_by_convert = [name for name, _ in self.model.named_buffers() if plain_name(name) not in buffers]
-        self._own_state = OwnState(self.model, made_by_convert)
+        self._besides_weights = Snapshot(self.model, made_by_convert)
 
     def _observed_conversion(self) -> Conversion:
         """Convert the model. What that did besides, to weights and to layers, is told from before and after."""
@@ -171,9 +172,12 @@ class Engine:
         """Run three training steps; the first of them compile."""
         if self.case.emulated and explain_failure is not None:
             explain_failure(self, None)
+        self.inputs: list[tuple[Any, Any]] = []
+        """Arguments of the model in the first call that trains in each of these steps. None where a step calls parts of
+        the model alone."""
         try:
             for phase, batch in zip(WARM_UP, self.timing_batches, strict=False):
-                with self._timed(phase):
+                with self._timed(phase), inputs_kept(self.wrapped, self.inputs):
                     if self.own_step is None:
                         self.step(batch)
                     else:
@@ -213,7 +217,7 @@ class Engine:
         values = self.backend.seeded_values(self.model, seed)
         if values is None:
             copy_model(self.model, self.setup.seeded_values(seed), self.fused_params, seed if jitter else None)
-            self._own_state.restore()
+            self._besides_weights.restore()
         else:
             copy_values(self.model, values, self.fused_params, seed if jitter else None)
         self.optimizer.state.clear()
@@ -227,19 +231,15 @@ class Engine:
     def renew_scales(self) -> None:
         """Bring scaling state to that of a fresh, calibrated model: after a restart, and after weights were loaded."""
         self.backend.reset_scaling(self.model)
-        for index in range(self.calibration_passes):
-            with self.standing_still():
-                self.step(self.training_batch(seed=0, step=2_000_000 + index))
+        self.calibrate(self.calibration_passes, lambda index: self.training_batch(seed=0, step=2_000_000 + index))
 
-    @contextmanager
-    def standing_still(self) -> Iterator[None]:
-        """Steps inside change neither weights nor what the model keeps besides, but for scaling state."""
-        # A step that evaluates leaves FSDP2's root unsharded: parameters whose memory the next backward pass frees.
-        ranks.reshard(self.model)
-        own, is_fp8 = self.setup.own is not None, self.backend.is_fp8_layer
-        with muted(self.optimizer), own_state_kept(self.model, is_fp8), weights_kept(self.model, own):
-            yield
-            ranks.reshard(self.model)
+    def calibrate(self, passes: int, draw: Callable[[int], Any]) -> None:
+        """Run so many passes over the batches that ``draw`` gives. They change scaling state and nothing else."""
+        is_fp8 = self.backend.is_fp8_layer
+        scaled = {part for layer in self.model.modules() if is_fp8(layer) for part in layer.modules()}
+        for index in range(passes):
+            with unchanged(self, besides=scaled):
+                self.step(draw(index))
 
     # -- training -----------------------------------------------------------------------------------------------------
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
 
 from pytest_fp8.worker.training.phases import Call, called, is_training_call, replaced_call
 from pytest_fp8.zoo import data
-from pytest_fp8.zoo.batch import tensors_in
+from pytest_fp8.zoo.batch import tensors_in, with_tensors
 
 
 def tensor_of(output: Any) -> torch.Tensor | None:
@@ -30,57 +30,56 @@ def inputs_noted(model: torch.nn.Module) -> Iterator[list[int]]:
     """A fingerprint of the tensors that enter the model, for each of its calls that trains."""
     noted: list[int] = []
 
-    def note(inner: Call, args: Any, kwargs: Any) -> Any:
-        if is_training_call():
-            with torch.no_grad():
-                noted.append(data.fingerprint([args, kwargs]))
-        return inner(*args, **kwargs)
+    def note(args: Any, kwargs: Any) -> None:
+        with torch.no_grad():
+            noted.append(data.fingerprint([args, kwargs]))
 
-    with replaced_call(model, note):
+    with _on_training_calls(model, note):
         yield noted
 
 
-def first_call(model: torch.nn.Module, run: Callable[[], Any], other: list[Any] | None = None) -> list[Any]:
-    """[what the model gave in the first call that trains], at which the run ends; empty where none did. ``other``:
-    takes what it gave in the first call of another kind."""
-    outputs: list[Any] = []
+@contextmanager
+def inputs_kept(model: torch.nn.Module, kept: list[tuple[Any, Any]]) -> Iterator[None]:
+    """Add to ``kept`` the arguments of the first call that trains, if there is one."""
+    found: list[tuple[Any, Any]] = []
+
+    def note(args: Any, kwargs: Any) -> None:
+        if not found:
+            found.append(with_tensors((args, kwargs), torch.Tensor.detach))
+
+    with _on_training_calls(model, note):
+        yield
+    kept += found
+
+
+def _on_training_calls(model: torch.nn.Module, note: Callable[[Any, Any], None]) -> AbstractContextManager[None]:
+    def call(inner: Call, args: Any, kwargs: Any) -> Any:
+        if is_training_call():
+            note(args, kwargs)
+        return inner(*args, **kwargs)
+
+    return replaced_call(model, call)
+
+
+def output_of(model: torch.nn.Module, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """What the model gives, detached, in the first call that trains, at which the run ends. Where none does, that of
+    the first call without gradients: some steps run the model once for the loss and once more, in parts, for the
+    gradients. Where parts of the model are called alone, or what it gives has no tensor, what ``run`` gives: a loss."""
+    trained: list[Any] = []
+    others: list[Any] = []
 
     @contextmanager
     def catch(result: list[Any]) -> Iterator[None]:
         training = is_training_call()
         yield
+        (trained if training else others).extend(result)
         if training:
-            outputs.extend(result)
             raise Enough
-        if other is not None and not other:
-            other.extend(result)
 
     with suppress(Enough), called(model, catch):
-        run()
-    return outputs
-
-
-def first_inputs(model: torch.nn.Module, run: Callable[[], Any]) -> tuple[Any, Any] | None:
-    """Arguments of the first call that trains, at which the run ends; ``None`` where none did."""
-    inputs: list[tuple[Any, Any]] = []
-
-    def take(inner: Call, args: Any, kwargs: Any) -> Any:
-        if not is_training_call():
-            return inner(*args, **kwargs)
-        inputs.append((args, kwargs))
-        raise Enough
-
-    with suppress(Enough), replaced_call(model, take):
-        run()
-    return inputs[0] if inputs else None
-
-
-def output_of(model: torch.nn.Module, loss_of: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """What the model gives when the loss calls it, detached; the loss itself where it calls parts of the model alone,
-    or where what the model gives has no tensor."""
-    given = first_call(model, loss_of)
-    found = tensor_of(given[0]) if given else None
-    return found.detach() if found is not None else loss_of().detach()
+        others.append(run())
+    found = tensor_of((trained or others)[0])
+    return (run() if found is None else found).detach()
 
 
 class Enough(BaseException):

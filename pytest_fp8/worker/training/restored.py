@@ -120,15 +120,3 @@ def _nothing(*args: Any) -> None:
 def hooks_of(parameter: torch.Tensor) -> dict[int, Any]:
     """What autograd calls when it has added to the parameter's gradient, by the keys of the hooks' handles."""
     return getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-
-
-@contextmanager
-def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """The tensors may be changed in place."""
-    held = [(tensor, tensor.detach().clone()) for tensor in tensors]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in held:
-                tensor.copy_(value)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,16 +23,6 @@ def step_schedule(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
         schedule.step(loss)
     elif schedule is not None:
         schedule.step()
-
-
-@contextmanager
-def schedule_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """The schedule at ``optimizer.scheduler`` and the settings of the groups are afterwards what they were."""
-    put_back = settings_now(optimizer)
-    try:
-        yield
-    finally:
-        put_back()
 
 
 def settings_now(optimizer: torch.optim.Optimizer) -> Callable[[], None]:

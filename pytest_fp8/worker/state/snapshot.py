@@ -1,0 +1,205 @@
+"""What a pass over the model changes, put back afterwards: ``with unchanged(engine): engine.step(batch)``.
+
+A training step moves more than weights: running statistics, a counter that says when layers are unfrozen, a hidden
+state, a learning rate, random generators. Both arms must be compared after equally many steps, although one of them may
+have run more passes, as delayed scaling needs.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from pytest_fp8.source_text import is_of_a_library
+from pytest_fp8.worker.tensors import assign, full, is_part, is_plain
+from pytest_fp8.worker.training import ranks
+from pytest_fp8.worker.training.phases import closure_of, has_hooks, innermost, optimizers_of
+from pytest_fp8.worker.training.restored import replaced_method
+from pytest_fp8.worker.training.schedule import settings_now
+from pytest_fp8.worker.training.zero import is_partitioned
+
+_CONTAINERS = (list, dict, set, deque)
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
+"""What torch keeps in each module: parameters, buffers, hooks."""
+LARGEST = 2**24
+"""Values of an attribute that is copied: a table of data that a model holds is not copied for each pass."""
+MOST_KEPT = 4 * 2**30
+"""Bytes of weights that are copied for a pass."""
+
+
+@contextmanager
+def unchanged(engine: Any, besides: Container[torch.nn.Module] = ()) -> Iterator[None]:
+    """Steps and passes inside change nothing that training keeps, and leave no gradients.
+
+    The optimizer's steps are left out (:func:`muted`); all else is put back. Buffers of the modules ``besides`` stay as
+    the pass leaves them: scales that it is run for. So does scaling state that a library keeps outside of buffers.
+
+    The weights of a user's model are copied, since a pass may move them past the optimizer that the step is given: with
+    a second one, with one that steps in the backward pass, or by averages that a forward pass takes. Not sharded ones,
+    and not those of a model that is too large to be copied, or has no room left beside it.
+    """
+    model = engine.model
+    # A step that evaluates leaves FSDP2's root unsharded: parameters whose memory the next backward pass frees.
+    ranks.reshard(model)
+    buffers = [
+        name
+        for name, _ in model.named_buffers(remove_duplicate=False)
+        if model.get_submodule(name.rpartition(".")[0]) not in besides
+    ]
+    own = [p for p in model.parameters() if engine.setup.own is not None and is_plain(p) and not is_part(p)]
+    size = sum(p.numel() * p.element_size() for p in own)
+    room = torch.cuda.mem_get_info()[0] if any(p.is_cuda for p in own) else 2 * MOST_KEPT
+    # A forward pass may put another tensor in a weight's place: param.data = ...
+    held = [(p, p.data) for p in own]
+    with generators_kept(), muted(engine.optimizer), ExitStack() as stack:
+        stack.callback(Snapshot(model, buffers).restore)
+        stack.enter_context(values_kept(own if size <= min(MOST_KEPT, room / 2) else ()))
+        try:
+            yield
+        finally:
+            ranks.reshard(model)
+            for parameter, data in held:
+                if parameter.data.data_ptr() != data.data_ptr():
+                    parameter.data = data
+
+
+class Snapshot:
+    """What a model keeps besides its weights, as it is now: modes of modules, what is trained, buffers, and attributes.
+
+    Attributes count where they are numbers, flags, text, tensors, or lists, dicts, sets and queues of the user's own
+    modules, such as a hidden state that is kept from step to step. A converted layer is a library's, and keeps its own.
+    """
+
+    def __init__(self, model: torch.nn.Module, buffers: Iterable[str]) -> None:
+        """``buffers``: names of those that count."""
+        self._values: list[tuple[dict[str, Any], str, Any, Any]] = []
+        """Where it is held, its name, and what it is; of a tensor also a copy of its values."""
+        self._containers: dict[int, tuple[Any, Any]] = {}
+        """id -> a list, dict, set or queue, and a copy of what it holds; those inside it as well."""
+        self._trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+        for module in model.modules():
+            self._values.append((vars(module), "training", module.training, None))
+            if not is_of_a_library(type(module).__module__):
+                for name, value in vars(module).items():
+                    if name not in _OF_MODULES:
+                        self._note_attribute(vars(module), name, value)
+        for name in buffers:
+            holder, _, key = name.rpartition(".")
+            entries = model.get_submodule(holder)._buffers
+            self._values.append((entries, key, entries[key], entries[key].detach().clone()))  # type: ignore[union-attr]
+
+    def _note_attribute(self, entries: dict[str, Any], name: str, value: Any) -> None:
+        if isinstance(value, _CONTAINERS):
+            self._note_container(value)
+        elif type(value) is torch.Tensor and value.numel() <= LARGEST and not value.is_meta:
+            self._values.append((entries, name, value, value.detach().clone()))
+            return
+        elif value is not None and type(value) not in (int, float, bool, str):
+            return
+        self._values.append((entries, name, value, None))
+
+    def _note_container(self, container: Any) -> None:
+        if id(container) in self._containers:
+            return
+        content = dict(container) if isinstance(container, dict) else list(container)
+        self._containers[id(container)] = container, content
+        for part in content.values() if isinstance(content, dict) else content:
+            if isinstance(part, _CONTAINERS):
+                self._note_container(part)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for container, content in self._containers.values():
+            if not _holds(container, content):
+                container.clear()
+                (container.extend if isinstance(container, (list, deque)) else container.update)(content)
+        for entries, name, value, content in self._values:
+            now = entries.get(name)
+            # A tensor that came in place of nothing goes; what else did is no number of a training's.
+            if now is not value and (value is not None or type(now) is torch.Tensor):
+                entries[name] = value
+            # A graph that is still needed refuses a tensor that was written to.
+            if content is not None and not (type(value) is torch.Tensor and torch.equal(value, content)):
+                value.copy_(content)
+        for parameter, trained in self._trained:
+            if parameter.requires_grad != trained:
+                parameter.requires_grad_(trained)
+
+
+def _holds(container: Any, content: Any) -> bool:
+    """Whether it holds the same objects still, in their order. Not by ``==``, which tensors do not answer."""
+    if isinstance(container, dict):
+        return list(map(id, container)) == list(map(id, content)) and all(container[k] is v for k, v in content.items())
+    return list(map(id, container)) == list(map(id, content))
+
+
+@contextmanager
+def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """The tensors may be changed in place. What ZeRO-3 holds in parts is kept whole in the host's memory meanwhile."""
+    every = list(tensors)
+    held = [(each, full(each).cpu() if is_partitioned(each) else each.detach().clone()) for each in every]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in held:
+                if is_partitioned(tensor):
+                    assign(tensor, value.to(tensor.device))
+                else:
+                    tensor.copy_(value)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Random generators are afterwards where they were: torch's, numpy's and Python's."""
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextmanager
+def muted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """``optimizer.step()`` changes no weight inside, and the schedule and the settings of groups are restored.
+
+    An optimizer that is given a closure runs forward and backward pass inside its step, and a loop may have looked
+    ``optimizer.step`` up before: these do step, and weights and state are restored afterwards.
+    """
+    stepped: set[int] = set()
+    with ExitStack() as stack:
+        stack.callback(innermost(optimizer).zero_grad, set_to_none=True)
+        stack.callback(settings_now(optimizer))
+        for one in optimizers_of(optimizer):
+
+            def before(real: torch.optim.Optimizer, *_: Any) -> None:
+                if id(real) not in stepped:
+                    stepped.add(id(real))
+                    stack.callback(_put_back_state, real, copy.deepcopy(list(real.state.values())), list(real.state))
+                    stack.enter_context(values_kept(p for group in real.param_groups for p in group["params"]))
+
+            if has_hooks(one):
+                stack.callback(one.register_step_pre_hook(before).remove)
+            # Private: torch's schedules look for it and warn without it.
+            one._opt_called = True  # type: ignore[attr-defined]
+            stack.enter_context(replaced_method(one, "step", _unless_closure))
+        yield
+
+
+def _unless_closure(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return None if closure_of(args, kwargs) is None else real(*args, **kwargs)
+
+
+def _put_back_state(optimizer: torch.optim.Optimizer, entries: list[Any], parameters: list[torch.Tensor]) -> None:
+    optimizer.state.clear()
+    optimizer.state.update(zip(parameters, entries, strict=True))
