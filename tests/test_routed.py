@@ -64,11 +64,12 @@ def test_another_activation_in_one_arm_is_told_behind_a_slice_and_a_logged_numbe
 
 @pytest.mark.parametrize(("more", "records"), [({}, 1), ({"step": loop(clip=0.1)}, 1), ({"build": routed}, 5)])
 def test_only_a_step_that_may_choose_rows_is_recorded_again(more, records, monkeypatch):
-    from pytest_fp8.worker.answers import ledger
+    from pytest_fp8.worker.answers import ledger, recorded
 
     seen = []
-    step = ledger.instrumented_step
-    monkeypatch.setattr(ledger, "instrumented_step", lambda *given, **how: seen.append(1) or step(*given, **how))
+    step = recorded.observed_step
+    for module in (ledger, recorded):
+        monkeypatch.setattr(module, "observed_step", lambda *given, **how: seen.append(1) or step(*given, **how))
     serve(**({"loss": squares} if "step" not in more else {}), **more).ledger()
     assert len(seen) == records
 

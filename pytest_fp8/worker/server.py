@@ -15,10 +15,10 @@ from pytest_fp8.own_code import require_own_code
 from pytest_fp8.plain import to_plain
 from pytest_fp8.said import Told
 from pytest_fp8.shipping import ship, unship_in_arm
-from pytest_fp8.worker.answers.instrumented import SEED
 from pytest_fp8.worker.answers.layers import layers
 from pytest_fp8.worker.answers.ledger import ledger_of
 from pytest_fp8.worker.answers.numerics import numerics
+from pytest_fp8.worker.answers.recorded import SEED
 from pytest_fp8.worker.answers.token_count import explain_rows, require_aligned_rows
 from pytest_fp8.worker.answers.yardstick import further_moved_gradients, moved_losses, moved_outputs, moved_resumes
 from pytest_fp8.worker.checkpoint import own, roundtrip

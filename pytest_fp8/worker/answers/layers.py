@@ -11,7 +11,8 @@ import torch
 from pytest_fp8.backends.linears import stacked_weights
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.ledger.evidence import enclosing
-from pytest_fp8.worker.answers.ledger import ledger_of, recorded
+from pytest_fp8.worker.answers.ledger import ledger_of
+from pytest_fp8.worker.answers.recorded import recorded
 from pytest_fp8.worker.record.clock import NO_STEPS, busy_steps
 from pytest_fp8.worker.record.profile import learn_families, profile_step
 from pytest_fp8.worker.record.recorder import StepTable

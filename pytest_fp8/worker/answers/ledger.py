@@ -1,28 +1,22 @@
-"""An arm's ledger: what one instrumented step did and what stands around it, as plain data."""
+"""An arm's ledger: what its recorded step did and what stands around it, as plain data."""
 
 from __future__ import annotations
 
 import dis
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
-from pytest_fp8.questions.ledger.differences import OUTSIDE
-from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, Entered, OptimizerNote, TensorNote, Updates
-from pytest_fp8.worker.answers.instrumented import SEED, fit_scales_to_recorded, instrumented_step
+from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, Entered, TensorNote, Updates
+from pytest_fp8.worker.answers.recorded import SEED, Recorded, StepNotes, observed_step, recorded, start_over
 from pytest_fp8.worker.answers.updates import updates
 from pytest_fp8.worker.error_trace import code_of
-from pytest_fp8.worker.notes import digest_of, optimizer_note, random_state, shape_of, switches_of
-from pytest_fp8.worker.record.gradients import norm_of
+from pytest_fp8.worker.notes import digest_of, shape_of
 from pytest_fp8.worker.record.operators import dtype_name
 from pytest_fp8.worker.record.perturb import PERTURBATION, moved_weights
-from pytest_fp8.worker.record.recorder import StepRecorder
 from pytest_fp8.worker.record.room import recorded_batch
 from pytest_fp8.worker.record.tables import (
     draws_of,
@@ -33,10 +27,8 @@ from pytest_fp8.worker.record.tables import (
     recomputed_otherwise,
     waits_of,
     wire_of,
-    work_of,
 )
-from pytest_fp8.worker.tensors import plain_name, split
-from pytest_fp8.worker.training.phases import around_step
+from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training.ranks import every_rank_s
 from pytest_fp8.zoo.batch import tensors_in
 
@@ -44,88 +36,7 @@ if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
 
 
-class StepLedger:
-    """The recorder, and what stands around the step, as an observer of the instrumented step
-    (:class:`pytest_fp8.worker.answers.instrumented.Observer`)."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.recorder = StepRecorder(engine.model, engine.backend, engine.originals)
-        self.table = self.recorder.table
-        self.backward = self.stepped = 0
-        self.switches: dict[str, str] = {}
-        self.switches_after: dict[str, str] = {}
-        self.gradients: list[str] = []
-        self.norm_kept = 1.0
-        self.optimizer: OptimizerNote
-        self.random = ""
-        self._norm = math.nan
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            self.recorder.on_first_call = self._read_switches
-            stack.enter_context(self.recorder.watching())
-            stack.enter_context(around_step(self._engine.optimizer, self._before_step))
-            # Before the step: a schedule may note the loss, which FP8 moves.
-            self.optimizer = optimizer_note(self._engine.optimizer, self._engine.model, self._engine.fused_params)
-            yield
-            self.switches_after = switches_of(self._engine.device)
-            self.random = random_state()
-
-    @contextmanager
-    def in_phase(self, name: str) -> Iterator[None]:
-        with self.recorder.in_phase(name):
-            yield
-        if name == "backward":
-            self.backward += 1
-            self._norm = self._total_norm()
-
-    def _read_switches(self) -> None:
-        self.switches = switches_of(self._engine.device)
-
-    def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at the gradients when the optimizer steps. Its step changes no weight here, and runs no hook."""
-        self.stepped += 1
-        engine = self._engine
-        live = [(n, p) for n, p in engine.model.named_parameters(remove_duplicate=False) if p.grad is not None]
-        self.gradients = sorted({plain_name(part) for part, _ in split(live, engine.fused_params)})
-        if self._norm > 0:
-            self.norm_kept = self._total_norm() / self._norm
-
-    def other_work(self, other: StepLedger) -> set[str]:
-        """The modules that did other work in another record of the step."""
-        one, two = work_of(self.table), work_of(other.table)
-        found = {name for name in (*one, *two) if one.get(name) != two.get(name)}
-        alike = (self.backward, self.stepped) == (other.backward, other.stepped)
-        return found if alike else {*found, OUTSIDE}
-
-    def _total_norm(self) -> float:
-        gradients = [p.grad for p in self._engine.model.parameters() if p.grad is not None]
-        # Not watched: it is no part of the step.
-        with _disable_current_modes():
-            return float(norm_of(gradients)) if gradients else math.nan
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """The arm's instrumented step."""
-
-    step: StepLedger
-    loss: torch.Tensor
-
-
-_RECORDED: WeakKeyDictionary[Engine, Recorded] = WeakKeyDictionary()
 _LEDGERS: WeakKeyDictionary[Engine, ArmLedger] = WeakKeyDictionary()
-
-
-def recorded(engine: Engine) -> Recorded:
-    """The arm's recorded step; it runs once, and later calls give the same."""
-    if engine not in _RECORDED:
-        _start_over(engine)
-        step = StepLedger(engine)
-        _RECORDED[engine] = Recorded(step, instrumented_step(engine, step, restart=False))
-    return _RECORDED[engine]
 
 
 def ledger_of(engine: Engine) -> ArmLedger:
@@ -197,16 +108,6 @@ def _updates(engine: Engine) -> Updates:
     return NO_UPDATES
 
 
-def _start_over(engine: Engine) -> None:
-    """Restart the arm, in the modes in which its training leaves its modules: a step that ends in ``eval()`` begins
-    there, too."""
-    modes = [(module, module.training) for module in engine.model.modules()]
-    engine.restart(SEED)
-    fit_scales_to_recorded(engine, SEED)
-    for module, training in modes:
-        module.training = training
-
-
 MOVES = (PERTURBATION, 2.0**-2, 2.0**-1)
 """How far weights are moved to see what follows from them. Larger moves than FP8's: a router that sends one row in a
 hundred elsewhere for FP8 alone should not send all as before in each of these."""
@@ -223,12 +124,12 @@ def _moved(engine: Engine, record: Recorded, batch: Sequence[TensorNote]) -> tup
     if not any(every_rank_s(bool(made) or may_route(seen.table))):
         return [], first
     # Other answers may have trained the arm since its step was recorded.
-    _start_over(engine)
-    found: list[StepLedger] = []
+    start_over(engine, SEED)
+    found: list[StepNotes] = []
     for draw, by in enumerate((0.0, *MOVES)):
-        found.append(StepLedger(engine))
+        found.append(StepNotes(engine))
         with moved_weights(engine, draw, by, beside=seen.recorder.adopted):
-            instrumented_step(engine, found[-1], restart=False)
+            observed_step(engine, found[-1])
     repeated, *moved = [_digests(each.table.entered) for each in found]
     follows = {digest for digest in made & repeated if not all(digest in each for each in moved)}
     entered = [

@@ -1,15 +1,12 @@
-"""What the numerics question asks of an arm: products of instrumented steps, gradients, outputs."""
+"""What the numerics question asks of an arm: products of the recorded step and of a later one, gradients, outputs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.questions.numerics.evidence import LATER
-from pytest_fp8.worker.answers.instrumented import SEED, fit_scales_to_recorded, instrumented_step
-from pytest_fp8.worker.answers.ledger import recorded
+from pytest_fp8.worker.answers.recorded import SEED, fit_scales_to_recorded, observed_step, recorded
 from pytest_fp8.worker.answers.yardstick import gradients, moved_gradients
-from pytest_fp8.worker.record.clock import compiled_frames
-from pytest_fp8.worker.record.gradients import GradientSketches
 from pytest_fp8.worker.record.held_out import not_evaluated
 from pytest_fp8.worker.record.probe import ProductChecks
 from pytest_fp8.worker.record.room import is_cut
@@ -21,30 +18,24 @@ if TYPE_CHECKING:
 
 
 def numerics(engine: Engine, moved: bool, seed: int = SEED) -> dict[str, Any]:
-    """What the numerics question asks of an arm, as plain data: the fields of
-    :class:`pytest_fp8.questions.numerics.evidence.ArmNumerics`. All of it from the weights and the first batches
-    of ``seed``. ``moved``: whether the gradients at moved weights are wanted, too.
+    """The fields of :class:`pytest_fp8.questions.numerics.evidence.ArmNumerics`, as plain data. All of it from the
+    weights and the first batches of ``seed``. ``moved``: whether the gradients at moved weights are wanted, too.
 
-    One instrumented step gives products and gradients, the recorded step outputs. Where code is compiled, which runs
-    uncompiled in that step, and where the step has few of a batch's tokens, gradients are those of a step as the arm
-    runs it.
+    The recorded step gives products, outputs and, where it is the step as the arm runs it, gradients.
     """
-    outputs = outputs_of(recorded(engine).step.table)
+    first = recorded(engine, seed)
+    # Other answers may have trained the arm since its step was recorded.
     engine.restart(seed)
-    fit_scales_to_recorded(engine, seed)
-    products, sketches = ProductChecks(engine), GradientSketches(engine)
-    loss = instrumented_step(engine, products, sketches, seed=seed, restart=False)
     evaluated, error = evaluated_products(engine, 0)
-    as_it_runs = engine.compiled or compiled_frames() or is_cut(engine)
     return {
-        "products": products.checks(),
+        "products": first.products,
         "evaluated": evaluated,
         "evaluation_error": error,
-        "gradients": gradients(engine, seed) if as_it_runs else sketches.noted(engine.training_batch(seed, 0), loss),
+        "gradients": first.gradients or gradients(engine, seed),
         "moved": moved_gradients(engine, seed) if moved else None,
-        "handed_on": products.handed_on(),
-        **later_products(engine, seed),
-        "outputs": outputs,
+        "handed_on": first.handed_on,
+        **products_after_steps(engine, LATER, seed),
+        "outputs": outputs_of(first.step.table),
     }
 
 
@@ -61,20 +52,20 @@ def evaluated_products(engine: Engine, batch: int) -> tuple[list[dict[str, Any]]
     return (checks.checks(), "") if error is None else ([], error)
 
 
-def later_products(engine: Engine, seed: int = SEED) -> dict[str, list[dict[str, Any]]]:
-    """``later`` and ``handed_on_later``: of step :data:`LATER` of a training run, whose steps before it ran as the arm
-    runs them; ``evaluated_later``: of an evaluation after them.
+def products_after_steps(engine: Engine, steps: int, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """Train so many steps as the arm runs them, from the weights of ``seed`` that it has, and look at the next one.
+    ``later`` and ``handed_on_later``: of that step; ``evaluated_later``: of an evaluation.
 
     A layer's products are compared with its own tensors, so any weights will do. What is kept from step to step and
     not renewed (a transposed weight, an input, a scale) is right in the first step.
     """
-    engine.restart(seed)
+    engine.renew_scales()
     seed_generators(seed)
-    for step in range(LATER):
+    for step in range(steps):
         engine.step(engine.training_batch(seed, step))
     if is_cut(engine):
-        fit_scales_to_recorded(engine, seed, LATER)
+        fit_scales_to_recorded(engine, seed, steps)
     checks = ProductChecks(engine)
-    instrumented_step(engine, checks, seed=seed, step=LATER, restart=False)
+    observed_step(engine, checks, seed=seed, step=steps)
     evaluated, _ = evaluated_products(engine, 1)
     return {"later": checks.checks(), "handed_on_later": checks.handed_on(), "evaluated_later": evaluated}

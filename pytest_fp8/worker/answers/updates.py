@@ -11,7 +11,7 @@ import torch
 from pytest_fp8.floats import in_text
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, Updates
 from pytest_fp8.said import WorkloadError
-from pytest_fp8.worker.answers.instrumented import RANDOM, SEED
+from pytest_fp8.worker.answers.recorded import RANDOM, SEED
 from pytest_fp8.worker.notes import digest_of
 from pytest_fp8.worker.record.gradients import norm_of, rotated, sketch
 from pytest_fp8.worker.record.samples import values

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from pytest_fp8.worker.answers.instrumented import RANDOM, fit_scales
+from pytest_fp8.worker.answers.recorded import RANDOM, fit_scales
 from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.record.gradients import GradientSketches
 from pytest_fp8.worker.record.held_out import compared, held_out_output

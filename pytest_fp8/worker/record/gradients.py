@@ -13,6 +13,7 @@ import torch
 from pytest_fp8.floats import in_text
 from pytest_fp8.questions.numerics.evidence import BUCKETS
 from pytest_fp8.worker.notes import random_state
+from pytest_fp8.worker.record.samples import unwatched
 from pytest_fp8.worker.tensors import full, plain_name, split, values_of, whole_gradient
 from pytest_fp8.worker.training.restored import hooked, hooks_of
 from pytest_fp8.zoo import data
@@ -25,7 +26,7 @@ CHUNK_ROWS = 4096
 
 
 class GradientSketches:
-    """An observer of a step (:class:`pytest_fp8.worker.answers.instrumented.Observer`): notes each parameter's gradient
+    """An observer of a step (:class:`pytest_fp8.worker.answers.recorded.Observer`): notes each parameter's gradient
     whenever it was accumulated; the last one counts.
 
     By hooks of the parameters and not of the optimizer, because a step of the user's own clips gradients before that.
@@ -76,15 +77,16 @@ class GradientSketches:
         }
 
     def _note(self, name: str, parameter: torch.Tensor) -> None:
-        whole = whole_gradient(parameter)
-        if whole is None:
-            return
-        self._reached.add(id(parameter))
-        for part, gradient in split([(name, whole)], self._fused):
-            plain = plain_name(part)
-            self._sketches.pop(plain, None)
-            self._sketches[plain] = sketch(gradient, zlib.crc32(plain.encode()), self._places)
-            self._filled[plain] = torch.count_nonzero(values_of(gradient)) / max(gradient.numel(), 1)
+        with unwatched():
+            whole = whole_gradient(parameter)
+            if whole is None:
+                return
+            self._reached.add(id(parameter))
+            for part, gradient in split([(name, whole)], self._fused):
+                plain = plain_name(part)
+                self._sketches.pop(plain, None)
+                self._sketches[plain] = sketch(gradient, zlib.crc32(plain.encode()), self._places)
+                self._filled[plain] = torch.count_nonzero(values_of(gradient)) / max(gradient.numel(), 1)
 
 
 def _around_others(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> list[Any]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.casts import E4M3, GRADIENT, INPUT, LINE, SQUARE, TENSOR, WEIGHT, Cast, promised_casts
 from pytest_fp8.questions.findings import some
@@ -32,7 +31,7 @@ from pytest_fp8.worker.record.accuracy import (
     square_amax,
 )
 from pytest_fp8.worker.record.held_out import not_evaluated
-from pytest_fp8.worker.record.samples import Lines
+from pytest_fp8.worker.record.samples import Lines, unwatched
 from pytest_fp8.worker.tensors import full, is_plain, is_sharded, plain_name
 from pytest_fp8.worker.training.phases import around_step, closure_of
 from pytest_fp8.worker.training.restored import Hook, followed, hooked
@@ -85,7 +84,7 @@ class Call:
 
 
 class Probe:
-    """An observer of a step (:class:`pytest_fp8.worker.answers.instrumented.Observer`): hooks on layers."""
+    """An observer of a step (:class:`pytest_fp8.worker.answers.recorded.Observer`): hooks on layers."""
 
     views = False
     """Whether a layer's input and weight are handed to it as views, whose gradients are this call's own: not the sum
@@ -172,13 +171,6 @@ def _is_quantized(weight: torch.Tensor) -> bool:
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:
     """A matrix of the tensor's last dimension, detached."""
     return tensor.detach().reshape(-1, tensor.shape[-1])
-
-
-@contextmanager
-def unwatched() -> Iterator[None]:
-    """What is computed inside is no part of the step."""
-    with torch.no_grad(), _disable_current_modes():
-        yield
 
 
 # -- products against the exact ones ----------------------------------------------------------------------------------

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 MANY = 2**16
 """Values of a tensor. The standard error of a share of them is below 0.002; at 8B the copies are 38 MB of bfloat16."""
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """What is computed inside is no part of the step."""
+    # Private: torch has no public way to compute past the modes that record operators.
+    with torch.no_grad(), _disable_current_modes():
+        yield
 
 
 class Lines:
