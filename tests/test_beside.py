@@ -19,7 +19,7 @@ def odd(size, side="out_features"):
 
 def notes(originals, skipped):
     evidence = replace(layers_evidence(), originals=originals, skipped=skipped)
-    return beside(evidence, evidence.step(), None)
+    return beside(CASE, evidence, evidence.step(), None)
 
 
 def test_linears_of_odd_sizes_are_named_with_their_sizes():
@@ -59,7 +59,7 @@ def test_what_stays_as_it_should_is_not_named(originals, skipped):
 
 def test_a_pattern_that_matches_nothing_is_named():
     evidence = layers_evidence(unmatched=["*.ruoter"])
-    [note] = beside(evidence, evidence.step(), None)
+    [note] = beside(CASE, evidence, evidence.step(), None)
     assert note == "leave='*.ruoter' matches no Linear"
 
 

@@ -220,7 +220,9 @@ def test_a_pattern_that_matches_nothing_fails_where_strict_and_is_a_note_elsewhe
 def test_sizes_that_no_kernel_takes_are_the_first_cause():
     odd = Reason(Stays.SIZE, "in_features=30 is not a multiple of 16")
     nothing = layers_evidence(bf16=[(name, role) for name in ("q", "up") for role in ROLES])
-    decision = check_layers(LAYERS_CASE, replace(nothing, converted=[], live_fp8=[], skipped=dict.fromkeys(SIZES, odd)))
+    calls = [replace(call, fp8=False) for call in nothing.calls]
+    nothing = replace(nothing, calls=calls, converted=[], live_fp8=[], skipped=dict.fromkeys(SIZES, odd))
+    decision = check_layers(LAYERS_CASE, nothing)
     assert decision.cause.startswith("no Linear that could be FP8 has sizes that it takes")
     assert "make in_features and out_features multiples of 16" in decision.next_step
     assert check_layers(LAYERS_CASE, layers_evidence()).verdict is Verdict.PASS

@@ -12,6 +12,7 @@ from helpers.loops import judge_both, ledgers, loop
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import L
 from pytest_fp8.questions.ledger.compare import compare
+from pytest_fp8.recipes import ROLES
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,10 @@ def test_sound_fp8_of_ones_own_passes_and_says_what_was_not_judged(name):
     decision = judge_both(**parts)
     verdict_of(decision, Verdict.PASS, "100.0% of the step's GEMM FLOPs", "its recipe was not read")
     assert decision.figures.converted == decision.figures.linears
-    assert ("not judged by layer and role" in decision.headline) == (name != "layers")
+    assert ("in FP8 where no Linear is called" in decision.headline) == (name != "layers")
+    assert {role: count["fp8"] == count["expected"] for role, count in decision.figures.roles.items()} == dict.fromkeys(
+        ROLES, True
+    )
     assert compare(ledgers(**parts)) == []
 
 
@@ -61,12 +65,12 @@ def test_sound_fp8_of_ones_own_passes_and_says_what_was_not_judged(name):
         (
             {"convert": own_fp8.with_function_in_blocks(own_fp8.ForwardAlone)},
             L.GRADIENTS_NOT_IN_FP8,
-            "by blocks.0",
+            "blocks.0.up by blocks.0",
         ),
         (
             {"build": lambda: own_fp8.Raw(own_fp8.ForwardAlone), "convert": own_fp8.with_raw_in_fp8},
             L.GRADIENTS_NOT_IN_FP8,
-            "of sizes 32x96x256, by the model itself",
+            "the model itself (32 to 256)",
         ),
         (
             {"convert": own_fp8.with_own_layers(on=lambda layer: not layer.training), "step": loop(evaluate=16)},

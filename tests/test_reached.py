@@ -11,7 +11,7 @@ import torch
 from helpers.loops import CASE, batch, judge, judge_both, serve
 from pytest_fp8 import Verdict
 from pytest_fp8.worker.record.recorder import StepRecorder
-from pytest_fp8.worker.record.tables import layer_calls
+from pytest_fp8.worker.record.tables import layer_table
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,8 @@ def watched(model, loss):
             value = loss()
         with recorder.in_phase("backward"):
             value.backward()
-    calls, others = layer_calls(recorder.table, layers)
+    found = layer_table(recorder.table, layers)
+    calls, others = found.calls, found.others
     assert not others
     # A recomputation ends as soon as it has what the backward pass needs.
     assert all({*call.owed} - {*call.ran} <= {"recompute"} for call in calls)

@@ -10,7 +10,7 @@ import torch
 
 from pytest_fp8.questions.layers.products import FP8, recorded_step
 from pytest_fp8.worker.record.recorder import StepRecorder
-from pytest_fp8.worker.record.tables import foreign_products, layer_calls, products_of
+from pytest_fp8.worker.record.tables import layer_table, products_of
 
 pytestmark = pytest.mark.slow
 
@@ -61,20 +61,20 @@ def test_a_librarys_own_products_are_their_layers_in_each_role(library):
     model = torch.nn.Sequential(OfTransformerEngine(32, 48, bias=False), OfTransformerEngine(48, 16, bias=False))
     sizes = {"0": (32, 48), "1": (48, 16)}
     table = record(model, lambda: model(torch.randn(64, 32)).sum(), sizes)
-    calls, others = layer_calls(table, sizes)
-    assert {call.name: {role: p.operator for role, p in call.ran.items()} for call in calls} == {
+    found = layer_table(table, sizes)
+    assert {call.name: {role: p.operator for role, p in call.ran.items()} for call in found.calls} == {
         "0": {"fprop": "te.TN", "wgrad": "te.NT"},
         "1": {"fprop": "te.TN", "dgrad": "te.NN", "wgrad": "te.NT"},
     }
     # The first layer's input needs no gradient, and the function computes it all the same.
-    assert [product.operator for product in others] == ["te.NN"]
-    assert not foreign_products(table, sizes)
+    assert [product.operator for product in found.others] == ["te.NN"]
+    assert not found.foreign
 
 
 def test_micro_batches_are_told_apart():
     model = torch.nn.Sequential(torch.nn.Linear(32, 32))
     table = record(model, lambda: model(torch.randn(64, 32)).sum(), {"0": (32, 32)}, backwards=3)
-    calls, _ = layer_calls(table, {"0": (32, 32)})
+    calls = layer_table(table, {"0": (32, 32)}).calls
     assert len(calls) == 3
     assert all({*call.ran} == {"fprop", "wgrad"} for call in calls)
 
@@ -86,15 +86,15 @@ class InParts(torch.nn.Linear):
 
 def test_a_layer_that_multiplies_in_parts_has_its_roles():
     model, sizes = torch.nn.Sequential(InParts(32, 48)), {"0": (32, 48)}
-    calls, others = layer_calls(record(model, lambda: model(torch.randn(64, 32)).sum(), sizes), sizes)
-    assert {*calls[0].ran} == {"fprop", "wgrad"}
-    assert len(others) == 2
+    found = layer_table(record(model, lambda: model(torch.randn(64, 32)).sum(), sizes), sizes)
+    assert {*found.calls[0].ran} == {"fprop", "wgrad"}
+    assert len(found.others) == 2
 
 
 def test_which_of_two_gradients_of_equal_sizes_lost_its_fp8_is_said_to_be_open():
     model, sizes = torch.nn.Sequential(torch.nn.GELU(), torch.nn.Linear(64, 128)), {"1": (64, 128)}
     x = torch.randn(128, 64, requires_grad=True)
-    calls, _ = layer_calls(record(model, lambda: model(x).sum(), sizes), sizes)
+    calls = layer_table(record(model, lambda: model(x).sum(), sizes), sizes).calls
     assert not any(each.among for each in recorded_step(calls, [], []).attributions)
     object.__setattr__(calls[0].ran["dgrad"], "kind", FP8)
     unsure = {each.role: [*each.among] for each in recorded_step(calls, [], []).attributions if each.among}

@@ -12,7 +12,7 @@ from pytest_fp8 import Case
 from pytest_fp8.codes import L
 from pytest_fp8.questions.layers.check import check_layers, strictly
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
-from pytest_fp8.questions.ledger.evidence import Collective, OwnedProduct
+from pytest_fp8.questions.ledger.evidence import Collective
 from pytest_fp8.recipes import ROLES, Reason, Stays
 
 HP = Case("1b", "torchao", "rowwise_with_gw_hp")
@@ -27,7 +27,9 @@ def layers(case=CASE, given=(), **changes):
 def with_nothing(**changes):
     """No FP8 layer and no FP8 product."""
     healthy = layers_evidence(bf16=[(name, role) for name in ("q", "up") for role in ROLES])
-    return check_layers(CASE, replace(healthy, **{"converted": [], "live_fp8": [], "skipped": {}, **changes}))
+    calls = [replace(call, fp8=False) for call in healthy.calls]
+    gone = {"converted": [], "live_fp8": [], "skipped": {}, "calls": calls}
+    return check_layers(CASE, replace(healthy, **{**gone, **changes}))
 
 
 def with_ledgers(reference=None, **changes):
@@ -40,8 +42,19 @@ def with_weight(before, after):
     return with_ledgers(reference=arm_ledger(before=model, after=model), before=model, after=weights(**after))
 
 
-def of_own(phase, kind, inner=64):
-    return OwnedProduct("mix", Product(phase, inner, (48, 128), kind, "_scaled_mm", "fp8_kernel_1x1"))
+def of_own(kind=FP8):
+    """A function of the user's own in FP8, with its gradients of this kind."""
+    call = LayerCall("mix (64 to 128)", 64, 128, 48, fp8=True, by="mix")
+    kinds = {"fprop": FP8, "dgrad": kind, "wgrad": kind}
+    ran = {role: Product(*call.expected(role), kinds[role], "_scaled_mm", "fp8_kernel_1x1") for role in ROLES}
+    return replace(call, ran=ran)
+
+
+def with_own(kind=FP8, case=CASE, bf16=(), **changes):
+    healthy = layers_evidence(bf16, case=case, **changes)
+    own = of_own(kind)
+    calls, products = [*healthy.calls, own], [*healthy.products, *own.ran.values()]
+    return check_layers(case, replace(healthy, calls=calls, products=products))
 
 
 def recomputed_in_bf16():
@@ -96,10 +109,8 @@ FOUND = {
     L.PASSED_BY: lambda: differing(L.PASSED_BY),
     L.NOT_IN_OPTIMIZER: lambda: differing(L.NOT_IN_OPTIMIZER),
     L.NO_GRADIENT: lambda: differing(L.NO_GRADIENT),
-    L.NO_FORWARD_IN_FP8: lambda: with_nothing(products=[of_own("evaluation", FP8).product]),
-    L.GRADIENTS_NOT_IN_FP8: lambda: layers(
-        foreign=[of_own("forward", FP8), of_own("backward", "bfloat16"), of_own("backward", "bfloat16")]
-    ),
+    L.NO_FORWARD_IN_FP8: lambda: with_nothing(products=[replace(of_own().ran["fprop"], phase="evaluation")]),
+    L.GRADIENTS_NOT_IN_FP8: lambda: with_own("bfloat16"),
     L.LEAVES_NOTHING: lambda: strictly(layers(unmatched=["mlp.*"]), layers_evidence(unmatched=["mlp.*"])),
     L.NO_LINEAR_FITS: lambda: with_nothing(skipped=dict.fromkeys(SIZES, Reason(Stays.HEAD, "a head"))),
 }
@@ -117,15 +128,14 @@ def test_words(code, snapshot):
     "changes",
     [
         {},
-        {"foreign": [of_own("forward", FP8)]},
+        {"own": True},
         {"unmatched": ["*.ruoter"], "stacked_weights": {"mix": [4, 64, 64]}},
     ],
     ids=["all", "own", "notes"],
 )
 def test_words_of_a_pass(changes, snapshot):
-    case = HP if "foreign" in changes else CASE
-    bf16 = [(name, "wgrad") for name in ("q", "up")] if case is HP else ()
-    assert check_layers(case, layers_evidence(bf16, case=case, **changes)).message == snapshot
+    decision = with_own() if "own" in changes else check_layers(CASE, layers_evidence(**changes))
+    assert decision.message == snapshot
 
 
 def test_every_code_has_its_words_here():

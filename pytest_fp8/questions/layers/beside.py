@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from pytest_fp8.case import Case
 from pytest_fp8.questions.findings import SHOWN, some
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.questions.layers.own import callers
-from pytest_fp8.questions.layers.products import EVALUATION, FP8, StepProducts
+from pytest_fp8.questions.layers.products import EVALUATION, FP8, TRAINING, StepProducts
 from pytest_fp8.questions.layers.wire import same_on_all_ranks
 from pytest_fp8.questions.ledger.compare import never_called
 from pytest_fp8.questions.ledger.differences import outermost
-from pytest_fp8.questions.ledger.evidence import TwoLedgers
+from pytest_fp8.questions.ledger.evidence import OwnedProduct, TwoLedgers
 from pytest_fp8.questions.ledger.work_rows import evaluated_otherwise
 from pytest_fp8.recipes import Stays
 
@@ -20,13 +21,38 @@ WORTH_NAMING = 0.02
 costs less than 2 % of the speed, a case's default ``tolerance``."""
 
 
-def beside(evidence: LayersEvidence, step: StepProducts, ledgers: TwoLedgers | None) -> list[str]:
+def beside(case: Case, evidence: LayersEvidence, step: StepProducts, ledgers: TwoLedgers | None) -> list[str]:
     """One text for each thing to name. Workloads of several models may share their ``leave`` patterns."""
-    said = [*_of_model(evidence, step), *(_of_ledgers(ledgers) if ledgers is not None else ())]
+    said = [*_of_own(case, evidence, step), *_of_model(evidence, step)]
+    said += _of_ledgers(ledgers) if ledgers is not None else ()
     # Such as a mixture's experts in one parameter.
     if evidence.stacked_weights:
         said.append(f"not in FP8, since no Linear holds them: {some(evidence.stacked_weights)}")
     return said
+
+
+def _of_own(case: Case, evidence: LayersEvidence, step: StepProducts) -> Iterator[str]:
+    """What is in FP8 by code of the user's own, and by another recipe than the case's."""
+    if others := evidence.other_recipes(case):
+        named = some([f"{name} by {recipe}" for name, recipe in others.items()])
+        yield f"by another recipe than {case.recipe}: {named}"
+    if evidence.of_own:
+        yield f"FP8 by code of your own, known by its products: {some(evidence.of_own)} (its recipe was not read)"
+    functions = [call for call in evidence.calls if call.by and not call.past]
+    if functions:
+        where = some(list(dict.fromkeys(f"{call.name} by {call.by}" for call in functions)))
+        yield f"in FP8 where no Linear is called: {where} (what else runs there was not compared)"
+    if batched := [each for each in evidence.foreign if each.product.kind == FP8 and each.product.phase in TRAINING]:
+        share = sum(owned.product.flops for owned in batched) / step.flops()
+        yield f"{len(batched)} products in FP8 ({share:.1%} of the GEMM FLOPs) not judged by role: {callers(batched)}"
+
+
+def callers(products: Sequence[OwnedProduct]) -> str:
+    """``bmm of blocks.0.mix``: the operators that multiply, and the modules that call them."""
+    by_flops: Counter[str] = Counter()
+    for owned in products:
+        by_flops[f"{owned.product.operator} of {owned.owner or 'the model itself'}"] += owned.product.flops
+    return some([name for name, _ in by_flops.most_common()])
 
 
 def _of_model(evidence: LayersEvidence, step: StepProducts) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_fp8.case import Case
@@ -13,7 +13,6 @@ from pytest_fp8.questions.layers.beside import beside, matches_nothing
 from pytest_fp8.questions.layers.conversion import find_in_conversion, find_in_recipe
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.execution import find_in_execution, find_past_layers
-from pytest_fp8.questions.layers.own import as_fp8_layers, find_in_gradients, own_fp8, said_of_own
 from pytest_fp8.questions.layers.products import StepProducts, role_table
 from pytest_fp8.questions.layers.wire import find_on_wire, travelled
 from pytest_fp8.questions.ledger.compare import find_in_ledger, find_where_gradients_are_missing
@@ -70,18 +69,15 @@ def check_layers(
     did besides FP8.
     """
     roles = recipe_facts(case.backend, case.recipe).roles
-    own = own_fp8(evidence, evidence.step(roles))
-    evidence = as_fp8_layers(evidence, own.layers)
     step = evidence.step(roles)
-    figures = _figures(evidence, step, own.layers)
+    figures = _figures(evidence, step)
     found = (
-        find_in_conversion(case, evidence, own)
+        find_in_conversion(case, evidence)
         or find_in_recipe(case, evidence)
         # A forward pass that is repeated in high precision has its gradients there too: it is named before them.
         or find_in_execution(case, evidence, step, (FPROP, RECOMPUTE))
         or (find_where_gradients_are_missing(ledgers, QUESTION) if ledgers is not None else None)
         or find_in_execution(case, evidence, step, (DGRAD, WGRAD))
-        or find_in_gradients(evidence, roles)
         or (find_on_wire(case, evidence, ledgers) if ledgers is not None else None)
         or (find_in_ledger(ledgers, QUESTION) if ledgers is not None else None)
         # Where the reference does call the layer, that has been said.
@@ -91,7 +87,7 @@ def check_layers(
     )
     if found is not None:
         return found.answer(QUESTION, figures)
-    notes = [*said_of_own(own, step), *beside(evidence, step, ledgers)]
+    notes = beside(case, evidence, step, ledgers)
     wire = travelled(ledgers.fp8) if ledgers is not None else ""
     said = [
         f"{figures.converted} of {figures.linears} Linears in FP8, {figures.fp8_share:.1%} of the step's GEMM FLOPs",
@@ -118,9 +114,9 @@ def strictly(decision: Decision, evidence: LayersEvidence) -> Decision:
     ).answer(QUESTION, replace(figures, notes=[note for note in figures.notes if note != headline]))
 
 
-def _figures(evidence: LayersEvidence, step: StepProducts, own: Collection[str]) -> LayersFigures:
+def _figures(evidence: LayersEvidence, step: StepProducts) -> LayersFigures:
     sizes = {name: inputs * outputs for name, (inputs, outputs) in evidence.originals.items()}
-    converted = {*evidence.converted, *own}
+    converted = {*evidence.converted, *evidence.of_own}
     return LayersFigures(
         linears=len(evidence.originals),
         converted=len(converted),

@@ -9,7 +9,6 @@ from pytest_fp8.case import Case
 from pytest_fp8.codes import Code, L
 from pytest_fp8.questions.findings import fail, some, words
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.questions.layers.own import OwnFp8
 from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.questions.precision import Switches, decided_by, who_won
 from pytest_fp8.recipes import POWERS, Stays, backend_type, library_of, recipe_facts
@@ -19,14 +18,15 @@ OTHER_LIBRARIES = {"torchao": "torchao.", "transformer_engine": "transformer_eng
 """Backend -> how the module path of its layers begins."""
 
 
-def find_in_conversion(case: Case, evidence: LayersEvidence, own: OwnFp8) -> Finding | None:
+def find_in_conversion(case: Case, evidence: LayersEvidence) -> Finding | None:
     """The first thing that is wrong with which layers are in FP8, or ``None``."""
     converted, skipped, live = set(evidence.converted), set(evidence.skipped), set(evidence.live_fp8)
     if not live and (other := _of_other_library(case, evidence)):
         return other
-    if not live and not own.layers and all(owned.product.phase != "forward" for owned in own.products):
+    multiply = any(each.product.kind == FP8 and each.product.phase == "forward" for each in evidence.foreign)
+    if not evidence.in_fp8 and not multiply:
         return _nothing_converted(case, evidence)
-    missing = converted - live - own.layers
+    missing = converted - evidence.in_fp8
     if missing:
         return fail(
             L.NOT_CONVERTED,
@@ -36,7 +36,8 @@ def find_in_conversion(case: Case, evidence: LayersEvidence, own: OwnFp8) -> Fin
             cause=_why_not_live(evidence, missing),
             next_step="convert last, after adapters and before compiling",
         )
-    wrong = (live & skipped) | {name for name in skipped & own.layers if evidence.skipped[name].kind is Stays.LEFT}
+    left = {name for name, reason in evidence.skipped.items() if reason.kind is Stays.LEFT}
+    wrong = (live & skipped) | (evidence.of_own & left)
     if wrong:
         name = min(wrong)
         adapter = evidence.skipped[name].kind is Stays.ADAPTER
@@ -65,7 +66,7 @@ def find_in_conversion(case: Case, evidence: LayersEvidence, own: OwnFp8) -> Fin
             next_step="leave it in high precision, Workload(leave=(its name,)), or do that outside the Linear: in the "
             "module that calls it, or in a hook that is registered after the conversion",
         )
-    unaccounted = set(evidence.originals) - converted - skipped - own.layers
+    unaccounted = set(evidence.originals) - converted - skipped - evidence.of_own
     if unaccounted:
         return fail(
             L.UNACCOUNTED,
@@ -194,11 +195,12 @@ def _who_dropped_it(evidence: LayersEvidence) -> tuple[Code, str]:
 def find_in_recipe(case: Case, evidence: LayersEvidence) -> Finding | None:
     """The first layer in which another recipe was in force than the case's, or ``None``."""
     asked = {"recipe": case.recipe, **case.full_options}
+    others = evidence.other_recipes(case)
     for name, seen in evidence.recipes.items():
         wrong = {
             key: (asked.get(key), seen.get(key)) for key in {**asked, POWERS: 0} if seen.get(key) != asked.get(key)
         }
-        if not wrong:
+        if not wrong or name in others:
             continue
         if seen.get("recipe") == "off":
             return fail(

@@ -6,12 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pytest_fp8.case import Case
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import Arm, TwoArms
 from pytest_fp8.questions.layers.kernels import kernel_family
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, StepProducts, profiled_step, recorded_step
 from pytest_fp8.questions.ledger.evidence import OwnedProduct
-from pytest_fp8.recipes import ROLES, Reason, Role
+from pytest_fp8.recipes import FPROP, RECOMPUTE, ROLES, Reason, Role, known_backend, recipe_facts
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class LayersEvidence:
     live_fp8: Sequence[str]
     """Names whose live module is one of the backend's FP8 layers."""
     calls: Sequence[LayerCall]
-    """The calls of Linears in the recorded step that train, in order."""
+    """The calls of Linears in the recorded step that train, in order; and what multiplies in their place."""
     recipes: Mapping[str, Mapping[str, Any]]
     """FP8 layer -> the recipe and options in force, read inside its forward pass."""
     products: Sequence[Product]
@@ -101,8 +102,8 @@ class LayersEvidence:
     """Linears whose calls follow from numbers that the model computes: the profiled step may not call them. Empty on a
     CPU."""
     foreign: Sequence[OwnedProduct] = ()
-    """Products of the uncompiled step that no Linear called: convolutions, recurrent layers, raw parameters, FP8
-    functions of the user's own."""
+    """Products of the uncompiled step that are no Linear's: convolutions, recurrent layers, raw parameters in high
+    precision, batches of products in FP8."""
     dropped_behaviour: Mapping[str, str] = field(default_factory=dict)
     """Converted layer -> what it did besides its product before the conversion: a hook, its class's own forward."""
     unmatched: Sequence[str] = ()
@@ -111,6 +112,38 @@ class LayersEvidence:
     """Parameters that hold the weights of several products and belong to no Linear: name -> shape."""
     switches: Mapping[str, str] = field(default_factory=dict)
     """The mixed precision that ``asked`` (the environment) wants and that ``accelerate`` uses."""
+    own_conversion: bool = False
+    """Whether the workload's ``convert()`` put layers in FP8."""
+
+    @property
+    def in_fp8(self) -> set[str]:
+        """FP8 layers: those of a class that says so, and whatever multiplies in FP8 in the forward pass."""
+        return {*self.live_fp8, *(call.name for call in self.calls if call.fp8)}
+
+    @property
+    def of_own(self) -> set[str]:
+        """Linears in FP8 by code of the user's own, known by their products."""
+        return (self.in_fp8 - set(self.live_fp8)) & self.originals.keys()
+
+    def recipe_of(self, case: Case, layer: str) -> str:
+        """The recipe that a layer is held to: the case's, or another one of the library's where the workload converts
+        and gives the case's to other layers."""
+        return self.other_recipes(case).get(layer, case.recipe)
+
+    def owes_fp8(self, case: Case, layer: str, role: Role) -> bool:
+        """Whether an FP8 layer's product in this role is to run in FP8."""
+        roles = recipe_facts(case.backend, self.recipe_of(case, layer)).roles
+        return (FPROP if role == RECOMPUTE else role) in roles
+
+    def other_recipes(self, case: Case) -> dict[str, str]:
+        """Layer -> its recipe, of those that the workload's own conversion gives another recipe of the library, with
+        its usual options, than the case's, which other layers have."""
+        asked = {"recipe": case.recipe, **case.full_options}
+        others = {name: seen for name, seen in self.recipes.items() if seen != asked}
+        if not self.own_conversion or len(others) == len(self.recipes):
+            return {}
+        known = [{"recipe": facts.name, **facts.options} for facts in known_backend(case.backend).recipes]
+        return {name: seen["recipe"] for name, seen in others.items() if seen in known}
 
     def verified(self) -> list[Product]:
         """The products, each FP8 one checked against the kernel that ran it.

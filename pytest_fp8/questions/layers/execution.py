@@ -1,39 +1,71 @@
-"""Did each converted layer's products run in FP8, and none that the recipe keeps in high precision? Pure."""
+"""Did each FP8 layer's products run in FP8, and none that the recipe keeps in high precision? Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pytest_fp8.case import Case
-from pytest_fp8.codes import L
+from pytest_fp8.codes import Code, L
 from pytest_fp8.questions.findings import SHOWN, fail, some
 from pytest_fp8.questions.layers.conversion import eval_cause
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.questions.layers.products import ABSENT, EVALUATION, FP8, Attribution, Product, StepProducts
-from pytest_fp8.questions.ledger.evidence import OwnedProduct
-from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role, recipe_facts
+from pytest_fp8.questions.layers.products import ABSENT, FP8, Attribution, StepProducts
+from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
 from pytest_fp8.verdicts import Finding, Verdict
 
+
+@dataclass(frozen=True)
+class Why:
+    """Why products did not run in FP8, and what to do."""
+
+    code: Code
+    cause: str
+    next_step: str
+
+
+def _read(part: str) -> str:
+    return f"read the layer's {part}, and the recipe's roles"
+
+
+CAUSES = {
+    FPROP: Why(
+        L.FPROP_NOT_IN_FP8,
+        "FP8 is off in the forward pass, or the library fell back to high precision",
+        _read("forward"),
+    ),
+    DGRAD: Why(
+        L.DGRAD_NOT_IN_FP8,
+        "forward in FP8, backward in high precision: the layer was made for inference or for frozen weights",
+        _read("backward"),
+    ),
+    WGRAD: Why(
+        L.WGRAD_NOT_IN_FP8,
+        "the weight gradient was kept in high precision by the recipe or the layer",
+        _read("backward"),
+    ),
+    RECOMPUTE: Why(
+        L.RECOMPUTE_NOT_IN_FP8,
+        "recomputation under activation checkpointing runs outside the precision context",
+        _read("backward"),
+    ),
+}
+"""Of a layer that is called, by role."""
+OWN_GRADIENT = Why(
+    L.GRADIENTS_NOT_IN_FP8,
+    "forward in FP8, backward in high precision: the function's backward multiplies what it saved in high precision, "
+    "or autograd derives it from a cast",
+    "multiply in FP8 in the function's backward, too; or ask for a recipe that keeps these gradients in high "
+    "precision, such as rowwise_with_gw_hp",
+)
+"""Of a function of the user's own whose forward product is in FP8."""
 PAST = {
     "cause": "the model keeps references to the unconverted modules, or multiplies with the layers' weights itself",
     "next_step": "convert before anything takes references to layers, such as wrappers; call the layers themselves; or "
     "leave them in high precision, Workload(leave=(name, ...))",
 }
 OTHERS_CALLED = {"seen": "no FP8 layer was called", **PAST}
-NOT_IN_FP8 = {
-    FPROP: (L.FPROP_NOT_IN_FP8, "FP8 is off in the forward pass, or the library fell back to high precision"),
-    DGRAD: (
-        L.DGRAD_NOT_IN_FP8,
-        "forward in FP8, backward in high precision: the layer was made for inference or for frozen weights",
-    ),
-    WGRAD: (L.WGRAD_NOT_IN_FP8, "the weight gradient was kept in high precision by the recipe or the layer"),
-    RECOMPUTE: (
-        L.RECOMPUTE_NOT_IN_FP8,
-        "recomputation under activation checkpointing runs outside the precision context",
-    ),
-}
-"""Role -> code and cause."""
 SOMETIMES = (
     "these layers run in FP8 in some of their calls and not in others: a precision context that is not around each "
     "forward pass, as around the first micro-batch alone"
@@ -49,25 +81,24 @@ def find_in_execution(
     case: Case, evidence: LayersEvidence, step: StepProducts, roles: Sequence[Role]
 ) -> Finding | None:
     """The first thing that is wrong with what one training step executed in these roles, or ``None``."""
-    converted = {call.name for call in evidence.calls if call.fp8}
-    if not converted and all(product.kind != FP8 for product in step.foreign):
+    owed = [a for a in step.attributions if a.layer in evidence.in_fp8 and not a.call.past]
+    if not owed and all(product.kind != FP8 for product in step.foreign):
         return fail(
             L.NEVER_CALLED,
             "converted layers were never called in the training step",
             expected="the model's forward pass to go through its FP8 layers",
             **(OTHERS_CALLED if evidence.calls or step.foreign or step.others else NOTHING_CALLED),
         )
-    claimed = set(recipe_facts(case.backend, case.recipe).roles)
     for role in roles:
-        wanted = role in claimed or (role == RECOMPUTE and "fprop" in claimed)
-        mine = [a for a in step.attributions if a.role == role and a.layer in converted]
-        wrong = [a for a in mine if (a.kind == FP8) != wanted and not _may_be_absent(a, evidence)]
-        if wrong and wanted:
+        mine = [a for a in owed if a.role == role]
+        wanted = [a for a in mine if evidence.owes_fp8(case, a.layer, role)]
+        if wrong := [a for a in wanted if a.kind != FP8 and not _may_be_absent(a, evidence)]:
             return _not_in_fp8(evidence, role, mine, wrong)
-        if wrong:
+        if wrong := [a for a in mine if a.kind == FP8 and not evidence.owes_fp8(case, a.layer, role)]:
             return fail(
                 L.AGAINST_RECIPE,
-                f"{role} ran in FP8 although recipe {case.recipe!r} keeps it in high precision",
+                f"{role} ran in FP8 although recipe {evidence.recipe_of(case, wrong[0].layer)!r} keeps it in high "
+                "precision",
                 expected=f"no {role} product in FP8",
                 seen=f"{len(wrong)} of {len(mine)}: {_kinds(wrong)}",
                 cause="another recipe's behaviour",
@@ -84,30 +115,21 @@ def _may_be_absent(product: Attribution, evidence: LayersEvidence) -> bool:
 
 def find_past_layers(case: Case, evidence: LayersEvidence) -> Finding | None:
     """The first role in which code multiplies with FP8 layers' weights in high precision and never calls the layers."""
-    fp8 = {*evidence.live_fp8, *(call.name for call in evidence.calls if call.fp8)}
-    past: dict[Role, dict[str, OwnedProduct]] = {FPROP: {}, RECOMPUTE: {}, DGRAD: {}}
-    for owned in evidence.foreign:
-        if owned.weight in fp8 and owned.product.kind != FP8 and owned.product.phase != EVALUATION:
-            past[_role(owned.product, *evidence.originals[owned.weight])].setdefault(owned.weight, owned)
-    claimed = {RECOMPUTE, *recipe_facts(case.backend, case.recipe).roles}
-    role, products = next(((role, found) for role, found in past.items() if found and role in claimed), ("", {}))
-    if not products:
-        return None
-    seen = [f"{name}, {owned.product.kind} by {owned.owner or 'the model itself'}" for name, owned in products.items()]
-    return fail(
-        NOT_IN_FP8[role][0],
-        f"converted but not executed in FP8: {role} of {len(products)} of {len(fp8)} layers",
-        expected="the layers' own products in FP8",
-        seen=f"their weights multiplied in high precision: {some(seen)}",
-        about=next(iter(products)),
-        **PAST,
-    )
-
-
-def _role(product: Product, inputs: int, outputs: int) -> Role:
-    if product.phase == "backward":
-        return DGRAD if product.inner == outputs else RECOMPUTE
-    return FPROP if product.phase == "forward" else RECOMPUTE
+    past = [(role, call) for call in evidence.calls if call.past for role in call.owed]
+    for role in (FPROP, RECOMPUTE, DGRAD):
+        found = {c.name: c for each, c in reversed(past) if each == role and evidence.owes_fp8(case, c.name, role)}
+        if not found:
+            continue
+        seen = [f"{name}, {found[name].ran[role].kind} by {found[name].by}" for name in reversed(found)]
+        return fail(
+            CAUSES[role].code,
+            f"converted but not executed in FP8: {role} of {len(found)} of {len(evidence.in_fp8)} layers",
+            expected="the layers' own products in FP8",
+            seen=f"their weights multiplied in high precision: {some(seen)}",
+            about=next(reversed(found)),
+            **PAST,
+        )
+    return None
 
 
 def _not_in_fp8(
@@ -125,7 +147,7 @@ def _not_in_fp8(
             cause="a library that multiplies FP8 with kernels of its own",
             next_step="profile the layer alone and report the kernel's name",
         )
-    code, cause = NOT_IN_FP8[role]
+    why = OWN_GRADIENT if role in (DGRAD, WGRAD) and wrong[0].call.by else CAUSES[role]
     often = len({a.layer for a in mine}) < len(mine)
     sometimes = (
         often
@@ -133,13 +155,13 @@ def _not_in_fp8(
         and {a.layer for a in wrong} <= {a.layer for a in mine if a.kind == FP8}
     )
     return fail(
-        code,
+        why.code,
         f"converted but not executed in FP8: {role} of {len(wrong)} of {len(mine)} {'calls' if often else 'layers'}",
         expected=f"{len(mine)} {role} products in FP8",
         seen=f"{len(mine) - len(wrong)} in FP8; {_kinds(wrong)}",
-        cause=eval_cause(evidence) or (SOMETIMES if sometimes else cause),
+        cause=eval_cause(evidence) or (SOMETIMES if sometimes else why.cause),
         about=wrong[0].layer,
-        next_step=f"read the layer's {'forward' if role == 'fprop' else 'backward'}, and the recipe's roles",
+        next_step=why.next_step,
     )
 
 
@@ -151,7 +173,8 @@ def _kinds(wrong: Sequence[Attribution]) -> str:
         if each.among:
             unknown[each.kind, tuple(each.among)] += 1
         else:
-            known.setdefault(each.kind, []).append(each.layer)
+            by = each.call.by if not each.layer.startswith(f"{each.call.by} (") else ""
+            known.setdefault(each.kind, []).append(f"{each.layer} by {by}" if by else each.layer)
     said = [f"{kind}: {some(layers)}" for kind, layers in known.items()]
     for (kind, among), number in unknown.items():
         roles = {role for _, role in among}

@@ -73,7 +73,8 @@ class Product:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One call of a Linear in the recorded step: its sizes, and its products in each role."""
+    """One call of a Linear in the recorded step: its sizes, and its products in each role. Or what multiplies in a
+    Linear's place: a function of the user's own in FP8, or code that takes an FP8 layer's weight in high precision."""
 
     name: str
     in_features: int
@@ -86,11 +87,23 @@ class LayerCall:
     """The products that the recorded step ran in these roles. One that is owed and not here did not run; empty where a
     library refuses to have its operators watched."""
     fp8: bool = False
+    """Whether it is an FP8 layer's: of a class that says so, or one that multiplies in FP8."""
     training: bool = True
     """False where the layer was in eval mode."""
+    by: str = ""
+    """The module whose code multiplies, where no Linear is called; empty where one is."""
+
+    @property
+    def past(self) -> bool:
+        """Whether code multiplies with an FP8 layer's weight in high precision, and does not call the layer."""
+        return bool(self.by) and all(product.kind != FP8 for product in self.ran.values())
 
     def expected(self, role: Role, recomputed_in: str = "backward") -> Extents:
         """The extents of this layer's product in a role. ``recomputed_in``: the phase of recomputed products."""
+        if self.by and role in self.ran:
+            # Code of one's own may multiply in parts.
+            phase, *sizes = self.ran[role].extents
+            return (recomputed_in if phase == RECOMPUTE else phase, *sizes)  # type: ignore[return-value]
         m, k, n = self.rows, self.in_features, self.out_features
         if role in (FPROP, RECOMPUTE):
             phase = "forward" if role == FPROP else recomputed_in
@@ -107,15 +120,19 @@ class LayerCall:
 
 @dataclass(frozen=True)
 class Attribution:
-    """How one layer's product in one role ran."""
+    """How one call's product in one role ran."""
 
-    layer: str
+    call: LayerCall
     role: Role
     kind: str
     """``fp8``, another kind, or ``absent``."""
     flops: int
     among: Sequence[tuple[str, Role]] = ()
     """Layers and roles of equal sizes, of one of which this is: of which is not known. Empty where it is known."""
+
+    @property
+    def layer(self) -> str:
+        return self.call.name
 
 
 @dataclass
@@ -151,7 +168,7 @@ def recorded_step(calls: Sequence[LayerCall], foreign: Iterable[Product], others
         for role in call.owed:
             kind = call.ran[role].kind if role in call.ran else ABSENT
             among = [(call.name, each) for each in GRADIENTS] if alike and role in GRADIENTS else ()
-            attributions.append(Attribution(call.name, role, kind, call.flops, among))
+            attributions.append(Attribution(call, role, kind, call.flops, among))
     return StepProducts(attributions, [each for each in foreign if each.phase in TRAINING], list(others))
 
 
@@ -212,7 +229,7 @@ class _Slot:
 
     def attribution(self) -> Attribution:
         flops = self.ran.flops if self.ran is not None else self.call.flops
-        return Attribution(self.call.name, self.role, self.kind, flops, self.among)
+        return Attribution(self.call, self.role, self.kind, flops, self.among)
 
 
 def _expected_kind(call: LayerCall, role: Role, fp8_roles: Collection[Role]) -> str:

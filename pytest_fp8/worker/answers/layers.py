@@ -17,7 +17,7 @@ from pytest_fp8.worker.record.clock import NO_STEPS, busy_steps
 from pytest_fp8.worker.record.profile import learn_families, profile_step
 from pytest_fp8.worker.record.recorder import StepTable
 from pytest_fp8.worker.record.room import call_of_training, of_training
-from pytest_fp8.worker.record.tables import foreign_products, layer_calls, products_of
+from pytest_fp8.worker.record.tables import layer_table, products_of
 from pytest_fp8.worker.tensors import is_sharded, plain_name
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 def layers(engine: Engine) -> dict[str, Any]:
     """The recorded step by layer and role, and on a GPU one profiled training step, as plain data."""
     table = recorded(engine).step.table
-    calls, others = layer_calls(table, engine.originals)
-    calls, others = [call_of_training(engine, call) for call in calls], [of_training(engine, each) for each in others]
-    foreign = foreign_products(table, engine.originals)
     modules = dict(engine.model.named_modules())
+    live = [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])]
+    found = layer_table(table, engine.originals, live)
+    calls = [call_of_training(engine, call) for call in found.calls]
     named = {plain_name(name): name for name in engine.originals}
     # The keys are the fields of questions.layers.evidence.LayersEvidence.
     return {
@@ -38,15 +38,16 @@ def layers(engine: Engine) -> dict[str, Any]:
         "converted": engine.conversion.converted,
         "skipped": to_plain(engine.conversion.skipped),
         "unmatched": engine.unmatched,
-        "live_fp8": [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])],
+        "live_fp8": live,
         "kinds": {name: class_path(modules[name]) for name in engine.originals},
         "sharded": [n for n in engine.originals if is_sharded(modules[n]._parameters.get("weight"))],
         "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
-        "foreign": to_plain([replace(each, product=of_training(engine, each.product)) for each in foreign]),
-        "others": to_plain(others),
+        "foreign": to_plain([replace(each, product=of_training(engine, each.product)) for each in found.foreign]),
+        "others": to_plain([of_training(engine, each) for each in found.others]),
         "dropped_behaviour": engine.conversion.dropped_behaviour,
         "stacked_weights": stacked_weights(engine.model),
         "switches": engine.switches,
+        "own_conversion": engine.setup.own is not None and engine.setup.own.convert is not None,
         "calls": to_plain(calls),
         "recipes": {named[name]: recipe for name, recipe in table.recipes.items()},
         **(_profiled(engine, [call.name for call in calls]) if engine.device.type == "cuda" else _unprofiled(table)),

@@ -24,7 +24,8 @@ OPERANDS = {
     "_scaled_mm": (0, 1),
     "_scaled_mm_v2": (0, 1),
 }
-"""Operator -> the positions of its left and right operand."""
+"""Operator -> the positions of its left and right operand. Other operators that are given two matrices of FP8 values
+and give one in another type are products as well: a kernel of the user's own, or a library's."""
 RECURRENT_OPERATORS = {
     "mkldnn_rnn_layer": 1,
     "mkldnn_rnn_layer_backward": 2,
@@ -33,6 +34,8 @@ RECURRENT_OPERATORS = {
 }
 """Operator of a recurrent layer -> products of each weight in one call: the backward pass has two."""
 _FLOAT8 = {f"torch.float8_{name}" for name in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")}
+_HELD = ("_data", "qdata")
+"""Where torchao's tensors keep their values."""
 
 
 def operand_formats(left: str, right: str) -> tuple[str, ...]:
@@ -57,9 +60,7 @@ def products_of_call(phase: str, operator: str, args: Any, result: Any) -> list[
     """The products that one call computes, with the operands' precision; attention's own are not counted."""
     if operator in OPERANDS:
         left, right = (args[index] for index in OPERANDS[operator])
-        product = product_of(phase, operator, tuple(left.shape), tuple(right.shape), kind_of(left, right))
-        formats = operand_formats(*(str(getattr(operand, "_data", operand).dtype) for operand in (left, right)))
-        return [replace(product, formats=formats)]
+        return [_with_formats(product_of(phase, operator, tuple(left.shape), tuple(right.shape), ""), left, right)]
     if operator in ("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"):
         transposed = operator == "convolution" and args[6]
         return [_convolution(phase, args[0], args[1], result, transposed)]
@@ -68,18 +69,37 @@ def products_of_call(phase: str, operator: str, args: Any, result: Any) -> list[
         return [_convolution(phase, given, weight, gradient, transposed)] * sum(map(bool, wanted[:2]))
     if operator in RECURRENT_OPERATORS:
         return _recurrent(phase, operator, args)
-    return []
+    return _of_another_operator(phase, operator, args, result)
 
 
-def kind_of(left: Any, right: Any) -> str:
-    """``fp8`` where both operands hold FP8 values (torchao's tensors keep theirs in ``_data``), ``mixed`` where one
-    does, else the left operand's dtype."""
-    dtypes = [getattr(operand, "_data", operand).dtype for operand in (left, right)]
-    if all(str(dtype) in _FLOAT8 for dtype in dtypes):
-        return FP8
-    if any(str(dtype) in _FLOAT8 for dtype in dtypes):
-        return "mixed"
-    return dtype_name(left)
+def _with_formats(product: Product, left: Any, right: Any) -> Product:
+    """The product's kind: ``fp8`` where both operands hold FP8 values, ``mixed`` where one does, else the left
+    operand's dtype; and the formats of FP8 values."""
+    dtypes = [_values(operand).dtype for operand in (left, right)]
+    fp8 = {str(dtype) in _FLOAT8 for dtype in dtypes}
+    kind = FP8 if fp8 == {True} else "mixed" if len(fp8) == 2 else dtype_name(left)
+    return replace(product, kind=kind, formats=operand_formats(*map(str, dtypes)))
+
+
+def _values(operand: Any) -> Any:
+    """The tensor that holds the operand's values."""
+    return next((getattr(operand, name) for name in _HELD if hasattr(operand, name)), operand)
+
+
+def _of_another_operator(phase: str, operator: str, args: Any, result: Any) -> list[Product]:
+    """The product of an operator that :data:`OPERANDS` does not know."""
+    given = [
+        each for each in args if hasattr(each, "dtype") and str(_values(each).dtype) in _FLOAT8 and each.dim() == 2
+    ]
+    made = getattr(result, "ndim", 0) == 2 and result.is_floating_point() and str(result.dtype) not in _FLOAT8
+    if len(given) < 2 or not made:
+        return []
+    left, right = given[:2]
+    inner = left.numel() // max(1, result.shape[0])
+    if inner * result.shape[0] != left.numel() or inner * result.shape[1] != right.numel():
+        return []
+    product = Product(phase, inner, (result.shape[0], result.shape[1]), "", operator)
+    return [_with_formats(product, left, right)]
 
 
 def _convolution(phase: str, given: Any, weight: Any, output: Any, transposed: bool) -> Product:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -175,9 +175,21 @@ class _LayerCall:
         return self.call.phase == "forward" or bool(self.again)
 
 
-def layer_calls(table: StepTable, linears: Mapping[str, tuple[int, int]]) -> tuple[list[LayerCall], list[Product]]:
-    """The calls of these Linears that train, in order; and the Linears' products that no call needs. ``linears``: live
-    name -> (in_features, out_features)."""
+@dataclass
+class LayerTable:
+    """The products of a recorded step: whose each is."""
+
+    calls: list[LayerCall]
+    """The calls of Linears that train, in order, then what multiplies in FP8 or with a Linear's weight without one."""
+    others: list[Product]
+    """The Linears' products that no call needs: uncompiled, torchao computes gradients that nobody needs."""
+    foreign: list[OwnedProduct]
+    """Those that are no Linear's."""
+
+
+def layer_table(table: StepTable, linears: Mapping[str, tuple[int, int]], live: Collection[str] = ()) -> LayerTable:
+    """``linears``: live name -> (in_features, out_features). ``live``: those of a class that says that it is an FP8
+    layer. So is each that multiplies in FP8 in any of its forward passes that train."""
     names = {plain_name(name): name for name in linears}
     latest: dict[str, list[_LayerCall]] = defaultdict(list)
     entries: list[_LayerCall] = []
@@ -206,14 +218,21 @@ def layer_calls(table: StepTable, linears: Mapping[str, tuple[int, int]]) -> tup
         others += left
         if entry.trains:
             calls.append(told)
-    return calls, others
+    multiply = {call.name for call in calls if FPROP in call.ran and call.ran[FPROP].kind == FP8}
+    calls = [replace(call, fp8=call.fp8 or call.name in multiply) for call in calls]
+    foreign = _foreign(table, names)
+    own, foreign = _own_products(foreign, {n: size for n, size in linears.items() if not latest[plain_name(n)]})
+    in_fp8 = {*live, *multiply, *(call.name for call in own)}
+    past = [each for each in foreign if each.weight in in_fp8 and each.product.kind != FP8]
+    past = [each for each in past if each.product.phase in PHASES]
+    calls += own + [_past_its_layer(each, *linears[each.weight]) for each in past]
+    return LayerTable(calls, others, [each for each in foreign if not any(each is other for other in past)])
 
 
 def _with_products(
     table: StepTable, entry: _LayerCall, name: str, inputs: int, outputs: int
 ) -> tuple[LayerCall, list[Product]]:
-    """The call with the products of its roles, and those that are left over: uncompiled, torchao computes gradients
-    that nobody needs."""
+    """The call with the products of its roles, and those that are left over."""
     each = [entry.call, *entry.again]
     shape = next((call.tensors[0][0] for call in each if call.tensors), ())
     owed: list[Role] = [FPROP, *([RECOMPUTE] if entry.again else [])]
@@ -257,10 +276,9 @@ def _of_role(products: Sequence[Product], call: LayerCall, role: Role) -> Produc
     return next(iter(same or [product for product in products if fits(product, call, role)]), None)
 
 
-def foreign_products(table: StepTable, linears: Iterable[str]) -> list[OwnedProduct]:
+def _foreign(table: StepTable, names: Mapping[str, str]) -> list[OwnedProduct]:
     """Products that no Linear called. One with the weight of a Linear that is called in the same phase is made beside
     the Linear's own, as for a quantization error, and not in its place: it is left without the Linear's name."""
-    names = {plain_name(name): name for name in linears}
     called = {(call.module, call.phase) for call in table.calls}
 
     def in_place_of(each: OwnedProduct) -> str:
@@ -269,6 +287,87 @@ def foreign_products(table: StepTable, linears: Iterable[str]) -> list[OwnedProd
 
     foreign = [each for each in products_of(table) if enclosing(each.owner, names) is None]
     return [replace(each, weight=in_place_of(each)) for each in foreign]
+
+
+def _past_its_layer(owned: OwnedProduct, inputs: int, outputs: int) -> LayerCall:
+    """What stands for a product in high precision with the weight of an FP8 layer, in place of a call of the layer."""
+    product = owned.product
+    backward = DGRAD if product.inner == outputs else RECOMPUTE
+    role = {"forward": FPROP, RECOMPUTE: RECOMPUTE}.get(product.phase, backward)
+    rows = product.flops // (2 * inputs * outputs)
+    return LayerCall(owned.weight, inputs, outputs, rows, [role], {role: product}, True, by=owned.owner or WHOLE)
+
+
+WHOLE = "the model itself"
+
+
+def _own_products(
+    foreign: Sequence[OwnedProduct], uncalled: Mapping[str, tuple[int, int]]
+) -> tuple[list[LayerCall], list[OwnedProduct]]:
+    """Products in FP8 that functions of the user's own compute in the forward pass, as calls with their gradients'
+    products; and all others. ``uncalled``: Linears that nobody calls, whose weights such a function may be given: q(x)
+    becomes fp8_linear(x, q.weight)."""
+    by_owner: dict[str, list[OwnedProduct]] = defaultdict(list)
+    for owned in foreign:
+        if owned.product.batch == 1 and owned.product.phase in PHASES:
+            by_owner[owned.owner].append(owned)
+    calls, taken = list[LayerCall](), set[int]()
+    for owner, mine in by_owner.items():
+        forward = [each for each in mine if each.product.phase == "forward"]
+        if all(each.product.kind != FP8 for each in forward):
+            continue
+        made = [_OwnCall.of(each, owner, uncalled) for each in forward]
+        left = [each for each in mine if each.product.phase != "forward"]
+        # What ran in the precision of its forward product is its gradient's first.
+        for alike in (True, False):
+            for each in reversed(made):
+                each.take(left, alike)
+        named: Counter[tuple[int, int]] = Counter()
+        for each in made:
+            if each.ran[FPROP].product.kind == FP8:
+                calls.append(each.told(named))
+                taken.update(id(owned) for owned in each.ran.values())
+    return calls, [each for each in foreign if id(each) not in taken]
+
+
+@dataclass
+class _OwnCall:
+    """A product that no Linear called, with those that follow from it."""
+
+    call: LayerCall
+    names: Sequence[str]
+    """Linears of these sizes that nobody calls: those inside the module that multiplies, or else all."""
+    ran: dict[Role, OwnedProduct]
+
+    @classmethod
+    def of(cls, forward: OwnedProduct, owner: str, uncalled: Mapping[str, tuple[int, int]]) -> _OwnCall:
+        inputs, (rows, outputs) = forward.product.inner, forward.product.outer
+        names = [name for name, size in uncalled.items() if size in ((inputs, outputs), (inputs, rows))]
+        names = [name for name in names if not owner or plain_name(name).startswith(f"{owner}.")] or names
+        if names and uncalled[names[0]][1] != outputs:
+            rows, outputs = outputs, rows
+        by = owner or WHOLE
+        call = LayerCall(f"{by} ({inputs} to {outputs})", inputs, outputs, rows, fp8=True, by=by)
+        return cls(call, names, {FPROP: forward})
+
+    def take(self, left: list[OwnedProduct], alike: bool) -> None:
+        """Take what is missing. ``alike``: of the forward product's precision alone."""
+        fp8 = self.ran[FPROP].product.kind == FP8
+        for role in (RECOMPUTE, DGRAD, WGRAD):
+            expected = self.call.expected(role, RECOMPUTE)
+            fitting = [index for index, each in enumerate(left) if each.product.extents == expected]
+            if alike:
+                fitting = [index for index in fitting if fp8 == (left[index].product.kind == FP8)]
+            if fitting and role not in self.ran:
+                self.ran[role] = left.pop(fitting[0])
+
+    def told(self, named: Counter[tuple[int, int]]) -> LayerCall:
+        """``named``: how many calls of each size were told before; several micro-batches call in turn."""
+        size = self.call.in_features, self.call.out_features
+        name = self.names[named[size] % len(self.names)] if self.names else self.call.name
+        named[size] += 1
+        ran = {role: each.product for role, each in self.ran.items()}
+        return replace(self.call, name=name, owed=list(ran), ran=ran)
 
 
 # -- curves -----------------------------------------------------------------------------------------------------------
