@@ -76,6 +76,7 @@ class BrokenProcess(FakeProcess):
         if control == "wrong-library":
             found["kinds"] = dict.fromkeys(found["converted"], "torchao.float8.float8_linear.Float8Linear")
             found["live_fp8"] = []
+            found["calls"] = [{**call, "fp8": False} for call in found["calls"]]
         return found
 
     def _break_account(self, found, control):

@@ -49,6 +49,7 @@ class FakeAnswers:
             "converted": converted,
             "skipped": {name: {"kind": "head", "text": "stays"} for name in SIZES if name not in converted},
             "sharded": [],
+            "own_conversion": False,
             "live_fp8": converted,
             "calls": to_plain(calls),
             "recipes": {name: {"recipe": case.recipe, **case.full_options, **self.world.recipe} for name in converted},
