@@ -1,4 +1,4 @@
-"""Runs controls: gives each its broken arm, asks the question that must find it, and keeps what others would see.
+"""Runs controls: gives each its broken arm, and asks the question that must find it.
 
 Nothing of it lands in the session's own ledger, and no baseline is ever written.
 """
@@ -6,7 +6,7 @@ Nothing of it lands in the session's own ledger, and no baseline is ever written
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from controls.control import Control, Outcome
 from pytest_fp8.arms.pair import PairArms
@@ -21,18 +21,6 @@ from pytest_fp8.shipping import identity
 from pytest_fp8.workload import Workload, case_digest
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What the checks that people have today would look at. Losses in nats, times in milliseconds a step."""
-
-    kinds: tuple[str, ...] = ()
-    """Module path and class of each live layer that was an ``nn.Linear``."""
-    fp8_losses: tuple[float, ...] = ()
-    bf16_losses: tuple[float, ...] = ()
-    fp8_ms: float | None = None
-    stored_ms: float | None = None
-
-
 class ControlRunner:
     """Runs controls, and healthy cases as controls are run. ``pool`` gives the session's own, so that no arm is another
     process that disturbs it."""
@@ -43,19 +31,10 @@ class ControlRunner:
 
     def run(self, control: type[Control]) -> Outcome:
         """Raises :class:`ArmError` where an arm fails, which catches nothing."""
-        return self._run(control, look=False)[0]
-
-    def run_and_look(self, control: type[Control]) -> tuple[Outcome, Seen | None]:
-        """The same, and what today's checks would see of the broken arm; ``None`` where there is none."""
-        return self._run(control, look=True)
-
-    def _run(self, control: type[Control], look: bool) -> tuple[Outcome, Seen | None]:
         if control.case is None:
-            return control.ask(None), None
+            return control.ask(None)
         broken = dict.fromkeys(control.breaks, control.path())
-        pair = self.pair_of(control.case, control.workload, broken)
-        outcome = control.ask(pair)
-        return outcome, _look(pair, outcome) if look and not control.ends_arms else None
+        return control.ask(self.pair_of(control.case, control.workload, broken))
 
     def pair_of(self, case: Case, own: Workload | None = None, broken: Mapping[str, str] | None = None) -> Fp8Pair:
         """The pair of a case, its decisions noted nowhere. ``broken``: arm (``fp8``, ``bf16``) -> path of a control."""
@@ -70,17 +49,3 @@ class ControlRunner:
 
     def _source(self) -> Source:
         return source_of(self._settings.baseline_dir)
-
-
-def _look(pair: Fp8Pair, outcome: Outcome) -> Seen:
-    """What today's checks need: the modules, one run of each arm, the step time."""
-    wanted = {"seed": 0, "steps": pair.case.horizon}
-    fp8, bf16 = (arm.request("curve", **wanted)["losses"] for arm in (pair.fp8, pair.bf16))
-    stored = pair.baseline.values("fp8_ms") if pair.baseline is not None else []
-    return Seen(
-        kinds=tuple(pair.fp8.request("layers")["kinds"].values()),
-        fp8_losses=tuple(fp8),
-        bf16_losses=tuple(bf16),
-        fp8_ms=outcome.numbers.get("fp8_ms"),
-        stored_ms=min(stored) if stored else None,
-    )

@@ -173,19 +173,3 @@ def test_recorded_noise_raises_no_false_alarm(draws):
                     alarms.append((path.name, decision.message))
     assert drawn > 50 * draws
     assert alarms == []
-
-
-def test_the_table_of_accounts_is_made_from_a_report(tmp_path, capsys):
-    from benchmarks.accounts import main
-
-    report = tmp_path / "report.json"
-    decision = {"verdict": "PASS", "numbers": asked().numbers}
-    entries = {"1b-torchao-tensorwise": {"decisions": {"faster": decision}}, "tiny": {"decisions": {}}}
-    report.write_text(json.dumps({"entries": entries}))
-    assert main([str(report), "--markdown"]) == 0
-    *_, row = capsys.readouterr().out.splitlines()
-    said = [cell.strip() for cell in row.strip("| ").split("|")]
-    assert said[:5] == ["1b-torchao-tensorwise", "121.5", "106.0", "112.8 / 99.4", "7.2% / 6.2%"]
-    assert said[5:] == ["28.4", "+15.7", "-2.7", "1.146x", "1.31x", "48%", "PASS"]
-    report.write_text(json.dumps({"entries": {"tiny": {"decisions": {}}}}))
-    assert main([str(report)]) == 1

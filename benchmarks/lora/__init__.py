@@ -1,1 +1,0 @@
-"""What the rank of LoRA adapters costs of FP8's speedup: fitted to stored baselines."""
