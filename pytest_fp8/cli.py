@@ -19,7 +19,7 @@ from pytest_fp8.ending import Endings
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.first_test import add_init
 from pytest_fp8.libraries import docs_address, library_versions
-from pytest_fp8.report.page.write import add_report
+from pytest_fp8.report.files import add_report
 from pytest_fp8.suites_command import add_suites
 from pytest_fp8.watch.command import add_watch
 

@@ -19,8 +19,8 @@ class Fp8Error(Exception):
       next:     nvidia-smi -L
     """
 
-    told: tuple[str, str] | None = None
-    """Row of the closing summary and first line, where it ended a test's question."""
+    told: object = None
+    """What stands for an answer in the session's record, where it ended a test's question."""
 
     def __init__(
         self,

@@ -56,15 +56,11 @@ def fp8_pair(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workl
     from pytest_fp8.session import SESSION
 
     _require_workload(request, fp8_case, fp8_workload)
-    session = request.config.stash[SESSION]
     try:
-        pair = session.pair(fp8_case, fp8_workload, request.node.nodeid)
+        pair = request.config.stash[SESSION].pairs.pair(fp8_case, fp8_workload, request.node.nodeid)
         pair.used = False
         return pair
     except Fp8Error as error:
-        if error.told is None:
-            # It could not be shipped to an arm. Where two cannot, what each error says tells their rows apart.
-            session.ledger.error(session.ledger.row(fp8_case.id, error.headline), error)
         # pytest.fail() would raise with this error as its context, and pytest would show both.
         raise pytest.fail.Exception(error.message, pytrace=False) from None
 

@@ -1,4 +1,4 @@
-"""What a test asks: ``fp8_pair``. Each question gathers its evidence once, judges it, and notes it in the ledger.
+"""What a test asks: ``fp8_pair``. Each question gathers its evidence once, judges it, and notes it for the record.
 
 ``fp8_pair.loss()`` gives the decision; ``fp8_pair.assert_loss()`` also fails the test where the verdict says so.
 """
@@ -36,7 +36,7 @@ from pytest_fp8.questions.numerics.evidence import NumericsEvidence, numerics_of
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.question import SpeedQuestion
 from pytest_fp8.questions.unanswered import cannot, not_held
-from pytest_fp8.report.ledger import Ledger
+from pytest_fp8.report.record import CaseNotes
 from pytest_fp8.rules.loss import LossGap
 from pytest_fp8.rules.speed import GATED_CASES
 from pytest_fp8.rules.variance import MEASURED, Components
@@ -60,11 +60,9 @@ class Fp8Pair:
         self,
         arms: PairArms,
         settings: Settings,
-        ledger: Ledger,
+        notes: CaseNotes,
         baseline: Baseline | None,
         baseline_file: str,
-        case_hash: str,
-        gpu: str = "",
         gated_cases: int = GATED_CASES,
         time_first: bool = True,
         components: Components = MEASURED,
@@ -77,7 +75,7 @@ class Fp8Pair:
         named. ``gated``: the metric that what is stored is gated on."""
         self.case: Case = arms.case
         self.baseline = baseline
-        self._arms, self._settings, self._ledger = arms, settings, ledger
+        self._arms, self._settings, self.notes = arms, settings, notes
         pairs = FRESH_PAIRS if settings.update else None
         speed = SpeedQuestion(arms, gated, self._history, components, baseline_file, gated_cases, pairs)
         self._speed_question = speed
@@ -85,9 +83,8 @@ class Fp8Pair:
         self._time_first = time_first and self.case.asks("speedup")
         twin = not self._stored("loss_twin_gap")
         self._gathering = Gathering(arms, asked, lambda: tasks_of(arms, speed.first_timing, self._look_at_loss, twin))
-        self.row = ledger.row(self.case.id, arms.digest)
-        ledger.begin(self.row, case_hash, gpu)
-        speed.timer.on_pair = partial(ledger.timed, self.row)
+        self._metrics: dict[str, tuple[list[Any], float | None]] = {}
+        speed.timer.on_pair = notes.timed
 
     @property
     def bf16(self) -> Arm:
@@ -121,7 +118,7 @@ class Fp8Pair:
         """The evidence of one look of :data:`pytest_fp8.rules.speed.PAIR_LOOKS`."""
         self._before("speedup", profiles=False)
         evidence = self._speed_question.timing(look)
-        self._ledger.timed(self.row, self._speed_question.timer.recording())
+        self.notes.timed(self._speed_question.timer.recording())
         return evidence
 
     def ledgers(self) -> TwoLedgers:
@@ -256,7 +253,7 @@ class Fp8Pair:
             return self._note(cannot(self.case, "speedup"), question)
         self._before("speedup", profiles=False)
         decision, rows = self._speed_question.decide(floor)
-        self._ledger.timed(self.row, self._speed_question.timer.recording())
+        self.notes.timed(self._speed_question.timer.recording())
         for row in rows:
             self._measured(*row)
         decision = unless_unlike(self._stored_now(decision), self.ledgers())
@@ -277,22 +274,23 @@ class Fp8Pair:
             decision = decide()
         except Fp8Error as error:
             if error.code is not R.TOO_LARGE:
-                self._ledger.error(self.row, error)
+                self.notes.error(question, error)
                 raise error.with_traceback(None) from None
             decision = self._note(not_held(question, error))
-        self._ledger.asserted(self.row, question)
+        answer = self.notes.asserted(question)
         if decision.verdict is Verdict.FAIL or (self._settings.strict and not decision.verdict.passes):
-            raise CheckFailed(decision.message, decision.verdict, told=(self.row, question))
+            raise CheckFailed(decision.message, decision.verdict, told=answer)
         return decision
 
     def _note(self, decision: Decision, as_question: str = "") -> Decision:
         self.used = True
-        self._ledger.note(self.row, as_question or decision.question, decision)
+        self.notes.answer(as_question or decision.question, decision, self._metrics)
+        self._metrics = {}
         return decision
 
     def _measured(self, metric: str, values: list[Any], tolerance: float | None = None) -> None:
         if values and self.case.backend != "bf16":
-            self._ledger.measure(self.row, metric, values, tolerance)
+            self._metrics[metric] = values, tolerance
 
     def _history(self, metric: str) -> list[list[Any]]:
         return self.baseline.history(metric) if self.baseline is not None else []

@@ -7,6 +7,7 @@ raises for what it refuses.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
@@ -34,6 +35,15 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [to_plain(item) for item in value]
     return value.value if isinstance(value, StrEnum) else value
+
+
+def finite(value: Any) -> Any:
+    """Plain data with ``None`` for each number that is not finite: JSON has none, and a loss may be."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def from_plain(cls: type[T], data: Any, where: str = "") -> T:

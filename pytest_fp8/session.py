@@ -1,273 +1,539 @@
-"""The state of one pytest session: settings, ledger and live arms. What it does at its end is in session_end.py."""
+"""The life of one pytest session: what its hooks do from the first option to the closing summary.
+
+One :class:`Session` per pytest process is registered as a plugin of its own, so pytest calls its methods. Nothing here
+imports torch; arms start when a test first asks (:mod:`pytest_fp8.pairs`).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_fp8.ending import Endings
+from pytest_fp8.codes import R
+from pytest_fp8.ending import Endings, when_parent_ends
+from pytest_fp8.errors import Fp8Error, refuse
+from pytest_fp8.items import FIXTURES, case_of, check_mark, check_pair, check_param, in_order, paired, question_of
 from pytest_fp8.options import Settings
-from pytest_fp8.report.interim import Interim
-from pytest_fp8.report.ledger import Ledger
+from pytest_fp8.pairs import Pairs
+from pytest_fp8.report.record import (
+    JOURNAL,
+    Answer,
+    Began,
+    Closing,
+    Collected,
+    Ended,
+    Notes,
+    Record,
+    Seconds,
+    plain_line,
+)
+from pytest_fp8.verdicts import SHOWN_AS, CheckFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Generator
 
-    from pytest_fp8.arms.pair import PairArms
-    from pytest_fp8.arms.pool import ArmPool
-    from pytest_fp8.baselines.review import Revision
-    from pytest_fp8.baselines.source import Source
     from pytest_fp8.case import Case
-    from pytest_fp8.compare.gate import BaseGate
-    from pytest_fp8.compare.session import Comparison
-    from pytest_fp8.pair import Fp8Pair
     from pytest_fp8.report.progress import Progress
-    from pytest_fp8.workload import Workload
+
+RUNNING = pytest.StashKey[bool]()
+"""Whether a test's function is being called."""
+CANNOT = pytest.StashKey[str]()
+"""Why a test that a declared GPU must run cannot."""
 
 
 class Session:
-    """One per pytest process. Nothing here imports torch; arms start when a test first asks."""
+    """What a pytest process knows while its tests run. Raises :class:`Fp8Error` where settings cannot be honoured."""
 
-    def __init__(self, settings: Settings, root: Path, is_worker: bool) -> None:
-        self.settings, self.root, self.is_worker = settings, root, is_worker
-        self.ledger = Ledger()
-        self.interim, self.endings = Interim(), Endings()
-        self.problems: list[str] = []
-        """What made the session fail although no test did."""
-        self.written: list[str] = []
-        """Paths of the files that the session wrote."""
-        self.revisions: list[Revision] = []
-        """What an update found, case by case, changed or not."""
-        self.notes: list[str] = []
-        """What a person should read at the end; no failure."""
-        self.upcoming: list[Case] = []
-        """The cases of the collected tests, in their order."""
-        self.paired: list[Case] = []
-        """Those of tests that take both arms."""
+    def __init__(self, settings: Settings, config: pytest.Config) -> None:
+        self.settings, self.config, self.root = settings, config, config.rootpath
+        self.is_worker = hasattr(config, "workerinput")
+        self.runs = not config.getoption("collectonly")
+        """Whether tests are not only collected."""
+        self.said = Closing()
+        self.told, self.endings = Notes(), Endings()
         self.progress: Progress | None = None
-        self._asked: dict[str, set[str | None]] = {}
-        """What this session's tests ask of each case, by its id; ``None``: a test whose mark names no question."""
-        self._pool: ArmPool | None = None
-        self._arms: dict[tuple[str, str], PairArms] = {}
-        self._pairs: dict[tuple[str, str, tuple[object, ...]], Fp8Pair] = {}
-        self._base: BaseGate | None = None
-        self.base_commit = ""
         self._held = ExitStack()
+        self._origin: dict[str, Any] = {}
+        self._news: list[dict[str, Any]] = []
+        """Lines that the next report takes along."""
+        self._part = False
+        """Whether something was deselected."""
+        report, writes = settings.report_dir, self.runs and not self.is_worker
+        self.record = Record(report / JOURNAL if report is not None and writes else None, self._begins)
+        self.pairs = Pairs(settings, self.root, self.told, self.is_worker, self._base(), self._held)
+        self.pairs.waiting = self._waiting
+        if writes:
+            self._require_places()
 
-    def start(self, runs: bool) -> None:
-        """Take what the session needs (:mod:`pytest_fp8.session_start`). ``runs``: tests are not only collected. Raises
-        :class:`Fp8Error`."""
-        from pytest_fp8.session_start import prepare
+    # -- the start ------------------------------------------------------------------------------------------------
 
-        self.base_commit = prepare(self.settings, self.root, self._held, runs and not self.is_worker, runs)
+    def _base(self) -> str:
+        """Base's commit, empty without one: what its name means may change while tests run."""
+        if not (self.runs and self.settings.base):
+            return ""
+        from pytest_fp8.arms.environment import commit_of
 
-    def selected(self, asked: list[tuple[Case, str | None, str]], whole: bool, paired: list[Case]) -> None:
-        """Note the collected tests: (case, question, test id) each. Question ``None``: the marks name none, so the test
-        may ask any. ``whole``: nothing was left out by a path. ``paired``: the cases of tests that take both arms.
-        Raises ``pytest.UsageError``."""
-        from pytest_fp8.errors import SettingsError
-        from pytest_fp8.markers import one_of_each, require_one_folder
+        return commit_of(self.settings.base, self.root)
 
-        try:
-            require_one_folder(case for case, _, _ in asked)
-        except SettingsError as error:
-            raise pytest.UsageError(error.message) from None
-        self.upcoming, self.paired = one_of_each(case for case, _, _ in asked), one_of_each(paired)
-        self.ledger.open_tests = {case.id: [] for case in self.upcoming}
-        for case, question, test in asked:
-            self._asked.setdefault(case.id, set()).add(question)
-            self.ledger.open_tests[case.id].append(test)
-        self.ledger.partial |= not whole
-        for case in self.upcoming:
-            if case.needs_gpu and case.backend != "bf16":
-                self.ledger.collected = sorted({*self.ledger.collected, case.id})
-
-    def pair(self, case: Case, workload: Workload | None, test: str) -> Fp8Pair:
-        """The pair of a case, its arms alive. A workload that differs in anything is another pair; so is a mark that
-        judges otherwise, with the same arms and what they have answered.
-
-        Raises :class:`BaselineError` for a stored baseline that cannot be compared with, and :class:`ArmError`. Whether
-        the baseline of a workload is of the same definition is known once its reference arm has run a first step.
-        """
-        from pytest_fp8.arms.pair import make_arm
-        from pytest_fp8.errors import Fp8Error
-        from pytest_fp8.markers import next_case, running
-        from pytest_fp8.shipping import identity
-
-        shipped = workload.ship(test) if workload is not None else None
-        # Arms are shared only between identical workloads, random values included.
-        model = identity(shipped) if shipped is not None else ""
-        key = (case.id, case.digest(model))
-        try:
-            judged = *key, case.judged_by
-            pair = self._pairs.get(judged) or self._new_pair(case, workload, shipped, model)
-            self._pairs[judged] = pair
-            then = next_case(running(self.paired, self.settings), case, self.is_worker)
-            pair.start([make_arm(each, self.pool(), None, "") for each in then])
-        except Fp8Error as error:
-            self.ledger.error(self.ledger.row(*key), error)
-            raise
-        return pair
-
-    def _new_pair(self, case: Case, workload: Workload | None, shipped: str | None, model: str) -> Fp8Pair:
-        """``shipped``: the workload as its arms are given it. ``model``: its identity, empty without a workload."""
-        from pytest_fp8.baselines.store import baseline_path, held_against
-        from pytest_fp8.baselines.variance import read_components
-        from pytest_fp8.pair import Fp8Pair
-        from pytest_fp8.workload import case_digest
-
-        arms = self._arms_of(case, shipped, model)
-        if workload is not None:
-            arms.start()
-        digest = case_digest(case, workload, arms.bf16)
-        gpu = self.gpu_key if case.needs_gpu else "emulated"
-        baseline, gated = held_against(self.source(), gpu, case.id, digest, self.settings.update)
-        pair = Fp8Pair(
-            arms,
-            self.settings,
-            self.ledger,
-            baseline,
-            self.source().label(baseline_path(Path(), gpu, case.id)),
-            digest,
-            gpu,
-            self.gated_cases,
-            time_first=self._may_ask_speed(case),
-            components=read_components(self.source(), gpu),
-            gated=gated,
-            compare_with_base=self._base_of(case, shipped, model),
-            asked=self._named(case),
-        )
+    def _require_places(self) -> None:
+        """See that the report can be written, and take the baselines' lock where they are updated."""
         if self.settings.report_dir is not None:
-            from pytest_fp8.report.evidence import evidence_of
+            report, baselines = self.settings.report_dir.resolve(), self.settings.baseline_dir.resolve()
+            if report.is_relative_to(baselines) or baselines.is_relative_to(report / "candidates"):
+                refuse(
+                    R.REPORT_AMONG_BASELINES,
+                    "the report is to be written into the folder of the baselines",
+                    expected="folders of their own: what is below the baselines' folder is read as baselines, and a "
+                    "report's candidates are replaced by the next session's",
+                    seen=f"--fp8-report={report}, and baselines in {baselines}",
+                    next_step="--fp8-report=fp8-report",
+                )
+            require_writable(self.settings.report_dir)
+        if self.settings.update:
+            from pytest_fp8.baselines.atomic import updating
 
-            self.ledger.gathers(pair.row, lambda: evidence_of(arms, baseline))
-        return pair
+            self._held.enter_context(updating(self.settings.baseline_dir))
 
-    def _arms_of(self, case: Case, shipped: str | None, model: str) -> PairArms:
-        from pytest_fp8.arms.pair import PairArms
-
-        key = (case.id, case.digest(model))
-        if key in self._arms:
-            return self._arms[key].judged_as(case)
-        return self._arms.setdefault(key, PairArms(case, self.pool(), shipped, model))
-
-    @property
-    def gated_cases(self) -> int:
-        """Cases that run in this session and are gated on speed: they share its false alarms."""
-        from pytest_fp8.markers import running
-
-        run = running(self.upcoming, self.settings)
-        return max(1, sum(case.asks("speedup") and self._may_ask_speed(case) for case in run))
-
-    def _may_ask_speed(self, case: Case) -> bool:
-        return bool(self._asked.get(case.id, {None}) & {None, "speedup"})
-
-    def _named(self, case: Case) -> set[str]:
-        """The questions that this session's tests are known to ask of a case. Beside a test that may ask any, the speed
-        is among them: it must be measured before the others."""
-        asked = self._asked.get(case.id, {None})
-        named = {question for question in asked if question is not None}
-        return named | ({"speedup"} if named and None in asked and case.asks("speedup") else set())
-
-    def _base_of(self, case: Case, shipped: str | None, model: str) -> Callable[[], Comparison] | None:
-        """What times base's FP8 arm beside this session's; ``None`` where no base was named."""
-        settings = self.settings
-        if not settings.base or not case.needs_gpu:
-            return None
-        from pytest_fp8.compare.gate import BaseGate
-        from pytest_fp8.compare.session import Model, Side
-
-        if self._base is None:
-            self._base = BaseGate(Side("", self.base_commit), self.root, self.pool, self._held)
-        gate = self._base
-        return lambda: gate.compare(case, Model(shipped, model), self.gated_cases)
-
-    def pool(self) -> ArmPool:
-        if self._pool is None:
-            from pytest_fp8.arms.pool import ArmPool
-            from pytest_fp8.gpu import detect
-
-            self._pool = ArmPool(detect()[0])
-            self._pool.stopwatch.tell = self._waiting
-        return self._pool
-
-    @contextlib.contextmanager
-    def _waiting(self, arm: str, what: str) -> Iterator[None]:
-        """An arm is waited for while the block runs. That may take long: what is known by then is on disk."""
-        self.save(waits=True)
-        with self.progress.waiting(arm, what) if self.progress is not None else contextlib.nullcontext():
-            yield
-
-    def save(self, news: bool = False, waits: bool = False) -> None:
-        """Write the report of what is known so far. ``news``: a test has ended; ``waits``: an arm is waited for."""
-        self.interim.news |= news
-        if not self.is_worker:
-            settings = self.settings
-            self.interim.write(self.ledger, settings.report_dir, settings.baseline_dir, self.origin, waits)
-
-    def origin(self) -> dict[str, Any]:
-        """Where and with what this session measures."""
-        from pytest_fp8.baselines.provenance import provenance
-        from pytest_fp8.gpu import detect
-
-        gpu = detect()[0]
-        measured_on = gpu.describe() if gpu is not None else {"name": "emulated" if self.ledger.entries else "none"}
-        return provenance(self.root, measured_on, self.settings.reason, self.settings.baseline_dir)
-
-    def has_something_to_say(self) -> bool:
-        """Whether the closing summary has anything in it."""
-        return bool(self.ledger.entries or self.ledger.not_run or self.problems or self.written or self.notes)
-
-    def note_durations(self) -> None:
-        """Note where the arms' time went so far. A worker that is ended by a signal has no later occasion."""
-        if self._pool is not None:
-            self.ledger.durations = self._pool.stopwatch.to_json()
-
-    def end_arms(self) -> None:
-        """End all arms, and note where their time went."""
-        self.note_durations()
-        if self._pool is not None:
-            self.notes += [
-                f"{arm} and its reference did not fit this GPU together: they took turns, which takes longer"
-                for arm in self._pool.separated
-            ]
-            skipped = dict.fromkeys(self._pool.spares.skipped)
-            self.notes += [f"not started ahead, which takes longer: {why}" for why in skipped]
-            self._pool.separated.clear()
-            self._pool.spares.skipped.clear()
-            self._pool.close()
-
-    def close(self) -> None:
+    def pytest_unconfigure(self) -> None:
         """End all arms and give the baselines' lock back, once nothing is written any more."""
-        self.end_arms()
+        self.said.notes += self.pairs.end()
         self._held.close()
         self.endings.give_back()
 
-    def source(self) -> Source:
-        """Where this session reads its baselines: with a base as they are at that commit, which the change under test
-        cannot edit. Where base has none in this folder, or the folder lies in no repository, those of the folder."""
-        from pytest_fp8.baselines.source import source_of
+    def pytest_report_header(self) -> list[str]:
+        from pytest_fp8.report.header import header
 
-        return source_of(self.settings.baseline_dir, self.base_commit)
+        return header(self.settings, look=self.runs)
 
-    @property
-    def at_base(self) -> bool:
-        """Whether the baselines are read at base's commit."""
-        from pytest_fp8.baselines.source import Revision
+    # -- collection -----------------------------------------------------------------------------------------------
 
-        return isinstance(self.source(), Revision)
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if not FIXTURES & set(metafunc.fixturenames):
+            return
+        from pytest_fp8.markers import cases_of
 
-    @property
-    def gpu_key(self) -> str:
-        """The folder of this machine's baselines; ``none`` without a GPU."""
-        from pytest_fp8.gpu import detect
+        marks = list(metafunc.definition.iter_markers_with_node("fp8"))
+        if not marks:
+            return
+        try:
+            cases = cases_of(metafunc.definition.nodeid, marks, self.settings)
+        except Fp8Error as error:
+            # pytest.fail() would raise with this error as its context, and pytest would show both.
+            raise pytest.fail.Exception(error.message, pytrace=False) from None
+        metafunc.parametrize("fp8_case", cases, indirect=True, ids=[case.id for case in cases], scope="session")
 
-        gpu = detect()[0]
-        return gpu.key if gpu is not None else "none"
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if any(case_of(item) is not None for item in items):
+            in_order(items, largest_first=self.is_worker and self.settings.declared)
+
+    def pytest_deselected(self) -> None:
+        self._part = True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        asked = {
+            item.nodeid: (case, question_of(item)) for item in session.items if (case := case_of(item)) is not None
+        }
+        if not asked:
+            return
+        from pytest_fp8.report.progress import follow
+
+        try:
+            self.pairs.collected(list(asked.values()), paired(session.items))
+        except Fp8Error as error:
+            raise pytest.UsageError(error.message) from None
+        stored = {case.id for case in self.pairs.cases if case.needs_gpu and case.backend != "bf16"}
+        whole = all(os.path.isdir(argument) for argument in self.config.args) and not self._part
+        tests = {test: case.id for test, (case, _) in asked.items()}
+        self._news.append(plain_line(Collected(tests, sorted(stored), not whole)))
+        self.endings.take()
+        if self.is_worker:
+            # Where its controller is killed, xdist itself lets the test run on for 5 s, and longer in an arm's answer.
+            when_parent_ends(signal.SIGTERM)
+        else:
+            self._tell_the_record()
+        self.progress = follow(self.config, self.record)
+
+    def pytest_report_collectionfinish(self) -> list[str]:
+        if self.progress is None or not self.runs:
+            return []
+        self.progress.recall(self.config, self.pairs.gpu_key)
+        return self.progress.planned([case.id for case in self.pairs.cases])
+
+    # -- each test ------------------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self.told.begin(item.nodeid)
+        check_param(item)
+        case = case_of(item)
+        if self.progress is not None:
+            self.progress.test(item.name if case is None else case.id, question_of(item))
+        if case is None:
+            check_mark(item, self.settings)
+            return
+        from pytest_fp8.markers import why_not
+
+        reason, failure = why_not(case, self.settings, self.pairs.cases)
+        if not reason:
+            return
+        if failure:
+            item.stash[CANNOT] = reason
+            needs = f"everything that case {case.id} needs, on the declared GPU"
+            pytest.fail(Fp8Error(R.CANNOT_RUN_HERE, reason, expected=needs).message, pytrace=False)
+        # As pytest's own skip marks do: the summary names the test's line, not this one.
+        raise pytest.skip.Exception(reason, _use_item_location=True)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+        pyfuncitem.stash[RUNNING] = True
+        try:
+            result = yield
+        finally:
+            pyfuncitem.stash[RUNNING] = False
+        check_pair(pyfuncitem, self.settings)
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+        from pytest_fp8.report.tracebacks import end_at_the_users_line, headline_first
+
+        error = None if call.excinfo is None else call.excinfo.value
+        if isinstance(error, Fp8Error):
+            end_at_the_users_line(error.__traceback__)
+        report = yield
+        if isinstance(error, (CheckFailed, Fp8Error)):
+            headline_first(report, error)
+        case = case_of(item)
+        report.about_fp8 = case is not None or item.get_closest_marker("fp8") is not None
+        if case is not None:
+            self._tell(item, case, report, error)
+        return report
+
+    def _tell(self, item: pytest.Item, case: Case, report: Any, error: BaseException | None) -> None:
+        """Put what the test was told on its report."""
+        known = report.skipped and hasattr(report, "wasxfail")
+        as_told = (known or report.failed) and self.told.failed_with(error, "known" if known else "failed")
+        if item.stash.get(RUNNING, False):
+            # Before the test ends pytest asks for reports of its subtests. What these asked counts with the test.
+            return
+        lines = [*self._news, *self.told.take()]
+        self._news.clear()
+        if report.when == "call" or not report.passed:
+            lines.append(plain_line(self._ended(item, case, report, known, as_told)))
+        if report.when == "teardown" and (seconds := self.pairs.seconds()):
+            lines.append(plain_line(Seconds(**seconds)))
+        report.fp8 = lines
+        if report.when == "call":
+            from pytest_fp8.report.exports import properties, told_verdict
+
+            asked = {each.question: each.decision for each in self.told.answers if each.judged}
+            report.fp8_verdict = verdict = told_verdict(report, asked)
+            # JUnit writes them as the test's properties.
+            found = properties(case.id, verdict, asked)
+            item.user_properties += found
+            report.user_properties += found
+
+    def _ended(self, item: pytest.Item, case: Case, report: Any, known: bool, as_told: bool) -> Ended:
+        """How a test came to its end. One that is expected to fail ran where it asked its arms something."""
+        from pytest_fp8.baselines.strict import printable
+
+        answers, cannot = self.told.answers, item.stash.get(CANNOT, "")
+        reason = cannot
+        if known:
+            # Somebody's text: one line of it, without control characters, goes to a terminal and to files.
+            reason = printable(report.wasxfail.removeprefix("reason: "), 300) or "expected to fail"
+        elif report.skipped:
+            said = report.longrepr
+            reason = str(said[2] if isinstance(said, tuple) else said).removeprefix("Skipped: ")
+        ran = not cannot and (not report.skipped or bool(answers) or (known and self.told.timed))
+        # On a declared GPU every emulated test is skipped.
+        counts = report.when != "teardown" and (case.needs_gpu or not self.settings.declared)
+        return Ended(
+            item.nodeid,
+            case.id,
+            next((each.model for each in answers), ""),
+            "known" if known and (as_told or report.when == "call") else report.outcome,
+            reason,
+            ran if counts else None,
+            case.needs_gpu,
+            otherwise=report.failed and not as_told,
+        )
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """The same for a test of this process and for one of a worker, whose controller this is."""
+        if not self.is_worker:
+            for line in self.record.add(getattr(report, "fp8", ())):
+                if isinstance(line, Answer):
+                    self.config.hook.pytest_fp8_answer(config=self.config, report=report, answer=line)
+
+    def pytest_fp8_answer(self, report: pytest.TestReport, answer: Answer) -> None:
+        from pytest_fp8.report.exports import add_rows, show_in_html
+        from pytest_fp8.report.page import write as page
+
+        add_rows(self.config, answer, self.record)
+        folder = None if page.missing() else self.settings.report_dir
+        show_in_html(self.config, report, answer, folder and folder / page.NAME)
+
+    def pytest_report_teststatus(self, report: Any) -> tuple[str, str, str] | None:
+        if getattr(report, "when", "") == "call" and report.passed:
+            return SHOWN_AS.get(getattr(report, "fp8_verdict", ""))
+        return None
+
+    @contextlib.contextmanager
+    def _waiting(self, arm: str, what: str) -> Iterator[None]:
+        with self.progress.waiting(arm, what) if self.progress is not None else contextlib.nullcontext():
+            yield
+
+    def _tell_the_record(self) -> None:
+        """Tell what no report has taken, as of a test that was interrupted."""
+        seconds = self.pairs.seconds()
+        more = [plain_line(Seconds(**seconds))] if seconds else []
+        self.record.add([*self._news, *self.told.take(), *more])
+        self._news.clear()
+
+    # -- workers of pytest-xdist ----------------------------------------------------------------------------------
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodeready(self) -> None:
+        """This process has workers, and collects nothing itself."""
+        self.endings.take()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """With ``-n`` and no ``--dist``: on a declared GPU the tests of a case go to one worker."""
+        if not self.settings.declared or config.getoption("dist") != "load":
+            return None
+        from pytest_fp8.xdist import by_case
+
+        return by_case(config, log)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self) -> Generator[None, Any, Any]:
+        try:
+            result = yield
+        except KeyboardInterrupt as error:
+            if self.is_worker:
+                # Nobody sees its terminal, for which pytest would read the source of every frame.
+                raise error.with_traceback(None) from None
+            raise
+        finally:
+            # Ctrl-C and signals come out here too, before pytest formats where they came: the GPU is free a second
+            # sooner.
+            self.endings.ignore()
+            if not self.is_worker:
+                self._tell_the_record()
+            self.said.notes += self.pairs.end()
+        return result
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if session.exitstatus == pytest.ExitCode.INTERRUPTED and self.config.pluginmanager.has_plugin("dsession"):
+            from pytest_fp8.xdist import end_workers
+
+            end_workers(self.config)
+        if self.progress is not None:
+            self.progress.keep(self.config, self.pairs.gpu_key, self.record.open_tests)
+        if self.is_worker:
+            return
+        self.record.stopped = bool(session.shouldstop or session.shouldfail)
+        if self.runs:
+            self._finish(session.exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR))
+        from pytest_fp8.report.tracebacks import fold
+
+        # Not before: what other plugins write of a failure, as JUnit files, has no width.
+        fold(self.config.pluginmanager.get_plugin("terminalreporter"))
+        if self.said.problems and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.record.entries or self.record.not_run or self.said:
+            from pytest_fp8.report.terminal import write_summary
+
+            write_summary(terminalreporter, self.record, self.said, self.root, self.settings.declared)
+
+    def origin(self) -> dict[str, Any]:
+        """Where and with what this session measures. Looked up once, for git may take seconds, and before the first
+        file is written: a report may be kept in git, too."""
+        if not self._origin:
+            from pytest_fp8.baselines.provenance import provenance
+            from pytest_fp8.gpu import detect
+
+            gpu = detect()[0]
+            measured_on = gpu.describe() if gpu is not None else {"name": "emulated" if self.record.entries else "none"}
+            self._origin = provenance(self.root, measured_on, self.settings.reason, self.settings.baseline_dir)
+        return self._origin
+
+    def _begins(self) -> Began:
+        return Began(self.origin(), str(self.settings.baseline_dir))
+
+    def _finish(self, interrupted: bool) -> None:
+        """Write baselines, candidates and the report; note what makes a session fail by itself."""
+        from pytest_fp8.report.files import holds_report, remove_report, write_candidates
+
+        settings, record = self.settings, self.record
+        nothing = "" if interrupted else self._ran_nothing()
+        if nothing:
+            self.said.problems.append(f"{R.NOTHING_RAN}: {nothing}. A gate that ran nothing is not green.")
+        elif settings.base:
+            self._note_base()
+        if settings.declared and record.ran_on_gpu:
+            self._note_unanswered()
+        elif not settings.declared and not settings.strict:
+            from pytest_fp8.rules.undecided import passed_without
+
+            self.said.notes += passed_without(record.answers())
+        if settings.update:
+            self.origin()
+        report, asked = settings.report_dir, bool(record.lines)
+        if report is not None and asked:
+            self.origin()
+            # Where this session has no answer, or no candidate, nobody must take an earlier one's for its own.
+            remove_report(report)
+            # Before an update: a candidate has the stored sessions and this one, which would be stored already.
+            with self._told_as_problems():
+                self.said.notes += write_candidates(record, report, settings.baseline_dir, self.origin())
+        if settings.update:
+            self._update(interrupted)
+        elif settings.declared and record.ran_on_gpu:
+            self._note_baselines()
+        named = settings.baseline_dir != self.root / Settings.baseline_dir and not self.pairs.at_base
+        if asked and named and not settings.baseline_dir.is_dir():
+            self.said.notes.append(
+                f"{R.NO_BASELINES}: --fp8-baselines names {settings.baseline_dir}, and there is no such folder: "
+                "nothing was compared with a stored baseline"
+            )
+        self.said.notes += [
+            f"{R.EXCEPTION_CAUGHT}: {each} is FAIL, and no test failed with it: its exception was caught"
+            for each in record.swallowed()
+        ]
+        # Last: the report has what made the session fail.
+        if report is None:
+            return
+        if not asked and holds_report(report):
+            kept = f"{report} keeps an earlier session's report: this one asked nothing of FP8"
+            self.said.notes += [kept] if self.said.problems else []
+        elif asked or self.said.problems:
+            with self._told_as_problems():
+                self._write_report(report, finished=not (interrupted or record.open_tests))
+
+    def _ran_nothing(self) -> str:
+        """Why a gate, or a session under ``--fp8-strict``, is red although no test failed; empty where it is not."""
+        settings, record = self.settings, self.record
+        reasons = "; ".join(record.not_run)
+        if settings.declared and not record.ran_on_gpu:
+            reasons = reasons or "no test of this run asks anything of a GPU"
+            return f"--fp8-gpu={settings.gpu} was declared and no FP8 test ran on it: {reasons}"
+        if settings.strict and reasons and not settings.declared and not record.ran:
+            return f"no FP8 test ran under --fp8-strict: {reasons}"
+        return ""
+
+    def _note_base(self) -> None:
+        """Which commit was timed beside this one, or that none was: ``assert_speedup()`` alone asks it."""
+        settings, ran = self.settings, self.record.ran_on_gpu
+        answers = (each for row in self.record.entries.values() for each in row.decisions.values())
+        if any(each["numbers"].get("base") for each in answers):
+            stored = (
+                "its own" if self.pairs.at_base else f"those in {settings.baseline_dir.name}, since it has none there"
+            )
+            commit = self.pairs.base_commit[:12]
+            self.said.notes.append(
+                f"timed beside the base {settings.base}: commit {commit}; stored baselines: {stored}"
+            )
+        else:
+            why = "no test that ran asked assert_speedup(), or it had no answer" if ran else "no FP8 test ran on a GPU"
+            # Only under --fp8-strict, and where a GPU answered: a job's environment may name a base for steps of all
+            # kinds.
+            said = self.said.problems if settings.strict and ran else self.said.notes
+            said.append(f"{R.BASE_NOT_TIMED}: nothing was timed beside the base {settings.base}: {why}")
+
+    def _note_unanswered(self) -> None:
+        from pytest_fp8.ci import ci_variable
+        from pytest_fp8.rules.undecided import unanswered
+
+        settings = self.settings
+        found = unanswered(
+            self.record.answers(),
+            gpu=self.pairs.gpu_key + (f" at base {settings.base}" if self.pairs.at_base else ""),
+            fails=not settings.strict,
+            in_ci=bool(ci_variable(os.environ)),
+            first_steps=f'store them (pytest --fp8-gpu={settings.gpu} --fp8-update="first"), '
+            "promote what such a run wrote elsewhere (--fp8-baselines FOLDER; pytest-fp8 baselines promote FOLDER "
+            '--reason "first"), or compare with a base and need none (--fp8-base=main)',
+        )
+        self.said.problems += found.problems
+        self.said.notes += found.notes
+
+    def _update(self, interrupted: bool) -> None:
+        from pytest_fp8.baselines.update import update_baselines
+
+        done = update_baselines(self.record, self.settings.baseline_dir, self.origin())
+        self.said.revisions += done.revisions
+        self.said.written += map(str, done.written)
+        self.said.problems += done.problems
+        self.said.notes += done.notes
+        if done.written and not self.origin()["commit"]:
+            self.said.notes.append(
+                "the sessions that were stored name no commit: git tells of none here (git status says why), and no "
+                "variable of a job, GITHUB_SHA or CI_COMMIT_SHA"
+            )
+        if not (interrupted or done.written or self.said.problems):
+            reasons = "; ".join(self.record.not_run) or "no test asked a question whose figures a baseline holds"
+            self.said.problems.append(f"{R.NOTHING_STORED}: --fp8-update was given and nothing was stored: {reasons}")
+
+    def _note_baselines(self) -> None:
+        from pytest_fp8.baselines.check import presence
+        from pytest_fp8.baselines.source import Folder
+
+        folder = Folder(self.settings.baseline_dir)
+        found = presence(self.record, self.pairs.source(), folder, self.pairs.gpu_key)
+        self.said.problems += found.problems
+        self.said.notes += found.notes
+
+    @contextlib.contextmanager
+    def _told_as_problems(self) -> Iterator[None]:
+        try:
+            yield
+        except Fp8Error as error:
+            self.said.problems.append(error.message)
+
+    def _write_report(self, folder: Path, finished: bool) -> None:
+        from pytest_fp8.report.files import write_beside, write_report
+
+        report = write_report(self.record, folder, self.origin(), self.said.problems, finished)
+        (folder / JOURNAL).unlink(missing_ok=True)
+        written, notes = write_beside(report, os.environ)
+        self.said.written += [str(path) for path in (report, *written)]
+        self.said.notes += notes
+
+
+def require_writable(folder: Path) -> None:
+    """Make a folder, and raise :class:`SettingsError` where no file can be made in it: a run of hours must not learn it
+    at its end."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        refuse(
+            R.NOT_WRITABLE,
+            f"the report cannot be written to {folder}",
+            expected="a folder that exists or can be made, and in which files can be made",
+            seen=f"{type(error).__name__}: {error}",
+            next_step="another folder: --fp8-report=DIR, or fp8_report in the ini file",
+        )
 
 
 SESSION = pytest.StashKey[Session]()

@@ -97,6 +97,20 @@ def pytest_runtest_setup(item):
         pytest.skip(f"{case.id} needs about {needed / GIB:.0f} GiB, and this GPU has {gpu.memory / GIB:.0f}")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A control has no case of the session's, and counts among the tests that ran, or asked the GPU."""
+    report = yield
+    asks_gpu = getattr(item, "asks_gpu", None)
+    if report.when == "call" and asks_gpu is not None:
+        from pytest_fp8.report.record import Ended, plain_line
+
+        why = report.longrepr[2].removeprefix("Skipped: ") if report.skipped else ""
+        ended = Ended(item.nodeid, "", "", report.outcome, why, not report.skipped, asks_gpu, otherwise=False)
+        report.fp8 = [plain_line(ended)]
+    return report
+
+
 @pytest.fixture
 def healthy_alone(request):
     """Skips in an update of baselines: no baseline is stored of a case that is broken on purpose or known to fail."""

@@ -1,6 +1,6 @@
 """Runs controls: gives each its broken arm, and asks the question that must find it.
 
-Nothing of it lands in the session's own ledger, and no baseline is ever written.
+Nothing of it lands in the session's record, and no baseline is ever written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pytest_fp8.baselines.store import read_baseline
 from pytest_fp8.case import Case
 from pytest_fp8.options import Settings
 from pytest_fp8.pair import Fp8Pair
-from pytest_fp8.report.ledger import Ledger
+from pytest_fp8.report.record import Notes
 from pytest_fp8.shipping import identity
 from pytest_fp8.workload import Workload, case_digest
 
@@ -45,7 +45,7 @@ class ControlRunner:
         digest = case_digest(case, own, arms.bf16)
         baseline = None if case.emulated else read_baseline(self._source(), self._gpu, case.id, digest)
         arms.start()
-        return Fp8Pair(arms, self._settings, Ledger(), baseline, "", digest, self._gpu)
+        return Fp8Pair(arms, self._settings, Notes().of(case.id, digest), baseline, "")
 
     def _source(self) -> Source:
         return source_of(self._settings.baseline_dir)

@@ -46,7 +46,7 @@ def assert_faster(request, fp8_pair):
 def known_to_fail(fp8_pair, reason):
     """What ``pytest.xfail(reason)`` raises, with the question that the report names."""
     ended = pytest.xfail.Exception(reason)
-    ended.told = fp8_pair.row, "faster"
+    ended.told = fp8_pair.notes.unproved("faster")
     return ended
 
 

@@ -28,7 +28,7 @@ def runner(request):
 
     session = request.config.stash[SESSION]
     gpu = detect()[0]
-    return ControlRunner(session.settings, session.pool, gpu.key if gpu is not None else "none")
+    return ControlRunner(session.settings, session.pairs.pool, gpu.key if gpu is not None else "none")
 
 
 def require(request, control):
@@ -40,9 +40,8 @@ def require(request, control):
     for package in control.needs:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}: pip install {package}")
-    ledger = request.config.stash[SESSION].ledger
+    request.node.asks_gpu = control.runs() == GPU
     if control.runs() != GPU:
-        ledger.ran += 1
         return
     if control.case.gpus > 1 and control.case.gpus > len(visible()):
         pytest.skip(f"needs {control.case.gpus} GPUs")
@@ -50,10 +49,7 @@ def require(request, control):
     if failure:
         pytest.fail(reason, pytrace=False)
     if reason:
-        ledger.skipped(request.node.nodeid, reason)
         pytest.skip(reason)
-    ledger.ran += 1
-    ledger.ran_on_gpu += 1
 
 
 @pytest.mark.usefixtures("healthy_alone")

@@ -7,11 +7,11 @@ import re
 import pytest
 
 from helpers.evidence import CASE
+from helpers.told import Told
 from pytest_fp8.codes import D, N, R, S
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.report.cells import COLUMNS, cells_of, gap_of
 from pytest_fp8.report.footnotes import findings, footnotes, lines_of
-from pytest_fp8.report.ledger import Entry, Ledger
 from pytest_fp8.report.terminal import summary
 from pytest_fp8.verdicts import Decision, Verdict
 
@@ -25,42 +25,38 @@ KNOWN = "accelerate 1.15.0: wraps weights into parameters that the optimizer nev
 
 
 @pytest.fixture
-def ledger():
+def told():
     """Three cases: of one the speed is invalid; of the others the loss fails as known, and an arm of one failed."""
-    ledger = Ledger()
+    told = Told()
     loss = Decision(None, Verdict.PASS, "", figures={"gap": 0.0038, "margin": 0.02}, question="loss")
     for name in NAMES:
-        ledger.note(name, "loss", loss)
+        told.answer(name, loss)
     disturbed = ("disturbed by another process", "none", "pid 4242", "a neighbour", "pytest " + "-k something " * 9)
-    ledger.note(
-        NAMES[1], "speedup", Decision(S.OTHER_PROCESS, Verdict.INVALID, *disturbed, figures=SPEED, question="speedup")
-    )
+    told.answer(NAMES[1], Decision(S.OTHER_PROCESS, Verdict.INVALID, *disturbed, figures=SPEED, question="speedup"))
     for name in (NAMES[0], NAMES[2]):
-        ledger.failed_as_expected(name, KNOWN)
-    ledger.error(NAMES[2], Fp8Error(R.ARM_DIED, "the arm 'fp8' died"))
-    return ledger
+        told.ended(f"test_{name}", name, "known", KNOWN)
+    told.error(NAMES[2], Fp8Error(R.ARM_DIED, "the arm 'fp8' died"))
+    return told
 
 
 def test_what_several_questions_share_is_said_once_with_their_names():
-    ledger = Ledger()
-    row = ledger.row(CASE.id, "")
+    told, row = Told(), CASE.id
     for question in ("layers", "loss"):
-        ledger.note(
+        told.answer(
             row,
-            question,
             Decision(D.OTHER_RANDOM_NUMBERS, Verdict.INVALID, "the arms draw other random numbers", question=question),
         )
-    ledger.note(row, "numerics", Decision(N.TOO_SENSITIVE, Verdict.INCONCLUSIVE, "too sensitive", question="numerics"))
-    ledger.note(row, "memory", Decision(None, Verdict.PASS, "0.9x", question="memory"))
-    assert findings(ledger.entries[row]) == [
+    told.answer(row, Decision(N.TOO_SENSITIVE, Verdict.INCONCLUSIVE, "too sensitive", question="numerics"))
+    told.answer(row, Decision(None, Verdict.PASS, "0.9x", question="memory"))
+    assert findings(told.entries[row]) == [
         f"{row} layers, loss: INVALID FP8-D15: the arms draw other random numbers",
         f"{row} numerics: INCONCLUSIVE FP8-N23: too sensitive",
     ]
 
 
-def test_notes_are_numbered_and_one_of_several_cases_is_said_once(ledger):
-    notes = footnotes(ledger)
-    rows = summary(ledger, color=False, width=200, notes=notes).splitlines()[3:]
+def test_notes_are_numbered_and_one_of_several_cases_is_said_once(told):
+    notes = footnotes(told)
+    rows = summary(told, color=False, width=200, notes=notes).splitlines()[3:]
     assert [re.split(" {2,}", row.strip())[0] for row in rows] == [
         f"{NAMES[0]} [1]",
         f"{NAMES[1]} [2]",
@@ -74,10 +70,10 @@ def test_notes_are_numbered_and_one_of_several_cases_is_said_once(ledger):
     ]
 
 
-def test_an_error_that_pytest_has_shown_is_not_said_again(ledger):
-    ledger.entries[NAMES[2]].failed.append("FP8-R05: the arm 'fp8' died")
-    ledger.error(NAMES[2], Fp8Error(R.ARM_HUNG, "a caught one"))
-    below = lines_of(list(footnotes(ledger)), width=None)
+def test_an_error_that_pytest_has_shown_is_not_said_again(told):
+    told.error(NAMES[2], Fp8Error(R.ARM_DIED, "the arm 'fp8' died"), ended="failed")
+    told.error(NAMES[2], Fp8Error(R.ARM_HUNG, "a caught one"))
+    below = lines_of(list(footnotes(told)), width=None)
     assert [line for line in below if line.startswith(("[3]", "[4]"))] == [
         "[3] FP8-R05: see above",
         "[4] FP8-R06: a caught one",
@@ -88,23 +84,21 @@ SIZES = "2 of 3 Linears stay in BF16: 0: out_features=250 is not a multiple of 1
 
 
 def test_what_a_pass_names_is_a_note_that_equal_rows_share():
-    ledger = Ledger()
+    told = Told()
     numbers = {"converted": 1, "linears": 3, "fp8_share": 0.18, "notes": [SIZES]}
     for name in NAMES[:2]:
-        ledger.note(name, "layers", Decision(None, Verdict.PASS, "", figures=numbers, question="layers"))
-    ledger.note(
-        NAMES[2], "layers", Decision(None, Verdict.PASS, "", figures={**numbers, "notes": []}, question="layers")
-    )
-    notes = footnotes(ledger)
+        told.answer(name, Decision(None, Verdict.PASS, "", figures=numbers, question="layers"))
+    told.answer(NAMES[2], Decision(None, Verdict.PASS, "", figures={**numbers, "notes": []}, question="layers"))
+    notes = footnotes(told)
     assert notes == {SIZES: list(NAMES[:2])}
-    assert f"{NAMES[1]} [1]" in summary(ledger, color=False, notes=notes)
+    assert f"{NAMES[1]} [1]" in summary(told, color=False, notes=notes)
     assert lines_of(list(notes), None) == [f"[1] {SIZES}"]
 
 
 @pytest.mark.parametrize("width", [80, 100])
-def test_table_and_notes_fit_a_terminal_and_lose_nothing(ledger, width):
-    notes = footnotes(ledger)
-    wide, narrow = (summary(ledger, color=False, width=each, notes=notes) for each in (None, width))
+def test_table_and_notes_fit_a_terminal_and_lose_nothing(told, width):
+    notes = footnotes(told)
+    wide, narrow = (summary(told, color=False, width=each, notes=notes) for each in (None, width))
     below = lines_of(list(notes), width)
     too_wide = [line for line in [*wide.splitlines(), *narrow.splitlines(), *below] if len(line) > 100]
     assert [line.split()[0] for line in too_wide] == ["next:"], "a command stays in one piece"
@@ -121,17 +115,9 @@ def test_table_and_notes_fit_a_terminal_and_lose_nothing(ledger, width):
 
 
 def test_what_fits_is_not_folded():
-    ledger = Ledger({"tiny": Entry("tiny")})
-    assert summary(ledger, color=False, width=150) == summary(ledger, color=False)
-
-
-def test_each_workload_of_a_case_has_a_row_of_its_own():
-    ledger = Ledger()
-    rows = [ledger.row("own-x", workload) for workload in ("one", "other", "one")]
-    assert rows == ["own-x", "own-x #2", "own-x"]
-    assert [entry.namesakes for entry in ledger.entries.values()] == [2, 2]
-    assert ledger.row("own-y", "one") == "own-y"
-    assert ledger.entries["own-y"].namesakes == 0
+    told = Told()
+    told.case("tiny")
+    assert summary(told, color=False, width=150) == summary(told, color=False)
 
 
 @pytest.mark.parametrize(
@@ -148,12 +134,10 @@ def test_each_workload_of_a_case_has_a_row_of_its_own():
     ],
 )
 def test_a_gap_and_its_margin_are_rounded_alike_in_table_and_summary(gap, margin, shown):
-    ledger = Ledger()
-    ledger.note(
-        "own", "loss", Decision(None, Verdict.PASS, "", figures={"gap": gap, "margin": margin}, question="loss")
-    )
-    assert summary(ledger, color=False).endswith(f" {shown}")
-    assert cells_of(ledger.to_json()["entries"]["own"])[[*COLUMNS].index("loss gap")] == shown
+    told = Told()
+    told.answer("own", Decision(None, Verdict.PASS, "", figures={"gap": gap, "margin": margin}, question="loss"))
+    assert summary(told, color=False).endswith(f" {shown}")
+    assert cells_of(told.to_json()["entries"]["own"])[[*COLUMNS].index("loss gap")] == shown
 
 
 @pytest.mark.parametrize("margin", [0.00126, 0.0099, 0.0099501, 0.01, 0.02, 0.0206, 0.04996, 0.2, 1.23456, 0.0009996])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.told import Told
 from pytest_fp8 import Verdict
-from pytest_fp8.codes import S
+from pytest_fp8.codes import R, S
+from pytest_fp8.errors import Fp8Error
 from pytest_fp8.report.cells import cells_of
-from pytest_fp8.report.ledger import Entry, Ledger
 from pytest_fp8.report.terminal import HEADS, remarks, row, summary
 from pytest_fp8.verdicts import Decision
 
@@ -25,14 +26,8 @@ FIGURES = {
 
 
 def entry_of(question, verdict, **numbers):
-    ledger = Ledger()
-    ledger.entries["c"] = Entry("c")
-    ledger.note(
-        "c",
-        question,
-        Decision(None if verdict is Verdict.PASS else S.NO_BASELINE, verdict, "x", question=question, figures=numbers),
-    )
-    return ledger.entries["c"]
+    code = None if verdict is Verdict.PASS else S.NO_BASELINE
+    return Told().answer("c", Decision(code, verdict, "x", question=question, figures=numbers))
 
 
 @pytest.mark.parametrize("question", ["layers", "speedup", "memory", "loss", "numerics"])
@@ -63,11 +58,11 @@ def test_what_passes_and_is_slower_than_bf16_is_not_green(question, verdict, hig
 
 
 def answered(*questions, case="tiny-torchao-tensorwise", gpu="h200"):
-    ledger = Ledger()
-    ledger.begin(ledger.row(case, ""), "", gpu)
+    told = Told()
+    told.case(case, gpu=gpu)
     for question in questions:
-        ledger.note(case, question, Decision(None, Verdict.PASS, "x", question=question, figures=FIGURES[question]))
-    return ledger
+        told.answer(case, Decision(None, Verdict.PASS, "x", question=question, figures=FIGURES[question]))
+    return told
 
 
 @pytest.mark.parametrize("width", [None, 100])
@@ -81,37 +76,35 @@ def test_a_case_that_is_asked_everything_has_one_line_of_100_columns(width):
 
 
 def test_what_was_not_asked_has_no_column_and_is_named():
-    ledger = answered("layers", "numerics", "loss", case="own-torchao-tensorwise-emulated", gpu="emulated")
-    drawn = summary(ledger, color=False)
+    told = answered("layers", "numerics", "loss", case="own-torchao-tensorwise-emulated", gpu="emulated")
+    drawn = summary(told, color=False)
     assert max(map(len, drawn.splitlines())) <= 80
     assert "speedup" not in drawn
     assert "memory" not in drawn
-    assert remarks(ledger)[0] == "not asked: checkpoints; speedup and memory need a GPU"
+    assert remarks(told)[0] == "not asked: checkpoints; speedup and memory need a GPU"
 
 
 def test_a_question_without_an_answer_keeps_its_column():
-    ledger = Ledger()
-    ledger.row("c", "")
-    ledger.note("c", "memory", Decision(S.NO_BASELINE, Verdict.NOT_EXERCISED, "x", question="memory"))
-    assert "memory" in summary(ledger, color=False)
-    assert remarks(ledger) == ["not asked: layers, numerics, loss, speedup, checkpoints"]
+    told = Told()
+    told.answer("c", Decision(S.NO_BASELINE, Verdict.NOT_EXERCISED, "x", question="memory"))
+    assert "memory" in summary(told, color=False)
+    assert remarks(told) == ["not asked: layers, numerics, loss, speedup, checkpoints"]
 
 
 def test_faster_fills_the_column_of_the_speedup():
-    ledger = Ledger()
-    ledger.row("c", "")
-    ledger.note("c", "faster", Decision(None, Verdict.PASS, "x", question="faster", figures={"speedup": 1.2}))
-    assert "1.200x" in summary(ledger, color=False)
-    assert "speedup" not in remarks(ledger)[0]
+    told = Told()
+    told.answer("c", Decision(None, Verdict.PASS, "x", question="faster", figures={"speedup": 1.2}))
+    assert "1.200x" in summary(told, color=False)
+    assert "speedup" not in remarks(told)[0]
 
 
 def test_a_row_whose_arms_failed_is_not_said_to_have_asked_nothing():
-    ledger = answered("layers")
-    ledger.entries["tiny-torchao-tensorwise"].errors.append("FP8-R05: the arm died")
-    assert remarks(ledger)[0].startswith("without an answer: numerics, loss, ")
+    told = answered("layers")
+    told.error("tiny-torchao-tensorwise", Fp8Error(R.ARM_DIED, "the arm died"))
+    assert remarks(told)[0].startswith("without an answer: numerics, loss, ")
 
 
 def test_why_layers_are_left_in_bf16_is_said_once_below_the_table():
-    ledger = answered("layers")
-    ledger.merge(answered("layers", case="8b-torchao-rowwise").to_json())
-    assert remarks(ledger)[1:] == ["left in BF16: head (output projections stay in high precision)"]
+    told = answered("layers")
+    told.add(answered("layers", case="8b-torchao-rowwise").to_lines())
+    assert remarks(told)[1:] == ["left in BF16: head (output projections stay in high precision)"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from helpers.fakes import A100, B200, H100, H200, L40S, SUITE, install
 from helpers.sessions import CHECKPOINTS
 from pytest_fp8 import Case
 from pytest_fp8.options import Settings
-from pytest_fp8.session import Session
+from pytest_fp8.pairs import Pairs
+from pytest_fp8.report.record import Notes
 
 
 @pytest.fixture
@@ -102,9 +104,9 @@ def test_cases_that_are_skipped_here_share_no_false_alarms(monkeypatch):
     install(monkeypatch, H100)
     here = Case("1b", "torchao", "tensorwise")
     elsewhere = [Case("1b", "te", "mxfp8", seq=1024 + index) for index in range(19)]
-    session = Session(Settings(gpu="h100"), Path(), is_worker=False)
-    session.selected([(case, "speedup", case.id) for case in (here, *elsewhere)], True, [])
-    assert session.gated_cases == 1
+    pairs = Pairs(Settings(gpu="h100"), Path(), Notes(), False, "", ExitStack())
+    pairs.collected([(case, "speedup") for case in (here, *elsewhere)], [])
+    assert pairs.gated_cases == 1
 
 
 def test_a_missing_library_fails_on_a_declared_gpu_and_skips_otherwise(suite, monkeypatch):

@@ -15,6 +15,7 @@ import pytest
 from benchmarks.faults.catalogue import ends
 from helpers.arms import all_end
 from pytest_fp8.ending import Endings
+from pytest_fp8.report.files import recover
 
 pytestmark = pytest.mark.slow
 
@@ -93,10 +94,11 @@ def test_a_signal_ends_the_session_as_ctrl_c_does(pytester, temporary, number, o
     assert left_in(temporary) == []
 
 
-def test_a_session_that_is_killed_leaves_the_report_of_what_was_known(pytester, temporary):
+def test_a_session_that_is_killed_leaves_what_was_known(pytester, temporary):
     session, pids = started(pytester, temporary)
     os.kill(session.pid, signal.SIGKILL)
     session.communicate(timeout=60)
+    assert [path.name for path in recover(pytester.path / "out")] == ["report.json"]
     assert reported(pytester) == {"layers": "PASS"}
     assert all_end(*pids)
     assert len(left_in(temporary)) == 1
@@ -109,6 +111,7 @@ def test_a_controller_that_is_killed_takes_its_workers_along_and_they_leave_noth
     session, pids = started(pytester, temporary, "-n1")
     os.kill(session.pid, signal.SIGKILL)
     session.communicate(timeout=60)
+    recover(pytester.path / "out")
     assert reported(pytester) == {"layers": "PASS"}
     assert all_end(*pids)
     ends(lambda: bool(left_in(temporary)), 15)

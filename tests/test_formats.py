@@ -13,8 +13,8 @@ import pytest
 from helpers.fakes import H200, SUITE, install
 from helpers.report_data import HOSTILE, decision, entry_of, report_of
 from pytest_fp8.report.cells import COLUMNS, cells_of
+from pytest_fp8.report.exports import bencher, benchmark_action, properties
 from pytest_fp8.report.files import write_beside
-from pytest_fp8.report.formats import bencher, benchmark_action, properties
 from pytest_fp8.report.summary import markdown
 
 STORED = next((Path(__file__).parents[1] / "baselines/h100").glob("1b-*.json"))

@@ -6,11 +6,8 @@ import pytest
 
 from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8.case import Case
-from pytest_fp8.codes import C
 from pytest_fp8.markers import one_of_each
-from pytest_fp8.report.ledger import Ledger
 from pytest_fp8.report.reading import read_report
-from pytest_fp8.verdicts import Decision, Verdict
 
 SPEED = """
     import pytest
@@ -165,60 +162,6 @@ def test_an_update_measures_until_the_strictest_tolerance_can_be_gated_at(pytest
     [row] = read_report(pytester.path / "out/report.json")["entries"].values()
     assert row["metrics"]["speedup"]["tolerance"] == 0.01
     assert len(row["metrics"]["speedup"]["values"]) == 4
-
-
-def decision(verdict: Verdict) -> Decision:
-    return Decision(None if verdict is Verdict.PASS else C.MORE_SEEDS, verdict, verdict.value.lower(), question="loss")
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_of_two_asserted_answers_the_ledger_keeps_the_worse(order):
-    said = Ledger()
-    verdicts = Verdict.NOT_EXERCISED, Verdict.PASS
-    for index in order:
-        said.note("case", "loss", decision(verdicts[index]))
-        said.asserted("case", "loss")
-    assert [answer.verdict for answer in said.answers()] == ["NOT_EXERCISED"]
-
-
-@pytest.mark.parametrize("verdicts", [(Verdict.FAIL, Verdict.PASS), (Verdict.PASS, Verdict.INVALID)])
-def test_of_the_answers_of_two_workers_the_worse_is_kept(verdicts):
-    def told(verdict):
-        said = Ledger()
-        said.note(said.row("case", ""), "faster", decision(verdict))
-        said.asserted("case", "faster")
-        return said.to_json()
-
-    whole = Ledger()
-    for verdict in (*verdicts, *verdicts):
-        whole.merge(told(verdict))
-    [answer] = whole.answers()
-    assert answer.verdict == next(v.value for v in verdicts if v is not Verdict.PASS)
-    assert whole.entries["case"].asserted == ["faster"]
-
-
-def test_a_missing_answer_of_one_worker_is_kept_beside_the_fail_of_another():
-    whole = Ledger()
-    for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE):
-        said = Ledger()
-        said.note(said.row("case", ""), "faster", decision(verdict))
-        said.asserted("case", "faster")
-        whole.merge(said.to_json())
-    again = Ledger()
-    again.merge(whole.to_json())
-    assert again.entries["case"].decisions["faster"]["verdict"] == "FAIL"
-    assert [answer.verdict for answer in again.answers()] == ["INCONCLUSIVE"]
-
-
-@pytest.mark.parametrize("order", [("look", "assert"), ("assert", "look")])
-def test_what_a_test_only_looked_at_takes_no_place_of_what_was_asserted(order):
-    said = Ledger()
-    for step in order:
-        said.note("case", "loss", decision(Verdict.FAIL if step == "look" else Verdict.PASS))
-        if step == "assert":
-            said.asserted("case", "loss")
-    assert said.entries["case"].decisions["loss"]["verdict"] == "PASS"
-    assert said.recent["loss"]["verdict"] == ("PASS" if order[-1] == "assert" else "FAIL"), "what its test said last"
 
 
 def test_the_session_counts_tests_of_one_case_once_with_all_that_they_ask():

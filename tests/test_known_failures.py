@@ -7,8 +7,8 @@ import json
 import pytest
 
 from helpers.fakes import H200, install
+from helpers.told import Told
 from pytest_fp8.codes import L, R
-from pytest_fp8.report.ledger import Ledger
 from pytest_fp8.verdicts import Decision, Verdict
 
 HEAD = """
@@ -181,19 +181,13 @@ def test_dies({where}):
     assert summary.splitlines()[0] == "## FP8: 1 ERROR, 1 PASS"
 
 
-def test_what_workers_learned_is_put_together_in_any_order():
-    def worker(known):
-        ledger = Ledger()
-        ledger.note("case", "layers", Decision(L.NOTHING_CONVERTED, Verdict.FAIL, "no", question="layers"))
-        entry = ledger.entries["case"]
-        (entry.known if known else entry.failed).append("layers")
-        return json.loads(json.dumps(ledger.to_json()))
-
-    for order in ((True, False), (False, True), (True, False, True)):
-        together = Ledger()
-        for known in order:
-            together.merge(worker(known))
-        assert (together.entries["case"].known, together.entries["case"].failed) == (["layers"], ["layers"])
+def test_a_question_that_fails_as_known_and_otherwise_is_both_in_any_order():
+    for order in (("known", "failed"), ("failed", "known"), ("known", "failed", "known")):
+        told = Told()
+        for ended in order:
+            told.answer("case", Decision(L.NOTHING_CONVERTED, Verdict.FAIL, "no", question="layers"), ended=ended)
+        [row] = told.entries.values()
+        assert (row.known, row.failed) == (["layers"], ["layers"])
 
 
 def test_the_reason_of_a_known_failure_is_one_line_of_plain_text(files):

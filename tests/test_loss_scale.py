@@ -124,11 +124,11 @@ def test_no_margin_is_finer_than_the_losss_own_type():
 
 
 def test_a_small_gap_is_not_shown_as_none():
-    from pytest_fp8.report.ledger import Entry
+    from pytest_fp8.report.record import Row
     from pytest_fp8.report.terminal import row
 
     decision = decided(falling(0.001, wobble=0.001), falling(0.0003))
-    entry = Entry("own")
+    entry = Row("own")
     entry.decisions["loss"] = {"verdict": "FAIL", "numbers": decision.numbers}
     assert "+0.0013 (<1.4e-05) FAIL" in row(entry)[2]
 

@@ -16,7 +16,7 @@ from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
 from pytest_fp8.pair import Fp8Pair
 from pytest_fp8.questions.again import look_again
-from pytest_fp8.report.ledger import Ledger
+from pytest_fp8.report.record import Notes
 
 CASE = Case("1b", "torchao", "rowwise", floor=1.05)
 
@@ -33,23 +33,22 @@ def ask(monkeypatch):
         held = baseline(CASE.id, "hash", metrics=metrics) if metrics else None
         arms = PairArms(CASE, pools[-1], None)
         settings = SimpleNamespace(update=False, strict=strict, processes=4)
-        ledger = Ledger()
-        return Fp8Pair(arms, settings, ledger, held, "file.json", "hash"), ledger
+        notes = Notes()
+        return Fp8Pair(arms, settings, notes.of(arms.case.id, "a model"), held, "file.json"), notes
 
     yield made
     for pool in pools:
         pool.close()
 
 
-def noted(ledger):
-    [entry] = ledger.entries.values()
-    return {question: decision["verdict"] for question, decision in entry.decisions.items()}
+def noted(notes):
+    return {answer.question: answer.verdict for answer in notes.answers}
 
 
 def test_faster_asks_the_floor_and_nothing_else(ask):
-    pair, ledger = ask(1.2, stored=1.5)
+    pair, notes = ask(1.2, stored=1.5)
     assert pair.assert_faster().verdict is Verdict.PASS
-    assert noted(ledger) == {"faster": "PASS"}
+    assert noted(notes) == {"faster": "PASS"}
     with pytest.raises(CheckFailed, match=r"FP8 is not faster than the best BF16[\s\S]*floor 1\.30x"):
         pair.assert_faster(floor=1.3)
 
@@ -60,9 +59,9 @@ def test_the_case_gives_the_floor(ask):
 
 
 def test_speedup_asks_the_baseline_and_nothing_else(ask):
-    pair, ledger = ask(1.0, stored=1.0)
+    pair, notes = ask(1.0, stored=1.0)
     assert pair.assert_speedup().verdict is Verdict.PASS
-    assert noted(ledger) == {"speedup": "PASS"}
+    assert noted(notes) == {"speedup": "PASS"}
     with pytest.raises(CheckFailed, match="lost speed against BF16 since the baseline"):
         ask(1.2, stored=1.5)[0].assert_speedup()
     decision = ask(1.2)[0].assert_speedup()

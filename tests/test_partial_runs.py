@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 
 from helpers.fakes import H200, SUITE, install
 from helpers.sessions import FILE, update, with_baselines
-from pytest_fp8.report.ledger import Entry, Ledger
+from helpers.told import Told
+from pytest_fp8.verdicts import passed
 
 
 @pytest.fixture
@@ -32,24 +32,23 @@ def test_a_run_of_a_part_names_no_orphans(stored, monkeypatch, arguments):
     result.stdout.no_fnmatch_line("*orphaned*")
 
 
-def test_one_partial_xdist_worker_makes_the_run_partial():
-    whole, part = Ledger(collected=["a"]), Ledger(collected=["b"], partial=True)
-    for worker in (whole, part):
-        controller = Ledger()
-        controller.merge(worker.to_json())
-        assert controller.partial is worker.partial
-        controller.merge(part.to_json())
-        assert controller.partial
-        assert "b" in controller.collected
+def test_one_partial_worker_makes_the_run_partial():
+    told = Told()
+    told.collected({"a1": "a"})
+    told.ended("a1", "a")
+    assert not told.partial
+    told.collected({"a1": "a"}, partial=True)
+    assert told.partial
 
 
-def test_the_rows_of_xdist_workers_stand_in_one_order_whichever_ends_first():
-    parts = [Ledger(entries={name: Entry(name)}) for name in ("tiny", "micro")]
-    for order in (parts, parts[::-1]):
-        controller = Ledger()
-        for worker in order:
-            controller.merge(worker.to_json())
-        assert list(controller.entries) == ["micro", "tiny"]
+def test_rows_stand_in_the_order_of_their_tests_whichever_worker_ends_first():
+    for order in ("ab", "ba"):
+        told = Told()
+        told.collected({"test_b": "b", "test_a": "a"})
+        for case in order:
+            told.notes.begin(f"test_{case}")
+            told.answer(case, passed("fine").answer("layers"))
+        assert list(told.entries) == ["b", "a"]
 
 
 CUT_SHORT = """
@@ -77,13 +76,13 @@ def test_a_case_that_an_interrupted_run_half_asked_is_not_stored(pytester, monke
         assert "tiny-te-current was not updated: the run was cut short" in capfd.readouterr().out
 
 
-def test_under_xdist_open_are_the_tests_that_no_worker_ran():
-    learned = Ledger()
-    for tests in ({"a": ["a1", "a2"], "b": ["b1"]}, {"a": ["a2"], "b": ["b1"]}, {"a": ["a1", "a2"]}):
-        worker = Ledger(open_tests=tests)
-        learned.merge(json.loads(json.dumps(worker.to_json())))
-    assert learned.open_tests is not None
-    assert learned.to_json()["open_tests"] == {"a": ["a2"]}
+def test_open_are_the_tests_that_no_worker_ran():
+    told = Told()
+    for _ in range(3):
+        told.collected({"a1": "a", "a2": "a", "b1": "b"})
+    told.ended("a1", "a")
+    told.ended("b1", "b", "skipped", "not today", ran=False)
+    assert told.to_json()["open_tests"] == {"a": ["a2"]}
 
 
 def test_skipped_tests_and_failures_elsewhere_do_not_cut_a_case_short(pytester, monkeypatch):

@@ -54,7 +54,7 @@ WITHOUT_A_CASE = """
         import time
         from pytest_fp8.session import SESSION
 
-        with request.config.stash[SESSION].pool().stopwatch.clock("micro-bf16-emulated", "curve"):
+        with request.config.stash[SESSION].pairs.pool().stopwatch.clock("micro-bf16-emulated", "curve"):
             time.sleep(0.4)
 """
 DRAWN = re.compile(rb"\x1bD\x1b\[A\x1b7\x1b\[B\r\x1b\[2K(.*?)\x1b8")

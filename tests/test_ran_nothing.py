@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from types import SimpleNamespace
 
 import pytest
 
 from helpers.fakes import H200, SUITE, install
 from pytest_fp8 import markers
-from pytest_fp8.report.ledger import Ledger
 
 
 def test_a_declared_gpu_and_tests_that_ask_it_nothing_fail_the_session(pytester, monkeypatch):
@@ -158,12 +156,10 @@ def test_pytest_exit_before_the_first_test_is_no_green_gate(pytester, monkeypatc
     assert result.ret == 1
 
 
-def test_what_could_not_be_asked_for_want_of_a_library_did_not_run():
-    ledger = Ledger()
-    ledger.skipped("test_a", "torchao is not installed")
-    ledger.ended("a case", "test_a", SimpleNamespace(skipped=False, failed=True, when="setup"), True)
-    assert ledger.ran_on_gpu == 0
-    ledger.ended(
-        "a case", "test_b", SimpleNamespace(skipped=True, failed=False, when="call", longrepr="out of memory"), True
-    )
-    assert ledger.not_run == {"torchao is not installed": ["test_a"], "out of memory": ["test_b"]}
+def test_what_could_not_be_asked_for_want_of_a_library_did_not_run(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    monkeypatch.setattr(markers, "_library", lambda case: "torchao is not installed")
+    pytester.makepyfile(SUITE)
+    result = pytester.runpytest("--fp8-gpu=h200")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*not run: torchao is not installed*", "*no FP8 test ran on it: torchao is not*"])

@@ -14,7 +14,7 @@ from helpers.mutants import mutants
 from pytest_fp8.baselines.atomic import remove_unfinished
 from pytest_fp8.baselines.strict import parse
 from pytest_fp8.errors import Fp8Error
-from pytest_fp8.report.files import finite
+from pytest_fp8.plain import finite
 from pytest_fp8.report.reading import read_report
 
 COUNT = 200

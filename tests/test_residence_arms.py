@@ -17,7 +17,7 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.pair import Fp8Pair
 from pytest_fp8.plain import to_plain
-from pytest_fp8.report.ledger import Ledger
+from pytest_fp8.report.record import Notes
 from pytest_fp8.shipping import identity
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def pair_in(pool, case=MICRO, workload=None):
     arms = PairArms(case, pool, shipped, identity(shipped) if shipped else "")
     arms.start()
     settings = SimpleNamespace(update=False, strict=False, processes=4)
-    return Fp8Pair(arms, settings, Ledger(), None, "file.json", "hash", asked=ASKED)
+    return Fp8Pair(arms, settings, Notes().of(arms.case.id, "a model"), None, "file.json", asked=ASKED)
 
 
 def taking_turns():

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from helpers.told import Told
 from pytest_fp8.codes import S
-from pytest_fp8.report.ledger import Ledger
 from pytest_fp8.report.shift import shift_lines, shift_of, shift_to_json
 from pytest_fp8.rules.session_shift import ALPHA, Moved, session_shift, words
 from pytest_fp8.verdicts import Decision, Verdict
@@ -79,14 +79,13 @@ def test_words_tell_a_host_s_shift_from_a_case_s_own():
     assert line.startswith("not failed, and moved by itself: case 0 -")
 
 
-def ledger(change, cases=6):
-    noted = Ledger()
+def told(change, cases=6):
+    noted = Told()
     for index in range(cases):
         numbers = {"change": change + 0.0005 * (index - cases / 2), "change_error": ERROR, "own_error": OWN}
         verdict = Verdict.FAIL if index == 0 else Verdict.PASS
-        noted.note(
+        noted.answer(
             f"n{index}",
-            "speedup",
             Decision(
                 None if verdict is Verdict.PASS else S.UNDECIDED, verdict, "x", figures=numbers, question="speedup"
             ),
@@ -94,20 +93,20 @@ def ledger(change, cases=6):
     return noted
 
 
-def test_the_ledger_gives_lines_and_a_report():
-    noted = ledger(-0.02)
+def test_the_record_gives_lines_and_a_report():
+    noted = told(-0.02)
     [first, following, failed] = shift_lines(noted)
     assert first.startswith("all 6 gated cases moved by -2.0% +-")
     assert "next:" in following
     assert "n0" in failed
     assert "moved like the rest" in failed
     assert shift_to_json(noted)["unusual"] is True
-    assert shift_lines(ledger(0.0)) == []
+    assert shift_lines(told(0.0)) == []
 
 
 def test_what_is_gated_on_busy_time_does_not_count():
     """Its sessions differ by how long hosts let the GPU wait, which is nothing that all cases share."""
-    noted = ledger(0.0, cases=6)
+    noted = told(0.0, cases=6)
     waiting = noted.entries["n5"].decisions["speedup"]["numbers"]
     waiting["change"] = 0.03
     assert "n5" in shift_of(noted).own
@@ -117,11 +116,10 @@ def test_what_is_gated_on_busy_time_does_not_count():
 
 
 def test_what_was_disturbed_or_had_no_baseline_does_not_count():
-    noted = ledger(-0.02, cases=4)
+    noted = told(-0.02, cases=4)
     [row, *_] = noted.entries
-    noted.note(
+    noted.answer(
         row,
-        "speedup",
         Decision(
             S.OTHER_PROCESS,
             Verdict.INVALID,

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from helpers.baselines import ORIGIN
 from helpers.fakes import H200, SUITE, install
+from helpers.told import Told
 from pytest_fp8.cli import main
 from pytest_fp8.codes import B
-from pytest_fp8.errors import BaselineError
-from pytest_fp8.options import Settings
+from pytest_fp8.errors import BaselineError, Fp8Error
 from pytest_fp8.report.cells import verdict_of
-from pytest_fp8.report.files import write_report
-from pytest_fp8.report.known import note_failure
-from pytest_fp8.report.ledger import Ledger
+from pytest_fp8.report.files import recover, write_candidates, write_report
 from pytest_fp8.report.reading import read_report
-from pytest_fp8.session import Session
-from pytest_fp8.verdicts import Decision, Verdict
+from pytest_fp8.report.record import JOURNAL
+from pytest_fp8.verdicts import passed
 
-OUTCOMES = ("passed", "failed", "skipped")
 ONE = """
     import pytest
     from pytest_fp8 import Case
@@ -181,21 +181,15 @@ def test_what_fails_an_update_by_itself_is_in_a_report(pytester, monkeypatch):
 
 
 def test_long_names_and_long_lists_are_cut_to_what_a_report_takes(tmp_path):
-    ledger = Ledger()
-    ledger.failed_tests, ledger.open_tests = ["x" * 3000], {"tiny": ["y" * 3000]}
-    write_report(ledger, tmp_path, {}, ["z" * 30_000])
+    told = Told()
+    told.collected({"y" * 3000: "tiny"})
+    ended = {"test": "x" * 3000, "case": "tiny", "model": "", "reason": "", "ran": True, "on_gpu": True}
+    told.add([{"kind": "Ended", **ended, "outcome": "failed", "otherwise": True}])
+    write_report(told, tmp_path, {}, ["z" * 30_000])
     report = json.loads((tmp_path / "report.json").read_text())
     cut = [*report["failed_tests"], *report["open_tests"]["tiny"], *report["problems"]]
     assert [len(text) for text in cut] == [2000, 2000, 20_000]
     assert all(text.endswith("...") for text in cut)
-
-
-def test_a_test_that_passes_when_it_is_run_again_is_none_that_failed():
-    ledger = Ledger()
-    for outcome in ("failed", "passed"):
-        told = SimpleNamespace(nodeid="test_it", when="call", **{each: each == outcome for each in OUTCOMES})
-        note_failure(ledger, "tiny", told, OSError() if outcome == "failed" else None)
-    assert ledger.failed_tests == []
 
 
 @pytest.mark.parametrize("caught", [True, False])
@@ -221,16 +215,6 @@ def test_a_fail_whose_exception_was_caught_is_told(pytester, monkeypatch, caught
     assert result.parseoutcomes() == ({"passed": 1} if caught else {"failed": 1})
 
 
-def test_a_report_from_before_the_end_says_that_it_is_not_finished(pytester, monkeypatch):
-    install(monkeypatch, H200)
-    monkeypatch.setattr("pytest_fp8.report.interim.LEAST_SECONDS", 0.0)
-    after = "import json, pathlib; pathlib.Path('seen.json').write_text(pathlib.Path('out/report.json').read_text())"
-    pytester.makepyfile(ONE.format(after="pass") + f"\n    def test_third():\n        {after}\n")
-    _, report, _ = run(pytester, "--fp8-gpu=h200")
-    assert report["finished"] is True
-    assert json.loads((pytester.path / "seen.json").read_text())["finished"] is False
-
-
 TWO = """
     import os, pathlib, signal
     import pytest
@@ -249,100 +233,76 @@ TWO = """
 DONE, UNDER_WAY = (f"out/candidates/h200/tiny-torchao-{recipe}.json" for recipe in ("rowwise", "tensorwise"))
 
 
-def test_a_case_that_is_done_has_its_candidate_while_others_run(pytester, monkeypatch):
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n1",), marks=pytest.mark.slow)], ids=["one process", "xdist"])
+def test_a_session_that_is_killed_leaves_a_journal_from_which_its_report_is_written(pytester, monkeypatch, workers):
     install(monkeypatch, H200)
-    monkeypatch.setattr("pytest_fp8.report.interim.LEAST_SECONDS", 0.0)
-    look = "pathlib.Path('seen').write_text(' '.join(path.name for path in pathlib.Path('out').rglob('*.json')))"
-    copy = "__import__('shutil').copytree('out', 'killed')"
-    pytester.makepyfile(TWO.format(then=f"{look}; {copy}"))
-    assert pytester.runpytest("--fp8-report=out", "--fp8-gpu=h200").ret == 0
-    assert sorted((pytester.path / "seen").read_text().split()) == ["report.json", "tiny-torchao-rowwise.json"]
+    if workers:
+        pytest.importorskip("xdist")
+        monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    tests = str(Path(__file__).parent)
+    pytester.makeconftest(
+        f"""
+        import sys
+        sys.path.insert(0, {tests!r})
+        import pytest
+        from helpers.fakes import H200, install
+        install(pytest.MonkeyPatch(), H200)
+        """
+    )
+    pytester.makepyfile(TWO.format(then="os.kill(int(os.environ.get('CONTROLLER', os.getpid())), signal.SIGKILL)"))
+    monkeypatch.setenv("CONTROLLER", "")
+    command = "import os, sys, pytest; os.environ['CONTROLLER'] = str(os.getpid()); sys.exit(pytest.main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", command, "-p", "no:cacheprovider", "--fp8-report=out", "--fp8-gpu=h200", *workers],
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert not (pytester.path / "out/report.json").exists()
+    assert main(["report", "out"]) in (0, 2), "2: the page needs the extra [report]"
+    report = read_report(pytester.path / "out")
+    assert report["finished"] is False
+    assert report["provenance"]["gpu"]["name"] == H200.name
+    rows = {
+        name: {q: each["verdict"] for q, each in row["decisions"].items()} for name, row in report["entries"].items()
+    }
+    assert rows["tiny-torchao-rowwise"] == {"layers": "PASS", "memory": "NOT_EXERCISED"}
+    assert report["open_tests"].keys() == {"tiny-torchao-tensorwise"}
+    # Candidates of the cases that are done, stored as the docs say.
     assert (pytester.path / DONE).exists()
-    assert (pytester.path / UNDER_WAY).exists()
-    # What a machine that went away then would have left, stored as it says.
-    code = main(["baselines", "promote", "killed/candidates", "--dir", "baselines", "--reason", "first"])
+    code = main(["baselines", "promote", "out/candidates", "--dir", "baselines", "--reason", "first"])
     assert code == 0
     assert [path.name for path in (pytester.path / "baselines/h200").glob("tiny*")] == ["tiny-torchao-rowwise.json"]
 
 
-def test_candidates_of_a_session_that_was_killed_stay_until_the_next_ones_end(pytester, monkeypatch):
+def test_the_report_at_the_end_takes_the_place_of_an_earlier_one_and_of_the_journal(pytester, monkeypatch):
     install(monkeypatch, H200)
-    monkeypatch.setattr("pytest_fp8.report.interim.LEAST_SECONDS", 0.0)
+    look = "pathlib.Path('seen').write_text(' '.join(path.name for path in pathlib.Path('out').rglob('*')))"
     pytester.makepyfile(TWO.format(then="pass"))
     assert pytester.runpytest("--fp8-report=out", "--fp8-gpu=h200").ret == 0
-    seen = "pathlib.Path('seen').write_text(' '.join(path.name for path in pathlib.Path('out').rglob('*')))"
-    pytester.makepyfile(TWO.format(then=seen))
+    pytester.makepyfile(TWO.format(then=look))
+    assert pytester.runpytest("--fp8-report=out", "--fp8-gpu=h200", "-k", "under_way or done").ret == 0
+    assert {"report.json", JOURNAL, "tiny-torchao-rowwise.json"} <= {*(pytester.path / "seen").read_text().split()}
+    assert not (pytester.path / "out" / JOURNAL).exists()
     assert pytester.runpytest("--fp8-report=out", "--fp8-gpu=h200", "-k", "under_way").ret == 0
-    assert "tiny-torchao-rowwise.json" in (pytester.path / "seen").read_text()
     assert not (pytester.path / DONE).exists(), "nobody takes it for one of this session's"
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """The interim report's seconds, which pass as a test says."""
-    now = [100.0]
-    monkeypatch.setattr("pytest_fp8.report.interim.time.monotonic", lambda: now[0])
-    return now
+@pytest.mark.parametrize("text", ["", "{}\n", "[1]\n", "nothing\n", '{"kind": "Answer"}\n'])
+def test_what_is_no_journal_is_refused_in_one_line(tmp_path, text):
+    (tmp_path / JOURNAL).write_text(text)
+    with pytest.raises(Fp8Error, match="is no journal of this pytest-fp8") as refused:
+        recover(tmp_path)
+    assert refused.value.headline.isprintable()
 
 
-@pytest.fixture
-def session(tmp_path, clock):
-    made = Session(Settings(report_dir=tmp_path, baseline_dir=tmp_path / "baselines"), tmp_path, is_worker=False)
-    made.interim.origin = ORIGIN
-    yield made
-    made.close()
-
-
-def ends(session, case):
-    """A test of the case ends."""
-    session.ledger.note(
-        session.ledger.row(case, case), "memory", Decision(None, Verdict.PASS, "0.9x", question="memory")
-    )
-    session.save(news=True)
-
-
-def told(session):
-    return set(read_report(session.settings.report_dir)["entries"])
-
-
-def test_what_ended_a_moment_after_a_report_is_written_when_an_arm_is_waited_for(session, clock):
-    for case in ("one", "two", "three"):
-        ends(session, case)
-        assert told(session) == {"one"}, "not after each test"
-        clock[0] += 0.01
-    waiting = session.pool().stopwatch.clock
-    with waiting("an arm", "build"):
-        assert told(session) == {"one", "two", "three"}
-    (session.settings.report_dir / "report.json").unlink()
-    with waiting("an arm", "blocks"):
-        assert not (session.settings.report_dir / "report.json").exists(), "nothing new"
-
-
-def test_reports_that_take_long_are_few(session, clock, monkeypatch):
-    real = write_report
-
-    def slow(*arguments, **more):
-        clock[0] += 0.6
-        return real(*arguments, **more)
-
-    monkeypatch.setattr("pytest_fp8.report.files.write_report", slow)
-    waiting = session.pool().stopwatch.clock
-    written = 0
-    for number in range(125):
-        ends(session, f"case {number}")
-        with waiting("an arm", "build"):
-            written += f"case {number}" in told(session)
-            clock[0] += 4.0
-    assert 10 < written < 40, "a second at once, and a fiftieth of five hundred"
-
-
-def test_a_candidate_that_cannot_be_written_keeps_nothing_else_back(session, monkeypatch):
-    def refuse(*arguments):
-        raise BaselineError(B.UNREADABLE, "not a readable baseline")
+def test_a_candidate_that_cannot_be_written_keeps_no_other_back(tmp_path, monkeypatch):
+    def refuse(record, row, *_):
+        raise BaselineError(B.UNREADABLE, f"not a readable baseline: {row.case}")
 
     monkeypatch.setattr("pytest_fp8.report.files.candidate", refuse)
-    monkeypatch.setattr("pytest_fp8.report.interim.LEAST_SECONDS", 0.0)
+    told = Told()
     for case in ("one", "two"):
-        session.ledger.measure(session.ledger.row(case, case), "memory_ratio", [0.9], None)
-        ends(session, case)
-        assert case in told(session)
+        told.answer(case, passed("0.9x").answer("memory"), memory_ratio=[0.9])
+    with pytest.raises(BaselineError, match="one"):
+        write_candidates(told, tmp_path, tmp_path / "baselines", ORIGIN)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.fakes import H200, install
-from pytest_fp8.report.annotations import commands
+from pytest_fp8.report.exports import commands
 
 SUITE = """\
 import pytest

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 from pytest_fp8.pair import Fp8Pair
-from pytest_fp8.report.ledger import Ledger
+from pytest_fp8.report.record import Notes
 from pytest_fp8.verdicts import passed
 
 class Pair(Fp8Pair):
-    case = row = "a case"
+    case = "a case"
     def __init__(self):
-        self._arms, self._ledger = SimpleNamespace(fp8="an arm", bf16="an arm"), Ledger()
+        self._arms, self.notes = SimpleNamespace(fp8="an arm", bf16="an arm"), Notes().of("a case", "a model")
+        self._metrics = {}
         self._gathering = SimpleNamespace(has=lambda question: True)
     def _look_at_loss(self): return "evidence of an earlier test", None
     def assert_loss(self): self._note(passed("fine").answer("loss", {}))

@@ -14,7 +14,7 @@ from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.options import Settings
 from pytest_fp8.pair import Fp8Pair
-from pytest_fp8.report.ledger import Ledger
+from pytest_fp8.report.record import Notes
 
 CASE = Case("micro", "torchao", "tensorwise", emulated=True)
 SLOWEST_SECONDS = 5.0
@@ -55,7 +55,7 @@ def asked(question: str, killer: Killer) -> tuple[str, str, float]:
     def pair() -> Fp8Pair:
         arms = PairArms(CASE, pool, None)
         arms.start()
-        return Fp8Pair(arms, Settings(), Ledger(), None, "", "", "emulated")
+        return Fp8Pair(arms, Settings(), Notes().of(CASE.id, ""), None, "")
 
     def verdict(ask: Callable[[], Fp8Pair]) -> str:
         return str(getattr(ask(), question)().verdict.value)

@@ -50,12 +50,17 @@ class Stopwatch:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the first arm was started; 0 where none was."""
+        """Seconds since the first arm was started, or since they were last taken; 0 where none was."""
         return time.monotonic() - self._began if self._began is not None else 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        """``elapsed`` seconds; ``waited`` by arm and operation; ``builds`` by arm, the phases of each."""
+    def take(self) -> dict[str, Any]:
+        """``elapsed`` seconds since the last call; ``waited`` by arm and operation; ``builds`` by arm, the phases of
+        each. Empty where nothing was waited for since."""
+        if not self.waited:
+            return {}
         waited: dict[str, dict[str, float]] = {}
         for (arm, what), seconds in self.waited.items():
             waited.setdefault(arm, {})[what] = seconds
-        return {"elapsed": self.elapsed, "waited": waited, "builds": self.builds}
+        taken = {"elapsed": self.elapsed, "waited": waited, "builds": self.builds}
+        self._began, self.waited, self.builds = time.monotonic(), {}, {}
+        return taken

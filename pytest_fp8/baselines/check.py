@@ -27,7 +27,7 @@ from pytest_fp8.recipes import unmet_need
 from pytest_fp8.rules.variance import MEASURED, Components
 
 if TYPE_CHECKING:
-    from pytest_fp8.report.ledger import Ledger
+    from pytest_fp8.report.record import Record
 
 EMULATED = "emulated"
 """The folder of baselines that were measured without a GPU."""
@@ -169,24 +169,24 @@ class Presence:
     notes: list[str] = field(default_factory=list)
 
 
-def presence(ledger: Ledger, source: Source, folder: Source, gpu: str) -> Presence:
+def presence(record: Record, source: Source, folder: Source, gpu: str) -> Presence:
     """What to say of the baselines of ``gpu`` after a session that read them from ``source``; ``folder``: those of the
     checkout, which a person can prune. Orphaned ones fail it in continuous integration, where nobody reads notes."""
     found = Presence()
-    if not ledger.partial:
-        asked = {name for name, entry in ledger.entries.items() if entry.decisions}
+    if not record.partial:
+        asked = {name for name, entry in record.entries.items() if entry.decisions}
         here = {path.stem for path in folder.names() if path.parts[:-1] == (gpu,)}
-        if of_no_case := sorted(here - set(ledger.collected)):
+        if of_no_case := sorted(here - set(record.collected)):
             (found.problems if ci_variable(os.environ) else found.notes).extend(
                 [
                     f"{len(of_no_case)} orphaned baseline(s), of no case of this suite: {', '.join(of_no_case)}",
                     "  next: delete these files, or find out which test was to ask them",
                 ]
             )
-        if not_asked := sorted((here & set(ledger.collected)) - asked):
+        if not_asked := sorted((here & set(record.collected)) - asked):
             names = ", ".join(not_asked)
             found.notes.append(f"{len(not_asked)} unexercised baseline(s), asked nothing in this run: {names}")
-    of_this_gpu = {name for name, entry in ledger.entries.items() if entry.gpu == gpu}
+    of_this_gpu = {name for name, entry in record.entries.items() if entry.gpu == gpu}
     otherwise = []
     for path in source.names():
         if path.parts[:-1] == (gpu,) and path.stem in of_this_gpu:

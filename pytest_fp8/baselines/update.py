@@ -24,7 +24,7 @@ from pytest_fp8.errors import BaselineError, SettingsError
 from pytest_fp8.rules.change import RUNS_TO_FAIL
 
 if TYPE_CHECKING:
-    from pytest_fp8.report.ledger import Entry, Ledger
+    from pytest_fp8.report.record import Record, Row
 
 
 CANDIDATES = "candidates"
@@ -41,16 +41,16 @@ class Update:
     notes: list[str] = field(default_factory=list)
 
 
-def update_baselines(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) -> Update:
+def update_baselines(record: Record, folder: Path, origin: Mapping[str, Any]) -> Update:
     """Append this session to the baseline of each case below ``folder``.
 
     ``origin``: the provenance of this session's measurements, taken before the first file is written.
     """
     done = Update()
-    for name, entry in ledger.entries.items():
+    for name, entry in record.entries.items():
         if not entry.metrics and not entry.errors:
             continue
-        why = why_not_stored(ledger, name, folder)
+        why = why_not_stored(record, name, folder)
         if not why:
             new = measured(entry, origin)
             why = _store(done, folder, new, tolerances_of(entry))
@@ -136,14 +136,14 @@ def _questions(session: StoredSession) -> set[str]:
     return {METRICS[name].question for name in session.metrics}
 
 
-def measured(entry: Entry, origin: Mapping[str, Any], unfit: str = "") -> Baseline:
+def measured(entry: Row, origin: Mapping[str, Any], unfit: str = "") -> Baseline:
     """What this session measured of a case, as a baseline of one session."""
     values = {name: metric["values"] for name, metric in entry.metrics.items()}
     session = session_of(origin_of(entry, origin), values, unfit)
     return Baseline(entry.case, entry.case_hash, entry.gpu, (session,))
 
 
-def not_finite(entry: Entry) -> str:
+def not_finite(entry: Row) -> str:
     """A metric with a value that no baseline can hold, or an empty string."""
     for name, metric in entry.metrics.items():
         for row in metric["values"]:
@@ -152,38 +152,38 @@ def not_finite(entry: Entry) -> str:
     return ""
 
 
-def origin_of(entry: Entry, origin: Mapping[str, Any]) -> dict[str, Any]:
+def origin_of(entry: Row, origin: Mapping[str, Any]) -> dict[str, Any]:
     """The provenance of a case's figures: an emulated case used no GPU."""
     return {**origin, "gpu": {"name": "emulated"} if entry.gpu == "emulated" else origin["gpu"]}
 
 
-def tolerances_of(entry: Entry) -> dict[str, float]:
+def tolerances_of(entry: Row) -> dict[str, float]:
     """The tolerances of the case itself: those that its mark or the suite gives, and the loss rule's margin."""
     return {name: float(metric["tolerance"]) for name, metric in entry.metrics.items()}
 
 
-def candidate(ledger: Ledger, entry: Entry, folder: Path, origin: Mapping[str, Any]) -> Baseline:
+def candidate(record: Record, entry: Row, folder: Path, origin: Mapping[str, Any]) -> Baseline:
     """What an update would store of a case: the stored sessions, and this one behind them. ``unfit`` of the session
     says why an update would refuse it."""
     old, why_none = earlier_baseline(folder, entry.gpu, entry.case, entry.case_hash)
     new = measured(entry, origin)
-    why = why_not_stored(ledger, entry.case, folder) or why_not_appended(old, new.newest)
+    why = why_not_stored(record, entry.case, folder) or why_not_appended(old, new.newest)
     new = measured(entry, origin, unfit=why)
     revision = revise(old, new, why_none, tolerances_of(entry), read_components(Folder(folder), entry.gpu))
     return appended(old, new, revision.starts())
 
 
-def why_not_stored(ledger: Ledger, case: str, folder: Path) -> str:
+def why_not_stored(record: Record, case: str, folder: Path) -> str:
     """Why this session's measurements of a case are no baseline, or an empty string. ``folder``: of the baselines, with
     the GPU's variances. Raises :class:`BaselineError` where these cannot be believed."""
-    entry = ledger.entries[case]
+    entry = record.entries[case]
     if entry.namesakes:
         return (
             f"{entry.namesakes} different models or settings were asked under this name; give each its own: "
             "@pytest.mark.fp8(name='...')"
         )
     layers = entry.decisions.get("layers")
-    not_run = (ledger.open_tests or {}).get(case)
+    not_run = record.open_tests.get(case)
     if not_run:
         names = ", ".join(sorted(not_run))
         return f"the run was cut short before all its tests had run (open: {names}); run its update again"
@@ -212,7 +212,7 @@ def why_not_stored(ledger: Ledger, case: str, folder: Path) -> str:
     return why + (f"; {scattered}" if scattered else "")
 
 
-def _speed(entry: Entry) -> Mapping[str, Any]:
+def _speed(entry: Row) -> Mapping[str, Any]:
     """The numbers of its speed."""
     numbers: Mapping[str, Any] = (entry.decisions.get("speedup") or entry.decisions.get("faster") or {}).get(
         "numbers", {}
@@ -228,7 +228,7 @@ def too_few(metrics: Mapping[str, Sequence[Any]]) -> str:
     return "its speedup stands on one process, which may be slow by chance"
 
 
-def _launch_bound(entry: Entry, folder: Path) -> list[str]:
+def _launch_bound(entry: Row, folder: Path) -> list[str]:
     """A note where the step time that was stored depends on the host as much as on the GPU."""
     waits = _speed(entry).get("waits_for_host", "")
     steps = entry.metrics["speedup"]

@@ -167,8 +167,8 @@ def named_cases(names: Sequence[str], suite: Path, own: bool) -> list[Case]:
 
 def print_comparisons(done: Sequence[Comparison]) -> None:
     """A row per arm, then each verdict in full."""
-    from pytest_fp8.report.durations import time_in_arms
     from pytest_fp8.report.tables import table
+    from pytest_fp8.report.terminal import time_in_arms
 
     rows = []
     for comparison in done:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pytest_fp8.report.known import is_known, known_questions, not_proved
+from pytest_fp8.case import QUESTIONS
 from pytest_fp8.verdicts import WORST_FIRST
 
 COLUMNS = (
@@ -32,6 +32,23 @@ def _verdicts(entry: Mapping[str, Any], known: bool = True) -> list[str]:
     said += ["FAIL" for _ in not_proved(entry) if known]
     said += ["UNFINISHED"] if entry.get("open_tests") else []
     return said + ["ERROR" for error in entry["errors"] if known or not is_known(entry, error)]
+
+
+def is_known(entry: Mapping[str, Any], what: str) -> bool:
+    """Whether all tests that failed with this question, or with this arm's error, were expected to."""
+    return what in entry["known"] and what not in entry["failed"]
+
+
+def known_questions(entry: Mapping[str, Any]) -> list[str]:
+    """The questions of a case that fail as known. One without an answer is none: no test can be expected to end so."""
+    decisions = entry["decisions"].items()
+    return [question for question, said in decisions if said["verdict"] == "FAIL" and is_known(entry, question)]
+
+
+def not_proved(entry: Mapping[str, Any]) -> list[str]:
+    """The questions of a case of which tests ended as known before there was an answer."""
+    without = [what for what in entry["known"] if what in (*QUESTIONS, "faster")]
+    return [what for what in without if what not in entry["decisions"] and is_known(entry, what)]
 
 
 def known_of(entry: Mapping[str, Any]) -> str:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
-import math
+import shlex
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_fp8.baselines.atomic import remove_unfinished, write_atomically
 from pytest_fp8.baselines.store import write_baseline
+from pytest_fp8.baselines.strict import quoted
 from pytest_fp8.baselines.update import CANDIDATES, candidate, not_finite, origin_of, why_not_stored
+from pytest_fp8.codes import R
 from pytest_fp8.errors import BaselineError, Fp8Error, first_line
+from pytest_fp8.plain import finite
+from pytest_fp8.report.record import JOURNAL, Began, Record, read_journal
 from pytest_fp8.report.shift import shift_to_json
-
-if TYPE_CHECKING:
-    from pytest_fp8.report.ledger import Ledger
-
 
 SCHEMA = 1
 """The number of what ``report.json`` holds; it grows where a field that readers use changes its meaning or goes.
@@ -29,7 +30,7 @@ LONGEST_PROBLEM = 20_000
 
 
 def write_report(
-    ledger: Ledger, folder: Path, origin: Mapping[str, Any], problems: Sequence[str] = (), finished: bool = True
+    record: Record, folder: Path, origin: Mapping[str, Any], problems: Sequence[str] = (), finished: bool = True
 ) -> Path:
     """Write ``report.json``; gives its path. ``origin``: the provenance of this session's measurements. ``problems``:
     what makes the session fail beside its tests. ``finished``: whether the session is at its end, and all its FP8 tests
@@ -38,18 +39,18 @@ def write_report(
     Raises :class:`BaselineError`.
     """
     provenance = dict(origin)
-    for first in list(ledger.entries.values())[:1]:
+    for first in list(record.entries.values())[:1]:
         provenance = origin_of(first, origin)
-    told = ledger.to_json()
+    told = record.to_json()
     open_tests = told["open_tests"]
     report = {
         "schema": SCHEMA,
         **told,
         "failed_tests": _cut(told["failed_tests"], LONGEST_ID),
-        "open_tests": open_tests and {case: _cut(tests, LONGEST_ID) for case, tests in open_tests.items()},
+        "open_tests": {case: _cut(tests, LONGEST_ID) for case, tests in open_tests.items()},
         "finished": finished,
         "problems": _cut(problems, LONGEST_PROBLEM),
-        "session_shift": shift_to_json(ledger),
+        "session_shift": shift_to_json(record),
         "provenance": provenance,
     }
     path = folder / "report.json"
@@ -67,7 +68,7 @@ def write_beside(report: Path, environment: Mapping[str, str]) -> tuple[list[Pat
     """What people and other tools read, beside ``report.json``. Gives the paths, and notes on what could not be
     written, which fails no session. The summary also goes where GitHub shows it; the page needs the extra ``report``.
     """
-    from pytest_fp8.report.formats import ACTION, BENCHER, bencher, benchmark_action
+    from pytest_fp8.report.exports import ACTION, BENCHER, bencher, benchmark_action
     from pytest_fp8.report.page import write as page
     from pytest_fp8.report.summary import NAME, markdown
 
@@ -113,6 +114,67 @@ def _to_github(summary: str, file: str) -> list[str]:
     return []
 
 
+def recover(folder: Path) -> list[Path]:
+    """Write ``report.json``, and candidates of the cases that are done, from the journal of a session that was killed
+    or still runs; gives the report's path, or nothing without a journal. Raises :class:`Fp8Error`."""
+    from pytest_fp8.baselines.strict import Unsound
+    from pytest_fp8.report.reading import MOST_BYTES
+
+    journal = folder / JOURNAL
+    if not journal.exists():
+        return []
+    try:
+        record = read_journal(journal, MOST_BYTES)
+        began = next(line for line in record.lines if isinstance(line, Began))
+    except (OSError, ValueError, TypeError, Unsound, StopIteration) as error:
+        raise Fp8Error(
+            R.NOT_A_REPORT,
+            f"{quoted(str(journal))} is no journal of this pytest-fp8: {type(error).__name__}: {error}"[:500],
+            next_step=f"remove it to read the report beside it: rm {shlex.quote(str(journal))}",
+        ) from None
+    done = [name for name, row in record.entries.items() if not row.open_tests]
+    write_candidates(record, folder, Path(began.baselines), began.provenance, done)
+    return [write_report(record, folder, began.provenance, finished=False)]
+
+
+def add_report(commands: Any) -> None:
+    """Add ``report`` to the parser of :mod:`pytest_fp8.cli`."""
+    add = commands.add_parser("report", help="one HTML page with pictures, from one report or several")
+    add.add_argument(
+        "reports",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="folder of --fp8-report, or a report.json; the newest last",
+    )
+    add.add_argument("-o", "--output", type=Path, help="where to write (default: index.html in the last folder)")
+    add.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the page and say where; gives the exit code 0. Raises :class:`Fp8Error`."""
+    from pytest_fp8.report.page.write import NAME, write_page
+
+    for folder in options.reports:
+        for path in recover(folder):
+            print(f"wrote {path}, of a session that has not ended")
+    last: Path = options.reports[-1]
+    target = options.output or (last if last.is_dir() else last.parent) / NAME
+    if target.is_dir():
+        again = ["pytest-fp8", "report", *map(str, options.reports), "-o", str(target / NAME)]
+        raise Fp8Error(
+            R.NOT_WRITABLE,
+            f"could not write {target}: it is a folder",
+            expected="the name of a file",
+            seen=f"{'-o ' if options.output else ''}{target}, a folder",
+            cause="the page is one file, and -o names that file",
+            next_step=shlex.join(again),
+        )
+    write_page(options.reports, target)
+    print(f"wrote {target}")
+    return 0
+
+
 def holds_report(folder: Path) -> bool:
     """Whether a session has left its report there: ``report.json`` is one of ours."""
     from pytest_fp8.baselines.strict import Unsound, parse, read_regular
@@ -129,7 +191,7 @@ def remove_report(folder: Path) -> None:
     """Remove what lies beside a session's report in a folder, and its candidates; the next report takes the place of
     the report itself. Files of others stay, and folders with such files."""
     from pytest_fp8.baselines.store import load_baseline
-    from pytest_fp8.report.formats import ACTION, BENCHER
+    from pytest_fp8.report.exports import ACTION, BENCHER
     from pytest_fp8.report.page.write import NAME as PAGE
     from pytest_fp8.report.summary import NAME as SUMMARY
 
@@ -147,17 +209,8 @@ def remove_report(folder: Path) -> None:
             empty.rmdir()
 
 
-def finite(value: Any) -> Any:
-    """Plain data with ``None`` for each number that is not finite: JSON has none, and a loss may be."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def write_candidates(
-    ledger: Ledger, folder: Path, baselines: Path, origin: Mapping[str, Any], of: Container[str] | None = None
+    record: Record, folder: Path, baselines: Path, origin: Mapping[str, Any], of: Container[str] | None = None
 ) -> list[str]:
     """Write a candidate per measured case; gives notes about the cases that have none. ``of``: of these cases alone.
     Raises :class:`BaselineError`.
@@ -166,14 +219,14 @@ def write_candidates(
     is not finite, as the loss of a model that diverged.
     """
     notes, errors = [], []
-    for name, entry in ledger.entries.items():
+    for name, entry in record.entries.items():
         if of is not None and name not in of:
             continue
         if entry.metrics and (entry.namesakes or not_finite(entry)):
-            notes.append(f"no candidate of {name}: {why_not_stored(ledger, name, baselines)}")
+            notes.append(f"no candidate of {name}: {why_not_stored(record, name, baselines)}")
         elif entry.metrics:
             try:
-                write_baseline(folder / CANDIDATES, candidate(ledger, entry, baselines, origin))
+                write_baseline(folder / CANDIDATES, candidate(record, entry, baselines, origin))
             except BaselineError as error:
                 errors.append(error)
     if errors:

@@ -9,21 +9,21 @@ from itertools import chain
 from statistics import median
 from typing import Any
 
-from pytest_fp8.report.ledger import Entry, Ledger
+from pytest_fp8.report.record import Record, Row
 from pytest_fp8.rules.undecided import NO_BASELINE
 
 LABEL = re.compile(r" *[a-z]+: +")
 """How each line of a message after its headline begins."""
 
 
-def footnotes(ledger: Ledger) -> dict[str, list[str]]:
+def footnotes(record: Record) -> dict[str, list[str]]:
     """Text of each note -> the rows that it is about, in the order of the table: why a case fails as known, errors of
     its arms, decisions that a person should read although their tests pass, what a PASS names besides, and what a
     session that ended early had timed."""
     notes: dict[str, list[str]] = {}
-    for entry in ledger.entries.values():
+    for entry in record.entries.values():
         known = [f"fails as known: {reason}" for reason in entry.expected]
-        left = unjudged(entry) if ledger.cut_short else []
+        left = unjudged(entry) if record.open_tests else []
         # pytest has shown what its tests failed with.
         errors = [f"{text.partition(':')[0]}: see above" if text in entry.failed else text for text in entry.errors]
         for text in [*known, *errors, *findings(entry), *notes_of(entry.decisions), *left]:
@@ -31,7 +31,7 @@ def footnotes(ledger: Ledger) -> dict[str, list[str]]:
     return notes
 
 
-def findings(entry: Entry) -> list[str]:
+def findings(entry: Row) -> list[str]:
     """The messages of decisions that are not plain PASS and did not fail. One that several questions share is said
     once. What lacks a baseline is said once for all cases, elsewhere."""
     shared: dict[str, list[str]] = {}
@@ -41,7 +41,7 @@ def findings(entry: Entry) -> list[str]:
     return [f"{entry.case} {', '.join(questions)}: {message}" for message, questions in shared.items()]
 
 
-def unjudged(entry: Entry) -> list[str]:
+def unjudged(entry: Row) -> list[str]:
     """What a session that ended early has timed, and no decision tells of."""
     if not entry.timing or {"speedup", "faster"} & entry.decisions.keys():
         return []

@@ -18,7 +18,7 @@ from pytest_fp8.ci import ci_variable
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_fp8.report.ledger import Ledger
+    from pytest_fp8.report.record import Record
 
 AT_ONCE_SECONDS = 0.25
 """A wait shorter than this shows no live line; a live line that is gone no longer than this comes back at once."""
@@ -192,7 +192,7 @@ def encoding_of(reporter: Any) -> str:
     return getattr(reporter._tw._file, "encoding", None) or "utf-8"
 
 
-def follow(config: pytest.Config, ledger: Ledger) -> Progress | None:
+def follow(config: pytest.Config, record: Record) -> Progress | None:
     """What tells the progress of this session's tests. ``None`` under ``-q``, and where this process has no terminal
     reporter or pytest-xdist's workers run the tests."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
@@ -204,7 +204,7 @@ def follow(config: pytest.Config, ledger: Ledger) -> Progress | None:
     capture = config.pluginmanager.get_plugin("capturemanager")
     past_capture = capture.global_and_fixture_disabled if capture else contextlib.nullcontext
     display = (LiveLine if live else LogLines)(reporter, past_capture)
-    return Progress(display, lambda: [case for case, tests in (ledger.open_tests or {}).items() if tests])
+    return Progress(display, lambda: record.open_tests)
 
 
 def in_words(seconds: float) -> str:

@@ -7,9 +7,18 @@ from html import escape
 from typing import Any
 
 from pytest_fp8.questions.findings import some
-from pytest_fp8.report.cells import COLUMNS, cells_of, known_of, order_of, slower_of, tally, verdict_of
+from pytest_fp8.report.cells import (
+    COLUMNS,
+    cells_of,
+    is_known,
+    known_of,
+    known_questions,
+    order_of,
+    slower_of,
+    tally,
+    verdict_of,
+)
 from pytest_fp8.report.footnotes import notes_of
-from pytest_fp8.report.known import is_known, known_questions
 from pytest_fp8.report.tables import markdown_row, markdown_table
 
 NAME = "summary.md"

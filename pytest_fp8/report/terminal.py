@@ -14,20 +14,18 @@ from typing import TYPE_CHECKING
 
 from pytest_fp8.libraries import documentation
 from pytest_fp8.questions.findings import some
-from pytest_fp8.report.annotations import OTHERS, below, commands
 from pytest_fp8.report.baselines import revision_lines
 from pytest_fp8.report.cells import NONE, figures_of, slower_of
-from pytest_fp8.report.durations import time_in_arms
+from pytest_fp8.report.exports import OTHERS, below, commands
 from pytest_fp8.report.footnotes import folded, footnotes, lines_of, numbers_of
-from pytest_fp8.report.ledger import Entry, Ledger
 from pytest_fp8.report.progress import encoding_of
+from pytest_fp8.report.record import Closing, Record, Row
 from pytest_fp8.report.shift import shift_lines
 from pytest_fp8.report.summary import not_finished
 
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_fp8.session import Session
 
 MARKS = {
     "PASS": ("green", ""),
@@ -59,19 +57,19 @@ TESTS_SHOWN = 3
 
 
 def summary(
-    ledger: Ledger, color: bool, width: int | None = None, notes: Mapping[str, list[str]] = MappingProxyType({})
+    record: Record, color: bool, width: int | None = None, notes: Mapping[str, list[str]] = MappingProxyType({})
 ) -> str:
     """The table of cases, drawn by rich; empty where no case was asked anything. A question that no case has an answer
     to has no column. ``width``: of the terminal; ``None``: a log. ``notes``: see :func:`footnotes`."""
-    if not ledger.entries:
+    if not record.entries:
         return ""
     from rich.console import Console
 
     from pytest_fp8.report import tables
 
-    shown = answered(ledger)
+    shown = answered(record)
     rows = []
-    for entry in ledger.entries.values():
+    for entry in record.entries.values():
         cells = dict(zip(HEADS, row(entry), strict=True))
         rows.append([_escape(entry.case + numbers_of(notes, entry.case)), *(cells[each] for each in shown)])
     # On a file of its own: rich would look at the width of the real one.
@@ -80,17 +78,17 @@ def summary(
     return "\n".join(tables.lines_of(drawn, console))
 
 
-def answered(ledger: Ledger) -> list[str]:
+def answered(record: Record) -> list[str]:
     """The questions that a case has an answer to, in the order of :data:`HEADS`."""
-    found = {question for entry in ledger.entries.values() for question in entry.decisions}
+    found = {question for entry in record.entries.values() for question in entry.decisions}
     return [each for each in HEADS if each in found or (each == "speedup" and "faster" in found)]
 
 
-def remarks(ledger: Ledger) -> list[str]:
+def remarks(record: Record) -> list[str]:
     """The lines on the table as a whole: which questions have no column and why, and why layers are left in BF16."""
-    if not ledger.entries:
+    if not record.entries:
         return []
-    entries, shown = ledger.entries.values(), answered(ledger)
+    entries, shown = record.entries.values(), answered(record)
     emulated = any(entry.gpu == "emulated" for entry in entries)
     missing = [each for each in HEADS if each not in shown and not (emulated and each in ON_A_GPU)]
     label = "without an answer" if any(entry.errors for entry in entries) else "not asked"
@@ -103,7 +101,7 @@ def remarks(ledger: Ledger) -> list[str]:
     return [line for line in lines if line]
 
 
-def row(entry: Entry) -> list[str]:
+def row(entry: Row) -> list[str]:
     """The cells of one case, in the order of :data:`HEADS`; a question that was not asked is a dash."""
     told = figures_of(vars(entry))
     layers = [text for name in ("FP8 layers", "FP8 FLOPs") if (text := told[name][1]) != NONE]
@@ -132,61 +130,69 @@ def _escape(text: str) -> str:
     return text.replace("[", "\\[")
 
 
-def did_not_run(ledger: Ledger) -> list[str]:
+def did_not_run(record: Record) -> list[str]:
     """One line per reason: how many tests, and the first few of them."""
     lines = []
-    for reason, tests in ledger.not_run.items():
+    for reason, tests in record.not_run.items():
         more = f" and {len(tests) - TESTS_SHOWN} more" if len(tests) > TESTS_SHOWN else ""
         named = ", ".join(tests[:TESTS_SHOWN]) + more
         lines.append(f"{len(tests)} not run: {reason} ({named})")
     return lines
 
 
-def _first_code(session: Session) -> str:
+def time_in_arms(spent: Mapping[str, float]) -> str:
+    """The operations that took at least half a second, largest first, in a line; empty where none did."""
+    parts = sorted(spent.items(), key=lambda item: -item[1])
+    named = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in parts if seconds >= 0.5)
+    return f"time in arms: {named}" if named else ""
+
+
+def _first_code(record: Record, said: Closing) -> str:
     """Of an answer that is no PASS, of an error, or of what the session says at its end; empty where all is well."""
-    entries = session.ledger.entries.values()
+    entries = record.entries.values()
     answers = [str(decision["code"]) for entry in entries for decision in entry.decisions.values()]
     errors = [text for entry in entries for text in entry.errors]
-    said = [found for text in [*answers, *errors, *session.problems, *session.notes] for found in CODE.findall(text)]
-    return next(iter(said), "")
+    texts = [*answers, *errors, *said.problems, *said.notes]
+    return next((found for text in texts for found in CODE.findall(text)), "")
 
 
-def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
-    """Everything that pytest-fp8 says at the end of a run."""
+def write_summary(reporter: pytest.TerminalReporter, record: Record, said: Closing, root: Path, declared: bool) -> None:
+    """Everything that pytest-fp8 says at the end of a run. ``root``: of the project. ``declared``: whether the user
+    named the GPU."""
     from pytest_fp8.report import tables
 
-    ledger, encoding = session.ledger, encoding_of(reporter)
+    encoding = encoding_of(reporter)
     width = shutil.get_terminal_size().columns if reporter.isatty else None
-    notes = footnotes(ledger)
-    table = summary(ledger, reporter.hasmarkup, width, notes)
+    notes = footnotes(record)
+    table = summary(record, reporter.hasmarkup, width, notes)
     # Beside a table the tests that this machine skips need no word; without one nobody would know why it is missing.
-    missing = did_not_run(ledger) if session.settings.declared or not table else []
-    missing += not_finished({"open_tests": ledger.open_tests})
+    missing = did_not_run(record) if declared or not table else []
+    missing += not_finished({"open_tests": record.open_tests})
     reporter.section("FP8", sep="=")
     # Line by line: of what an encoding cannot write pytest escapes the line ends, too.
-    for line in [*table.splitlines(), *(part for remark in remarks(ledger) for part in folded(remark, width))]:
+    for line in [*table.splitlines(), *(part for remark in remarks(record) for part in folded(remark, width))]:
         reporter.write_line(tables.writable(line, encoding))
     for line in lines_of(list(notes), width):
         reporter.write_line(line, yellow=True)
     waited = Counter[str]()
-    for operations in ledger.durations.get("waited", {}).values():
+    for operations in record.durations.get("waited", {}).values():
         waited.update(operations)
     spent = time_in_arms(waited)
     for line in folded(spent, width) if spent else ():
         reporter.write_line(tables.writable(line, encoding))
-    for note in shift_lines(ledger):
+    for note in shift_lines(record):
         reporter.write_line(note, yellow=True)
-    for revision in session.revisions:
+    for revision in said.revisions:
         for line in revision_lines(revision):
             reporter.write_line(line)
-    for path in session.written:
+    for path in said.written:
         reporter.write_line(f"wrote {below(Path(path), reporter.config.invocation_params.dir)}")
-    for line in missing + session.notes:
+    for line in missing + said.notes:
         reporter.write_line(line, yellow=True)
-    for problem in session.problems:
+    for problem in said.problems:
         reporter.write_line(problem, red=True)
-    if code := _first_code(session):
+    if code := _first_code(record, said):
         reporter.write_line(f"what a code means: pytest-fp8 explain {code}; documentation: {documentation()}")
     failures = not reporter.config.pluginmanager.has_plugin(OTHERS)
-    for command in commands(reporter.stats, session.root, os.environ, bool(session.problems), failures):
+    for command in commands(reporter.stats, root, os.environ, bool(said.problems), failures):
         reporter.write_line(command)

@@ -11,6 +11,7 @@ from pytest_fp8.report.cells import (
     cells_of,
     interval_of,
     known_of,
+    known_questions,
     order_of,
     slower_of,
     speedup_of,
@@ -18,7 +19,6 @@ from pytest_fp8.report.cells import (
     verdict_of,
 )
 from pytest_fp8.report.footnotes import notes_of
-from pytest_fp8.report.known import known_questions
 from pytest_fp8.report.page.pictures import LAYER_COLUMNS, layer_rows, over_reports, pictures_of
 from pytest_fp8.report.summary import beside
 

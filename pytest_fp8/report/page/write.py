@@ -1,9 +1,7 @@
-"""Writes the page: beside a run's report, and again from one or several reports (``pytest-fp8 report``)."""
+"""Writes the page: beside a run's report, and again from one or several reports."""
 
 from __future__ import annotations
 
-import argparse
-import shlex
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,45 +10,12 @@ from typing import Any
 from pytest_fp8.baselines.atomic import write_atomically
 from pytest_fp8.codes import R
 from pytest_fp8.errors import Fp8Error
-from pytest_fp8.report.annotations import below
+from pytest_fp8.report.exports import below
 
 NAME = "index.html"
 EXTRA = ("jinja2", "matplotlib")
 INSTALL = "pip install 'pytest-fp8[report]'"
 """What brings them, in a clone too: pip takes the installed pytest-fp8 and installs what the extra adds."""
-
-
-def add_report(commands: Any) -> None:
-    """Add ``report`` to the parser of :mod:`pytest_fp8.cli`."""
-    add = commands.add_parser("report", help="one HTML page with pictures, from one report or several")
-    add.add_argument(
-        "reports",
-        nargs="+",
-        type=Path,
-        metavar="DIR",
-        help="folder of --fp8-report, or a report.json; the newest last",
-    )
-    add.add_argument("-o", "--output", type=Path, help=f"where to write (default: {NAME} in the last folder)")
-    add.set_defaults(run=run)
-
-
-def run(options: argparse.Namespace) -> int:
-    """Write the page and say where; gives the exit code 0. Raises :class:`Fp8Error`."""
-    last: Path = options.reports[-1]
-    target = options.output or (last if last.is_dir() else last.parent) / NAME
-    if target.is_dir():
-        again = ["pytest-fp8", "report", *map(str, options.reports), "-o", str(target / NAME)]
-        raise Fp8Error(
-            R.NOT_WRITABLE,
-            f"could not write {target}: it is a folder",
-            expected="the name of a file",
-            seen=f"{'-o ' if options.output else ''}{target}, a folder",
-            cause="the page is one file, and -o names that file",
-            next_step=shlex.join(again),
-        )
-    write_page(options.reports, target)
-    print(f"wrote {target}")
-    return 0
 
 
 def missing() -> list[str]:

@@ -1,0 +1,55 @@
+"""A session's record, filled as tests would fill it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_fp8.errors import Fp8Error
+from pytest_fp8.report.record import CaseFacts, Collected, Ended, Notes, Record, Row, plain_line
+from pytest_fp8.verdicts import Decision
+
+
+class Told(Record):
+    """A record of tests that each tell one thing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes = Notes()
+
+    def answer(
+        self,
+        case: str,
+        decision: Decision,
+        asserted: bool = False,
+        ended: str = "",
+        model: str = "a model",
+        question: str = "",
+        **metrics,
+    ) -> Row:
+        """A test's answer; gives its row. ``metrics``: values of each."""
+        notes = self.notes.of(case, model)
+        question = question or decision.question
+        notes.answer(question, decision, {name: (values, None) for name, values in metrics.items()})
+        if asserted:
+            notes.asserted(question)
+        self.notes.answers[-1] = replace(self.notes.answers[-1], ended=ended)
+        self.add(self.notes.take())
+        return self.row_of(self.notes.answers[-1])
+
+    def error(self, case: str, error: Fp8Error, ended: str = "", model: str = "a model") -> None:
+        self.notes.of(case, model).error("layers", error)
+        self.notes.answers[-1] = replace(self.notes.answers[-1], ended=ended)
+        self.add(self.notes.take())
+
+    def to_lines(self) -> list[dict[str, object]]:
+        return [plain_line(line) for line in self.lines]
+
+    def case(self, case: str, model: str = "a model", **facts) -> None:
+        """Facts of a case, without an answer."""
+        self.add([plain_line(CaseFacts("", case, model, **facts))])
+
+    def ended(self, test: str, case: str, outcome: str = "passed", reason: str = "", ran: bool = True) -> None:
+        self.add([plain_line(Ended(test, case, "", outcome, reason, ran, on_gpu=True, otherwise=False))])
+
+    def collected(self, tests: dict[str, str], partial: bool = False) -> None:
+        self.add([plain_line(Collected(tests, sorted(set(tests.values())), partial))])
