@@ -14,9 +14,9 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from pytest_fp8.codes import R
+from pytest_fp8.codes import Code, R
 from pytest_fp8.errors import refuse, refuse_unknown
 from pytest_fp8.plain import PlainDataError, plain_value, types_of
 from pytest_fp8.recipes import PARALLEL, backend_type, known_backend, recipe_facts, recipe_options, types
@@ -24,24 +24,12 @@ from pytest_fp8.zoo.shapes import SHAPES
 
 OWN = "own"
 """The model name of a case whose model comes from the user's ``fp8_workload`` fixture."""
-
-DEFINITION = 2
-"""Part of the hash: raised where what a case trains changes and no field says so. How figures are taken is
-:data:`pytest_fp8.baselines.record.MEASUREMENT`, which each session stores: raising that throws no history away."""
-
+OWN_STEPS, OWN_SEEDS = 40, 4
 QUESTIONS = ("layers", "numerics", "loss", "speedup", "memory", "checkpoints")
 CHIPS = ("hopper", "blackwell", "ada")
-
 CHECKPOINT_FORMATS = ("safetensors", "dcp")
 OWN_STORE = "own"
 """The store that is a workload's own ``save()`` and ``load()``."""
-
-SUITE_ALONE = {
-    "batch": "the workload's batch(step) gives as many rows as you train with",
-    "seq": "the workload's batch(step) gives sequences as long as you train with",
-    "weights": "load them in the workload's build()",
-}
-"""Field that a user's own model has no use for -> what to do instead."""
 EXAMPLES = {
     "str": ("a text", "'...'"),
     "bool": ("True or False", "True or False"),
@@ -52,7 +40,9 @@ EXAMPLES = {
 }
 """A field's annotation -> what a message calls it, and an example."""
 WITHIN: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    **{name: ("a whole number from 1", lambda n: n >= 1) for name in ("batch", "seq", "loss_steps", "loss_seeds")},
+    **{name: ("a whole number from 1", lambda n: n >= 1) for name in ("batch", "seq")},
+    **{name: ("a whole number from 1", lambda n: n >= 0) for name in ("steps", "seeds")},
+    "lora": ("a whole number: a rank, or 0", lambda rank: rank >= 0),
     "tolerance": ("a fraction between 0 and 1", lambda loss: 0 < loss < 1),
     "floor": ("a speedup over BF16 above 0, such as 1.0", lambda floor: 0 < floor < math.inf),
 }
@@ -89,10 +79,10 @@ class Case:
     """Names of the Linears that get adapters; empty: all of a block's."""
     name: str = ""
     """Tells a user's own models apart: ``own.vit``."""
-    loss_steps: int | None = None
-    """Steps of one loss curve; ``None``: the model's default."""
-    loss_seeds: int | None = None
-    """Seeds that the loss question starts with; ``None``: the model's default."""
+    steps: int = 0
+    """Steps of one loss curve; 0 becomes the model's default."""
+    seeds: int = 0
+    """Seeds that the loss question starts with; 0 becomes the model's default."""
     gpus: int = 1
     """Ranks of each arm, a GPU each; on the CPU processes. ``batch`` is that of all ranks together."""
     parallel: str = ""
@@ -109,132 +99,34 @@ class Case:
     and ``load``."""
     resume: bool = True
     """*gate*: whether the checkpoint question also carries the optimizer and resumes training."""
-    slower_because: str = ""
-    """*gate*: why FP8 is known not to beat BF16 here; the floor is then expected to fail, strictly."""
 
     def __post_init__(self) -> None:
-        self._require_types()
-        for name, instead in SUITE_ALONE.items():
-            value = getattr(self, name)
-            _agree(
-                self.model != OWN or value is None,
-                f"{name}= with a model of your own",
-                f"no {name}=, which is for models of the suite",
-                f"{name}={value!r:.80}",
-                f"take it out of the mark; {instead}",
-            )
+        for each in fields(self):
+            self._be(each.name, field_value(each.name, getattr(self, each.name)))
         kind = known_backend(self.backend)
-        object.__setattr__(self, "backend", kind.name)
-        if self.emulated and not kind.emulates:
-            self._refuse_emulation()
+        self._be("backend", kind.name)
+        # Before the recipe is looked up: the default of a mark may be none of the backend's.
+        _require(self, EMULATES)
         full, defaults = self.full_options, recipe_facts(self.backend, self.recipe).options
-        object.__setattr__(self, "options", {k: v for k, v in full.items() if v != defaults.get(k)})
+        self._be("options", {k: v for k, v in full.items() if v != defaults.get(k)})
         own = "leave model= out, and bring a model of your own with the fixture fp8_workload"
-        _known("model", self.model, [*SHAPES, OWN], own, takes_list="model")
+        _known("model", self.model, [*SHAPES, OWN], own)
+        shape = SHAPES.get(self.model)
+        self._be("steps", self.steps or (shape.loss_steps if shape else OWN_STEPS))
+        self._be("seeds", self.seeds or (shape.loss_seeds if shape else OWN_SEEDS))
         if self.emulated:
-            object.__setattr__(self, "questions", tuple(q for q in self.questions if q not in ("speedup", "memory")))
-            object.__setattr__(self, "compile", False)
-        _agree(
-            self.lora > 0 or (self.lora == 0 and not self.lora_targets),
-            "lora of a case",
-            "a rank from 1 with its targets, or 0 and no targets",
-            str(self.lora),
-        )
-        if kind.brings_model:
-            self._require_adapters()
-        own = "a name for a model of your own, with no model="
-        _agree(not self.name or self.model == OWN, "name of a case", own, self.name)
-        if self.chip:
-            _known("chip", self.chip, CHIPS)
+            self._be("questions", tuple(q for q in self.questions if q not in ("speedup", "memory")))
+            self._be("compile", False)
         for question in self.questions:
             _known("question", question, QUESTIONS)
-        self._require_ranks()
-        formats, known = self.checkpoint_formats, (*CHECKPOINT_FORMATS, OWN_STORE)
-        if not formats or not {*formats} <= {*known}:
-            refuse(R.BAD_VALUE, "checkpoint_formats of a case", expected=f"some of {known}", seen=repr(formats))
+        for what, known in (("chip", CHIPS), ("parallel", PARALLEL)):
+            if value := getattr(self, what):
+                _known(what, value, known)
+        for rule in RULES:
+            _require(self, rule)
 
-    def _require_types(self) -> None:
-        """Raise :class:`SettingsError` for a field of another type: a person typed it in a mark. A list becomes a
-        tuple, and a path a text."""
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name == "weights" and isinstance(value, os.PathLike):
-                value = os.fspath(value)
-            object.__setattr__(self, each.name, field_value(each.name, value))
-
-    def _refuse_emulation(self) -> None:
-        """Raise :class:`SettingsError` for a backend that runs on GPUs alone. The next step names a recipe where the
-        case's is none of the backend's, as the default of a mark may be."""
-        kind = backend_type(self.backend)
-        has = [facts.name for facts in kind.recipes]
-        on_gpu = f"backend={(kind.short or kind.name)!r}, recipe={(self.recipe if self.recipe in has else has[0])!r}"
-        refuse(
-            R.NOT_EMULATED,
-            f"{self.backend!r} cannot be emulated",
-            expected="torchao, alone or through Accelerate, whose numerics run on any processor",
-            seen=self.backend,
-            next_step=f"backend='torchao'; or without emulated=True, on a GPU: {on_gpu}",
-        )
-
-    def _require_ranks(self) -> None:
-        """Raise :class:`SettingsError` for ranks that cannot train this case together."""
-        _agree(
-            self.gpus >= 1 and (self.gpus > 1) == bool(self.parallel),
-            "gpus and parallel of a case",
-            f"gpus=2 or more with parallel= one of {', '.join(PARALLEL)}; or neither",
-            f"gpus={self.gpus!r}, parallel={self.parallel!r}",
-            "parallel='fsdp2' beside gpus=2" if self.gpus > 1 else "gpus=2 beside parallel=, or neither",
-        )
-        gathers, precomputes = (self.options.get(name) for name in ("float8_all_gather", "precompute_scale"))
-        wants = "FSDP2, whose gathers it casts: parallel='fsdp2' or 'own'"
-        _agree(not gathers or self.parallel in ("fsdp2", "own"), "float8_all_gather", wants, self.id)
-        wants = "float8_all_gather, whose scales it computes at once"
-        _agree(not precomputes or gathers, "precompute_scale", wants, self.id)
-        if not self.parallel:
-            return
-        _known("parallel", self.parallel, PARALLEL)
-        able = [kind.name for kind in types() if self.parallel in kind.parallel]
-        _agree(self.backend in able, f"backend under {self.parallel}", f"one of {', '.join(able)}", self.backend)
-        wants = "a model of your own, Workload(parallelize=...)"
-        _agree(self.parallel != "own" or self.model == OWN, "parallel='own'", wants, self.model)
-        _agree(
-            self.parallel != "zero3" or not self.compile,
-            "parallel='zero3' is DeepSpeed's, which runs uncompiled",
-            "compile=False",
-            "compile=True",
-            "parallel='fsdp2' shards weights too, and runs compiled",
-        )
-        sequences = self.tokens[0] if self.tokens is not None else 0
-        _agree(
-            sequences % self.gpus == 0,
-            "batch of a case on several GPUs",
-            f"a number of sequences that {self.gpus} ranks can share evenly",
-            str(sequences),
-            f"batch={self.gpus * max(1, sequences // self.gpus)}",
-        )
-
-    def _require_adapters(self) -> None:
-        if not self.lora:
-            refuse(
-                R.ADAPTERS_ALONE,
-                f"{self.backend!r} trains LoRA adapters alone",
-                expected="lora= a rank from 1",
-                seen="lora=0, which trains all weights",
-                cause="Unsloth itself: `load_in_fp8` is not compatible with full finetuning"
-                if self.backend == "unsloth"
-                else "these arms draw, train and save Unsloth's adapters and nothing else",
-                next_step="lora=16, or backend='torchao' to train all weights in FP8",
-            )
-        if self.model == OWN or self.activation_checkpointing or not self.compile:
-            refuse(
-                R.ADAPTERS_ALONE,
-                f"{self.backend!r} builds and compiles its model itself",
-                expected="a model of the suite, compile=True and activation_checkpointing=False",
-                seen=f"model={self.model!r}, compile={self.compile}, "
-                f"activation_checkpointing={self.activation_checkpointing}",
-                cause="its kernels replace the model's forward pass, and neither of these works on top of them",
-                next_step="leave these out of the case",
-            )
+    def _be(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     def __hash__(self) -> int:
         # Options are a dict, which has no hash.
@@ -280,16 +172,6 @@ class Case:
         shape = SHAPES[self.model]
         return self.batch or shape.batch, self.seq or shape.seq
 
-    @property
-    def horizon(self) -> int:
-        """Steps of one loss curve."""
-        return self.loss_steps or (SHAPES[self.model].loss_steps if self.model != OWN else 40)
-
-    @property
-    def seeds(self) -> int:
-        """Seeds that the loss question starts with."""
-        return self.loss_seeds or (SHAPES[self.model].loss_seeds if self.model != OWN else 4)
-
     def asks(self, question: str) -> bool:
         return question in self.questions
 
@@ -309,40 +191,155 @@ class Case:
 
     def digest(self, workload: str = "") -> str:
         """Hash of all that can change a number, 16 hex digits; ``workload``: the fingerprint of a user's own model."""
-        content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _GATE_FIELDS + _LOSS_FIELDS}
-        # Fields that are younger than the first baselines count where they are used, so that old hashes stay.
-        for name, unused in _LATER_FIELDS.items():
-            if content[name] == unused:
-                del content[name]
-        # Where a case may run changes no number. Stored hashes have this.
-        content["chip"] = "hopper"
-        content["options"] = self.full_options
-        content["weights"] = self.weights is not None
-        content["horizon"], content["seeds"] = self.horizon, self.seeds
+        always = ["model", "backend", "recipe", "compile", "emulated", "activation_checkpointing", "batch", "seq"]
+        where_used = {"lora": 0, "lora_targets": (), "name": "", "gpus": 1, "parallel": ""}
+        content = {name: getattr(self, name) for name in always}
+        content |= {name: value for name, unused in where_used.items() if (value := getattr(self, name)) != unused}
+        content |= {"options": self.full_options, "weights": self.weights is not None}
+        content |= {"horizon": self.steps, "seeds": self.seeds}
         content["shape"] = SHAPES[self.model].describe() if self.model != OWN else workload
-        content["measurement"] = DEFINITION
+        # Stored hashes have these. The second one is raised where what a case trains changes and no field says so.
+        content |= {"chip": "hopper", "measurement": 2}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "options": dict(self.options)}
 
 
-_LATER_FIELDS: dict[str, Any] = {"lora": 0, "lora_targets": (), "name": "", "gpus": 1, "parallel": ""}
-_GATE_FIELDS = ("questions", "tolerance", "floor", "slower_because", "checkpoint_formats", "resume")
-_LOSS_FIELDS = ("loss_steps", "loss_seeds")
-"""In a hash by what they come to: the model's defaults are theirs, too."""
+_GATE_FIELDS = ("questions", "tolerance", "floor", "checkpoint_formats", "resume")
 
 
-def _agree(sound: Any, headline: str, expected: str, seen: str, next_step: str = "") -> None:
-    """Raise :class:`SettingsError` unless the fields of a case agree."""
-    if not sound:
-        refuse(R.FIELDS_DISAGREE, headline, expected=expected, seen=seen, next_step=next_step)
+class Rule(NamedTuple):
+    """What the fields of a case must agree in. ``seen`` and ``next_step`` are formats with ``case``."""
+
+    sound: Callable[[Case], Any]
+    headline: str
+    expected: str
+    seen: str
+    next_step: str = ""
+    cause: str = ""
+    code: Code = R.FIELDS_DISAGREE
 
 
-def _known(what: str, value: str, known: Sequence[str], otherwise: str = "", takes_list: str = "") -> None:
+def _require(case: Case, rule: Rule) -> None:
+    """Raise :class:`SettingsError` unless the rule holds."""
+    if not rule.sound(case):
+        kind = backend_type(case.backend)
+        has = [facts.name for facts in kind.recipes]
+        words = {
+            "case": case,
+            "backends": ", ".join(kind.name for kind in types() if case.parallel in kind.parallel),
+            "on_gpu": f"backend={(kind.short or kind.name)!r}, "
+            f"recipe={(case.recipe if case.recipe in has else has[0])!r}",
+        }
+        told = (text.format(**words) for text in (rule.headline, rule.expected, rule.seen, rule.next_step))
+        headline, expected, seen, next_step = told
+        refuse(rule.code, headline, expected=expected, seen=seen, cause=rule.cause, next_step=next_step)
+
+
+def _is_own(case: Case) -> bool:
+    return case.model == OWN
+
+
+def _brings_model(case: Case) -> bool:
+    return backend_type(case.backend).brings_model
+
+
+EMULATES = Rule(
+    lambda case: not case.emulated or backend_type(case.backend).emulates,
+    "{case.backend!r} cannot be emulated",
+    "torchao, alone or through Accelerate, whose numerics run on any processor",
+    "{case.backend}",
+    "backend='torchao'; or without emulated=True, on a GPU: {on_gpu}",
+    code=R.NOT_EMULATED,
+)
+RULES = (
+    Rule(
+        lambda case: not _is_own(case) or (case.batch, case.seq, case.weights) == (None, None, None),
+        "batch=, seq= or weights= with a model of your own",
+        "none of them: they are for models of the suite",
+        "batch={case.batch}, seq={case.seq}, weights={case.weights!r:.80}",
+        "leave them out: the workload's batch(step) gives the sequences, and its build() loads weights",
+    ),
+    Rule(
+        lambda case: not _brings_model(case) or case.lora,
+        "{case.backend!r} trains LoRA adapters alone",
+        "lora= a rank from 1",
+        "lora=0, which trains all weights",
+        "lora=16, or backend='torchao' to train all weights in FP8",
+        "Unsloth itself: `load_in_fp8` is not compatible with full finetuning",
+        R.ADAPTERS_ALONE,
+    ),
+    Rule(
+        lambda case: (
+            not _brings_model(case) or (not _is_own(case) and case.compile and not case.activation_checkpointing)
+        ),
+        "{case.backend!r} builds and compiles its model itself",
+        "a model of the suite, compile=True and activation_checkpointing=False",
+        "model={case.model!r}, compile={case.compile}, activation_checkpointing={case.activation_checkpointing}",
+        "leave these out of the case",
+        "its kernels replace the model's forward pass, and neither of these works on top of them",
+        R.ADAPTERS_ALONE,
+    ),
+    Rule(
+        lambda case: case.gpus >= 1 and (case.gpus > 1) == bool(case.parallel),
+        "gpus and parallel of a case",
+        f"gpus=2 or more with parallel= one of {', '.join(PARALLEL)}; or neither",
+        "gpus={case.gpus!r}, parallel={case.parallel!r}",
+        "parallel='fsdp2' beside gpus=2, or neither",
+    ),
+    Rule(
+        lambda case: not case.options.get("float8_all_gather") or case.parallel in ("fsdp2", "own"),
+        "float8_all_gather",
+        "FSDP2, whose gathers it casts: parallel='fsdp2' or 'own'",
+        "{case.id}",
+    ),
+    Rule(
+        lambda case: not case.options.get("precompute_scale") or case.options.get("float8_all_gather"),
+        "precompute_scale",
+        "float8_all_gather, whose scales it computes at once",
+        "{case.id}",
+    ),
+    Rule(
+        lambda case: not case.parallel or case.parallel in backend_type(case.backend).parallel,
+        "backend under {case.parallel}",
+        "one of {backends}",
+        "{case.backend}",
+    ),
+    Rule(
+        lambda case: case.parallel != "own" or _is_own(case),
+        "parallel='own'",
+        "a model of your own, Workload(parallelize=...)",
+        "{case.model}",
+    ),
+    Rule(
+        lambda case: case.parallel != "zero3" or not case.compile,
+        "parallel='zero3' is DeepSpeed's, which runs uncompiled",
+        "compile=False",
+        "compile=True",
+        "parallel='fsdp2' shards weights too, and runs compiled",
+    ),
+    Rule(
+        lambda case: case.tokens is None or case.tokens[0] % case.gpus == 0,
+        "batch of a case on several GPUs",
+        "a number of sequences that {case.gpus} ranks can share evenly",
+        "{case.tokens[0]}",
+        "batch={case.gpus}",
+    ),
+    Rule(
+        lambda case: case.checkpoint_formats and {*case.checkpoint_formats} <= {*CHECKPOINT_FORMATS, OWN_STORE},
+        "checkpoint_formats of a case",
+        f"some of {(*CHECKPOINT_FORMATS, OWN_STORE)}",
+        "{case.checkpoint_formats}",
+        code=R.BAD_VALUE,
+    ),
+)
+
+
+def _known(what: str, value: str, known: Sequence[str], otherwise: str = "") -> None:
     """Raise :class:`SettingsError` for a name that is not known."""
     if value not in known:
-        refuse_unknown(R.UNKNOWN_NAME, f"unknown {what} {value!r}", value, known, otherwise, takes_list=takes_list)
+        refuse_unknown(R.UNKNOWN_NAME, f"unknown {what} {value!r}", value, known, otherwise)
 
 
 def field_value(name: str, value: Any) -> Any:
@@ -352,7 +349,9 @@ def field_value(name: str, value: Any) -> Any:
     what, example = EXAMPLES[kind]
     what, within = WITHIN.get(name, (what, lambda _: True))
     try:
-        found = plain_value(types_of(Case)[name], value, name)
+        # A path becomes a text, and a list a tuple.
+        given = os.fspath(value) if name == "weights" and isinstance(value, os.PathLike) else value
+        found = plain_value(types_of(Case)[name], given, name)
         sound = found is None or within(found)
     except PlainDataError:
         sound = False

@@ -154,16 +154,16 @@ def _require_workload(request: pytest.FixtureRequest, case: Case, given: object)
             seen="neither",
             cause="no fixture fp8_workload here overrides the plugin's, which brings none",
             next_step="override the fixture fp8_workload to bring a model, or name a model of pytest-fp8: "
-            "@pytest.mark.fp8(model='tiny')",
+            "@pytest.mark.fp8(cases=[pytest_fp8.Case('tiny', 'torchao', 'tensorwise')])",
         )
     if given is not None and case.model != OWN:
         _fail(
             R.TWO_MODELS,
             f"{request.node.name}: two models to train",
             expected="a model's name in the mark, or a model from the fixture fp8_workload",
-            seen=f"model={case.model!r} in the mark, and a Workload",
+            seen=f"a case of the model {case.model!r} in the mark, and a Workload",
             cause=f"fp8_workload brings a model and the mark names another ({case.model})",
-            next_step="leave model= out",
+            next_step="leave cases= out, or write Case('own', ...) in it",
         )
 
 

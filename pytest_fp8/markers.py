@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,14 +23,12 @@ from pytest_fp8.recipes import DEFAULT_RECIPE, backend_type, unmet_need
 if TYPE_CHECKING:
     import pytest
 
-CASE_FIELDS = tuple(f.name for f in fields(Case))
-ARGUMENTS = ("cases", "question", *CASE_FIELDS)
-DEFAULTS = {"model": OWN, "backend": "torchao", "recipe": DEFAULT_RECIPE}
-"""What a mark means that leaves these fields out."""
-LISTED = tuple(DEFAULTS)
-"""Fields that take a list as well: a case for each of its values, and each combination where several are lists."""
-
-
+LISTED = {"backend": "torchao", "recipe": DEFAULT_RECIPE}
+"""Arguments that take a list as well, a case for each combination, and what a mark means without them."""
+FIELDS = (*LISTED, "options", "emulated", "compile", "name", "gpus", "parallel", "steps", "seeds", "tolerance", "floor")
+"""The fields of a :class:`Case` that a mark takes; a case with other ones goes into ``cases=``."""
+ARGUMENTS = ("cases", "question", *FIELDS)
+RENAMED = {"loss_steps": "steps", "loss_seeds": "seeds"}
 LONGEST_NAME = 200
 """Characters of a case's name, as a baseline may have it."""
 
@@ -38,120 +36,95 @@ LONGEST_NAME = 200
 def cases_of(test: str, marks: Iterable[tuple[object, pytest.Mark]], settings: Settings) -> list[Case]:
     """The cases of a test from its marks, each with the function, class or module that has it; the nearest one wins.
     Raises :class:`SettingsError` naming the test."""
-    arguments = _arguments(test, marks)
+    where = f"@pytest.mark.fp8 on {test}"
+    arguments = _arguments(where, marks)
     question = arguments.pop("question", None)
     if question is not None and question not in QUESTIONS:
-        refuse_unknown(
-            R.UNKNOWN_NAME, f"@pytest.mark.fp8 on {test}: unknown question {question!r}", question, QUESTIONS
-        )
+        refuse_unknown(R.UNKNOWN_NAME, f"{where}: unknown question {question!r}", question, QUESTIONS)
     listed = arguments.pop("cases", None)
-    chip = arguments.pop("chip", "") if listed is not None else ""
-    if listed is not None and arguments:
-        refuse(
-            R.BAD_MARK,
-            f"@pytest.mark.fp8 on {test}",
-            expected="either cases=[...], with chip= or without, or the fields of one case",
-            seen="both",
-        )
-    listed = list(listed) if isinstance(listed, Iterable) else listed
-    if listed is not None and not (isinstance(listed, list) and all(isinstance(case, Case) for case in listed)):
-        refuse(
-            R.BAD_MARK,
-            f"@pytest.mark.fp8 on {test}: cases= is no list of cases",
-            expected="a list of pytest_fp8.Case",
-            seen=f"{listed!r:.200}",
-            next_step="cases=[Case('own', 'torchao', 'tensorwise')]",
-        )
+    if listed is not None:
+        listed = list(listed) if isinstance(listed, Iterable) else listed
+        whole = isinstance(listed, list) and all(isinstance(case, Case) for case in listed)
+        if not whole or arguments:
+            refuse(
+                R.BAD_MARK,
+                f"{where}: cases= " + ("beside the fields of a case" if whole else "is no list of cases"),
+                expected="a list of pytest_fp8.Case, or the fields of one case",
+                seen=", ".join(["cases", *arguments]) if whole else f"{listed!r:.200}",
+                next_step="cases=[Case('own', 'torchao', 'tensorwise')]",
+            )
     try:
-        cases = _combined(arguments) if listed is None else [replace(case, chip=case.chip or chip) for case in listed]
-    except (SettingsError, TypeError) as error:
-        if isinstance(error, TypeError):
-            raise SettingsError(R.BAD_MARK, f"@pytest.mark.fp8 on {test}: {error}") from None
+        cases = _combined(arguments) if listed is None else listed
+    except SettingsError as error:
         given = {name: getattr(error, name) for name in ("expected", "seen", "cause", "next_step")}
-        raise SettingsError(error.code, f"@pytest.mark.fp8 on {test}: {error.headline}", **given) from None
+        raise SettingsError(error.code, f"{where}: {error.headline}", **given) from None
     chosen = [case for case in cases if question is None or case.asks(question)]
     for case in chosen:
-        _require_weights(case, test)
-    if too_long := next((case.id for case in chosen if len(case.id) > LONGEST_NAME), ""):
-        refuse(
-            R.BAD_VALUE,
-            f"@pytest.mark.fp8 on {test}: the case's name is too long",
-            expected=f"at most {LONGEST_NAME} characters, which name its row and its baseline",
-            seen=f"{len(too_long)}: {too_long[:60]}...",
-            next_step="a shorter name= in the mark",
-        )
-    if not chosen:
-        given = {"cases": listed, **{name: arguments.get(name) for name in LISTED}}
-        empty = [f"{name}=[]" for name, values in given.items() if values in ([], ())]
-        _refuse_no_case(test, empty, [case.id for case in cases], question)
-    return chosen
-
-
-def _refuse_no_case(test: str, empty: list[str], left_out: list[str], question: str | None) -> NoReturn:
-    """Raise :class:`SettingsError` for marks that name nothing to run. ``empty``: the arguments that are empty lists;
-    ``left_out``: cases that do not answer ``question``."""
-    if not left_out:
+        _require_weights(case, where)
+        if len(case.id) > LONGEST_NAME:
+            refuse(
+                R.BAD_VALUE,
+                f"{where}: the case's name is too long",
+                expected=f"at most {LONGEST_NAME} characters, which name its row and its baseline",
+                seen=f"{len(case.id)}: {case.id[:60]}...",
+                next_step="a shorter name= in the mark",
+            )
+    if not cases:
+        empty = ", ".join(f"{name}=[]" for name, values in {"cases": listed, **arguments}.items() if values in ([], ()))
         refuse(
             R.NO_CASE,
-            f"@pytest.mark.fp8 on {test} names no case",
+            f"{where} names no case",
             expected="one value at least in each list",
-            seen=", ".join(empty),
-            next_step=f"put a value into the list, or take {empty[0]} out of the mark",
+            seen=empty,
+            next_step=f"put a value into the list, or take {empty} out of the mark",
         )
-    refuse(
-        R.NO_CASE,
-        f"@pytest.mark.fp8 on {test} asks {question!r} of no case",
-        expected="one case at least that answers it",
-        seen=some(left_out),
-        cause="an emulated case has no speed and no memory, and questions= can leave a question out",
-        next_step="another question=, or a case that answers this one",
-    )
+    if not chosen:
+        refuse(
+            R.NO_CASE,
+            f"{where} asks {question!r} of no case",
+            expected="one case at least that answers it",
+            seen=some([case.id for case in cases]),
+            cause="an emulated case has no speed and no memory, and questions= can leave a question out",
+            next_step="another question=, or a case that answers this one",
+        )
+    return chosen
 
 
 def _combined(arguments: dict[str, Any]) -> list[Case]:
     """One case for each combination of the fields that are lists. Raises :class:`SettingsError`."""
-    full = {**DEFAULTS, **arguments}
+    full = {"model": OWN, **LISTED, **arguments}
     choices = [full[name] if isinstance(full[name], (list, tuple)) else [full[name]] for name in LISTED]
     cases = [Case(**{**full, **dict(zip(LISTED, values, strict=True))}) for values in product(*choices)]
-    for index, case in enumerate(cases):
-        if case in cases[:index]:
-            refuse(
-                R.BAD_MARK,
-                f"case {case.id} twice",
-                expected="each value once in a list",
-                seen=f"{choices!r:.200}",
-                next_step="take one of the two out of the list in the mark",
-            )
+    twice = next((case.id for index, case in enumerate(cases) if case in cases[:index]), "")
+    if twice:
+        refuse(
+            R.BAD_MARK,
+            f"case {twice} twice",
+            expected="each value once in a list",
+            seen=f"{choices!r:.200}",
+            next_step="take one of the two out of the list in the mark",
+        )
     return cases
 
 
-def _arguments(test: str, marks: Iterable[tuple[object, pytest.Mark]]) -> dict[str, Any]:
+def _arguments(where: str, marks: Iterable[tuple[object, pytest.Mark]]) -> dict[str, Any]:
     """All arguments of a test's marks. Marks at one place may share the arguments among them, and not give one twice:
     ``parametrize`` refuses that as well."""
     arguments: dict[str, Any] = {}
     given_at: dict[str, object] = {}
     for place, mark in marks:
         if mark.args:
+            named = zip(("backend", "recipe"), mark.args, strict=False)
             refuse(
                 R.BAD_MARK,
-                f"@pytest.mark.fp8 on {test} takes keyword arguments only",
+                f"{where} takes keyword arguments only",
                 expected="@pytest.mark.fp8(backend='torchao', recipe='rowwise')",
                 seen=repr(mark.args),
-                next_step="@pytest.mark.fp8("
-                + ", ".join(
-                    f"{name}={value!r:.80}" for name, value in zip(("backend", "recipe"), mark.args, strict=False)
-                )
-                + ")",
+                next_step=f"@pytest.mark.fp8({', '.join(f'{name}={value!r:.80}' for name, value in named)})",
             )
         for name, value in mark.kwargs.items():
             if name not in ARGUMENTS:
-                refuse_unknown(
-                    R.UNKNOWN_NAME,
-                    f"@pytest.mark.fp8 on {test} has no argument {name!r}",
-                    name,
-                    ARGUMENTS,
-                    "pytest --markers",
-                )
+                _refuse_argument(where, name, value)
             if given_at.setdefault(name, place) is not place:
                 continue
             first = arguments.setdefault(name, value)
@@ -159,7 +132,7 @@ def _arguments(test: str, marks: Iterable[tuple[object, pytest.Mark]]) -> dict[s
                 several = [first, value]
                 refuse(
                     R.BAD_MARK,
-                    f"two marks @pytest.mark.fp8 on {test} give {name}=",
+                    f"two marks {where} give {name}=",
                     expected=f"{name}= in one of the marks that stand at one place",
                     seen=" and ".join(f"{name}={one!r:.80}" for one in several),
                     cause="one of them would be lost",
@@ -169,12 +142,26 @@ def _arguments(test: str, marks: Iterable[tuple[object, pytest.Mark]]) -> dict[s
     return arguments
 
 
-def _require_weights(case: Case, test: str) -> None:
+def _refuse_argument(where: str, name: str, value: Any) -> NoReturn:
+    """Raise :class:`SettingsError` for an argument that a mark does not take, or takes no more."""
+    headline = f"{where} has no argument {name!r}"
+    new = f"{RENAMED[name]}={value!r:.80}" if name in RENAMED else ""
+    if not new and name in Case.__annotations__:
+        new = f"cases=[pytest_fp8.Case('own', 'torchao', 'tensorwise', {name}={value!r:.80})]"
+        if name == "model":
+            new = f"cases=[pytest_fp8.Case({value!r:.80}, 'torchao', 'tensorwise')]"
+    if new:
+        expected = "an argument of the mark; the other fields of a case stand in cases="
+        refuse(R.UNKNOWN_NAME, headline, expected=expected, seen=f"{name}={value!r:.80}", next_step=new)
+    refuse_unknown(R.UNKNOWN_NAME, headline, name, ARGUMENTS, "pytest --markers")
+
+
+def _require_weights(case: Case, where: str) -> None:
     """Raise :class:`SettingsError` where the folder that ``weights=`` names holds none."""
     if case.weights is not None and not (Path(case.weights) / "config.json").is_file():
         refuse(
             R.NO_WEIGHTS,
-            f"@pytest.mark.fp8 on {test}: weights= names no folder of weights",
+            f"{where}: weights= names no folder of weights",
             expected="a folder with config.json and *.safetensors, as transformers saves them",
             seen=f"no {Path(case.weights) / 'config.json'}",
             cause="a misspelt path, or a folder that holds another format",

@@ -70,11 +70,10 @@ RENAMED = {
 """Options of earlier versions -> what does the same now."""
 
 MARKER = (
-    "fp8(*, cases=[...], question=None, model='own', backend='torchao', recipe='tensorwise', options={}, "
-    "compile=True, emulated=False, ...): the FP8 cases that a test asks about; model, backend and recipe take lists as "
-    "well, a case for each combination. Also: activation_checkpointing, batch, seq, chip, weights, lora, lora_targets, "
-    "name, loss_steps, loss_seeds, gpus, parallel, questions, tolerance, floor, checkpoint_formats, resume, "
-    "slower_because; docs/options.md says what each means"
+    "fp8(*, cases=[...], question=None, backend='torchao', recipe='tensorwise', options={}, emulated=False, "
+    "compile=True, name='', gpus=1, parallel='', steps=0, seeds=0, tolerance=0.02, floor=1.0): the FP8 cases that a "
+    "test asks about; backend and recipe take lists as well, a case for each combination. docs/options.md says what "
+    "each means"
 )
 
 

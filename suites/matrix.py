@@ -19,10 +19,10 @@ RECIPES = [
 RESUMED = ("tensorwise", "delayed")
 
 EMULATED = [
-    Case("tiny", "torchao", "tensorwise", loss_steps=14, emulated=True),
+    Case("tiny", "torchao", "tensorwise", steps=14, emulated=True),
     *(Case("micro", "torchao", recipe, emulated=True) for recipe in TORCHAO),
     Case("micro", "torchao", "tensorwise", lora=8, emulated=True),
-    Case("micro", "torchao", "tensorwise", loss_steps=14, loss_seeds=2, emulated=True, gpus=2, parallel="fsdp2"),
+    Case("micro", "torchao", "tensorwise", steps=14, seeds=2, emulated=True, gpus=2, parallel="fsdp2"),
     Case(
         "micro",
         "accelerate_torchao",
@@ -39,11 +39,6 @@ compute."""
 
 # Tiny is launch-bound: its step time says nothing about FP8. It is asked everything but speed.
 TINY = [Case("tiny", b, r, questions=UNTIMED) for b, r in RECIPES]
-SLOWER = {
-    ("1b", "rowwise"): "rowwise scaling costs more than it saves on 2048-wide layers: 0.93x on an H200",
-    ("8b", "rowwise"): "rowwise scaling of both gradients' operands: 0.97x on an H200, and 1.05x with twice the tokens",
-}
-"""Where FP8 is known to be no faster than BF16 on an H200. The test is expected to fail, strictly."""
 
 
 def at_scale(model: str, backend: str, recipe: str) -> Case:
@@ -53,7 +48,7 @@ def at_scale(model: str, backend: str, recipe: str) -> Case:
         # The host holds its steps up, in each process by another part, and the clocks of a GPU that waits are higher:
         # busy times of two to four processes could hold 1.4 % to 2.3 % in ten of eleven updates, and 3.7 % in one.
         more["tolerance"] = 0.024
-    return Case(model, backend, recipe, slower_because=SLOWER.get((model, recipe), ""), **more)
+    return Case(model, backend, recipe, **more)
 
 
 ONE_B = [at_scale("1b", b, r) for b, r in RECIPES]
@@ -113,8 +108,6 @@ PARALLEL = [
         resume=False,
         # Steps of DeepSpeed scatter: two pairs of processes could hold 2.7 %, three 2.3 % and four 3.5 %.
         tolerance=0.04,
-        slower_because="torchao's casts stand alone where nothing is compiled: 0.65x on two H200s, where products in "
-        "FP8 earned 57 ms of a 299 ms step and casts took 224 ms",
     ),
 ]
 """Two GPUs. The tiny case of FSDP2 carries its checkpoints to one GPU, too."""
@@ -145,12 +138,12 @@ recompute some activations, and have eight H100s. Fewer GPUs do the same work ea
 costs. Those of one GPU were run: 83 GiB at the peak. By estimate an arm takes 61 GiB of each of eight GPUs, 67 of four
 and 78 of two."""
 
-ALL = EMULATED + HOPPER + PARALLEL + PUBLISHED + integrations.ALL
+ALL = integrations.on_hopper(EMULATED + HOPPER + PARALLEL + PUBLISHED + integrations.ALL)
 
 OWN = integrations.OWN
 """Asked in the test files that bring their workloads; listed here for `pytest-fp8 baselines`."""
 
-NULL = replace(Case("1b", "bf16", "none"), questions=("speedup",))
+NULL = replace(Case("1b", "bf16", "none"), questions=("speedup",), chip="hopper")
 """BF16 against BF16: what the gate reads where there is no difference."""
 
 GROUPS = {

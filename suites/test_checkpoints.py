@@ -4,7 +4,7 @@ import pytest
 
 import matrix
 
-pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="checkpoints", chip="hopper")
+pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="checkpoints")
 
 
 def test_checkpoints(fp8_pair):

@@ -13,8 +13,6 @@ from pytest_fp8 import Case
 from pytest_fp8.errors import ArmError
 from pytest_fp8.questions.precision import check_precision
 
-pytestmark = pytest.mark.fp8(chip="hopper")
-
 
 def known(package, what, raises=AssertionError):
     """A strict xfail that names the installed release, read without importing it."""
@@ -88,7 +86,9 @@ WRAPPED = "enable_fsdp_float8_all_gather, on by default, wraps weights into para
 
 
 @pytest.mark.fp8(
-    cases=[Case("micro", "trainer_torchao", "tensorwise", emulated=True), Case("tiny", "trainer_torchao", "tensorwise")]
+    cases=integrations.on_hopper(
+        [Case("micro", "trainer_torchao", "tensorwise", emulated=True), Case("tiny", "trainer_torchao", "tensorwise")]
+    )
 )
 @pytest.mark.usefixtures("healthy_alone")
 class TestTrainerWithTorchAO:
@@ -108,7 +108,9 @@ class TestTrainerWithTorchAO:
         assert decision.verdict.passes, decision.message
 
 
-@pytest.mark.fp8(cases=[Case("tiny", "accelerate_te", "delayed"), Case("tiny", "trainer_te", "delayed")])
+@pytest.mark.fp8(
+    cases=integrations.on_hopper([Case("tiny", "accelerate_te", "delayed"), Case("tiny", "trainer_te", "delayed")])
+)
 @known("accelerate", "amax_compute_algo='most_recent' is dropped; max is in force", Known)
 @pytest.mark.usefixtures("healthy_alone")
 def test_the_recipe_asked_for_is_in_force(fp8_pair):
@@ -134,7 +136,7 @@ def recomputed_step(model):
     return ""
 
 
-@pytest.mark.fp8(cases=[Case("tiny", "accelerate_te", "delayed", integrations.MOST)])
+@pytest.mark.fp8(cases=integrations.on_hopper([Case("tiny", "accelerate_te", "delayed", integrations.MOST)]))
 @known(
     "accelerate",
     "te.autocast around forward alone: what gradient checkpointing recomputes later runs in BF16, and fails",
@@ -145,10 +147,12 @@ def test_activations_can_be_recomputed(fp8_pair):
 
 
 @pytest.mark.fp8(
-    cases=[
-        Case("tiny", "unsloth_te", "delayed", integrations.MOST, lora=16),
-        Case("tiny", "accelerate_te", "delayed", integrations.MOST, lora=16),
-    ]
+    cases=integrations.on_hopper(
+        [
+            Case("tiny", "unsloth_te", "delayed", integrations.MOST, lora=16),
+            Case("tiny", "accelerate_te", "delayed", integrations.MOST, lora=16),
+        ]
+    )
 )
 @known("accelerate", "convert_model takes adapters for layers like any other", Known)
 @pytest.mark.usefixtures("healthy_alone")
@@ -156,7 +160,7 @@ def test_adapters_stay_in_high_precision(fp8_pair):
     judge(fp8_pair.layers(), "was an adapter")
 
 
-@pytest.mark.fp8(cases=[Case("1b", "accelerate_te", "delayed", integrations.MOST)])
+@pytest.mark.fp8(cases=integrations.on_hopper([Case("1b", "accelerate_te", "delayed", integrations.MOST)]))
 @pytest.mark.usefixtures("healthy_alone")
 class TestTiedHead:
     @known("accelerate", "convert_model copies weights, which unties a tied head", Known)

@@ -4,7 +4,7 @@ import pytest
 
 import matrix
 
-pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="layers", chip="hopper")
+pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="layers")
 
 
 def test_layers(fp8_pair):

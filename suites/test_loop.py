@@ -12,8 +12,6 @@ from pytest_fp8 import Workload, pad_to_multiple
 from pytest_fp8.zoo import data, models, training
 from pytest_fp8.zoo.shapes import SHAPES
 
-pytestmark = pytest.mark.fp8(chip="hopper")
-
 MICRO_BATCHES = 2
 ROWS = 4
 """Sequences of each micro-batch on a GPU: 1b's usual batch."""

@@ -4,7 +4,7 @@ import pytest
 
 import matrix
 
-pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="loss", chip="hopper")
+pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="loss")
 
 
 def test_loss(fp8_pair):

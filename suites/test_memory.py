@@ -4,7 +4,7 @@ import pytest
 
 import matrix
 
-pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="memory", chip="hopper")
+pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="memory")
 
 
 def test_memory(fp8_pair):

@@ -4,7 +4,7 @@ import pytest
 
 import matrix
 
-pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="numerics", chip="hopper")
+pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="numerics")
 
 
 def test_numerics(fp8_pair):

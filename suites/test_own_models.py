@@ -6,8 +6,6 @@ from floor import assert_faster
 from integrations import MOE, VIT
 from pytest_fp8 import Workload, pad_to_multiple
 
-pytestmark = pytest.mark.fp8(chip="hopper")
-
 CASES = VIT + MOE
 EXPERTS = 5
 CLASSES = 10

@@ -6,8 +6,6 @@ import matrix
 from floor import assert_faster
 from pytest_fp8 import Verdict
 
-pytestmark = pytest.mark.fp8(chip="hopper")
-
 
 @pytest.mark.fp8(cases=matrix.ALL, question="speedup")
 def test_speedup_holds_its_baseline(fp8_pair):

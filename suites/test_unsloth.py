@@ -7,7 +7,7 @@ from floor import assert_faster
 from pytest_fp8 import Case
 
 pytestmark = pytest.mark.fp8(
-    cases=[Case("tiny", "unsloth", "rowwise", lora=16, lora_targets=integrations.ATTENTION)], chip="hopper"
+    cases=integrations.on_hopper([Case("tiny", "unsloth", "rowwise", lora=16, lora_targets=integrations.ATTENTION)])
 )
 
 
@@ -60,8 +60,7 @@ TWO_LIBRARIES = Case(
     lora=16,
     lora_targets=integrations.ATTENTION,
     questions=("speedup", "memory"),
-    slower_because="Accelerate's Transformer Engine on Unsloth's model: 0.52x and 0.40x of Unsloth's 16-bit LoRA on an "
-    "H200, for the frozen base takes gradients again, and adapters become FP8 layers that wait for the host",
+    chip="hopper",
 )
 """The other way to FP8 that Unsloth's users are told of. test_defects.py asks what happens to its layers."""
 

@@ -10,8 +10,9 @@ pytest.importorskip("pytest_benchmark")
 
 SUITE = """
     import pytest
+    from pytest_fp8 import Case
 
-    @pytest.mark.fp8(model="tiny", recipe="rowwise")
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
     def test_faster(fp8_pair):
         fp8_pair.assert_faster()
 """

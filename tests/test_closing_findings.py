@@ -163,10 +163,11 @@ def test_the_message_of_a_failed_test_hangs_below_its_label_on_a_terminal(pytest
     pytester.makepyfile(
         f"""
         import pytest
+        from pytest_fp8 import Case
         from pytest_fp8.codes import R
         from pytest_fp8.errors import Fp8Error
 
-        @pytest.mark.fp8(model="tiny", emulated=True)
+        @pytest.mark.fp8(cases=[Case("tiny", "torchao", "tensorwise", emulated=True)])
         def test_it(fp8_case):
             raise Fp8Error(R.ARM_RAISED, "it failed", cause={LONG!r}, next_step="pytest " + "--long " * 14)
         """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -49,12 +48,13 @@ def test_auto_skips_with_the_reason_and_stays_green(suite, monkeypatch, gpu):
 
 MARKED = """
     import pytest
+    from pytest_fp8 import Case
 
     @pytest.mark.fp8({})
     def test_layers(fp8_pair):
         fp8_pair.assert_layers()
 """
-TINY = "model='tiny', recipe='tensorwise'"
+TINY = "Case('tiny', 'torchao', 'tensorwise'"
 
 
 @pytest.mark.nightly_beyond(2)
@@ -62,19 +62,18 @@ TINY = "model='tiny', recipe='tensorwise'"
 @pytest.mark.parametrize("declared", [True, False])
 def test_a_mark_that_names_no_chip_runs_on_each_gpu_that_its_recipe_runs_on(pytester, monkeypatch, gpu, declared):
     install(monkeypatch, gpu)
-    pytester.makepyfile(MARKED.format(TINY))
+    pytester.makepyfile(MARKED.format(f"cases=[{TINY})]"))
     result = pytester.runpytest(*[f"--fp8-gpu={gpu.key}"] * declared)
     result.assert_outcomes(passed=1)
 
 
 def test_a_case_for_another_chip_says_so(pytester, monkeypatch):
     install(monkeypatch, B200)
-    for mark in (TINY + ", chip='hopper'", "cases=[pytest_fp8.Case('tiny', 'torchao', 'tensorwise')], chip='hopper'"):
-        pytester.makepyfile("import pytest_fp8\n" + textwrap.dedent(MARKED.format(mark)))
-        result = pytester.runpytest("--fp8-gpu=b200", "-rs")
-        result.assert_outcomes(skipped=1)
-        assert result.ret == 1
-        result.stdout.fnmatch_lines(["*is for hopper; NVIDIA B200 is blackwell*"])
+    pytester.makepyfile(MARKED.format(f"cases=[{TINY}, chip='hopper')]"))
+    result = pytester.runpytest("--fp8-gpu=b200", "-rs")
+    result.assert_outcomes(skipped=1)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*is for hopper; NVIDIA B200 is blackwell*"])
 
 
 def test_of_two_marks_that_differ_in_their_chip_the_one_for_this_gpu_counts(pytester, monkeypatch):
@@ -84,14 +83,16 @@ def test_of_two_marks_that_differ_in_their_chip_the_one_for_this_gpu_counts(pyte
         f"""
         import pytest
 
-        @pytest.mark.fp8({TINY}, chip="hopper")
+        from pytest_fp8 import Case
+
+        @pytest.mark.fp8(cases=[{TINY}, chip="hopper")])
         def test_on_hopper(fp8_pair): ...
 
-        @pytest.mark.fp8({TINY}, chip="ada")
+        @pytest.mark.fp8(cases=[{TINY}, chip="ada")])
         def test_on_ada(fp8_pair):
             fp8_pair.assert_layers()
 
-        @pytest.mark.fp8({TINY}, emulated=True)
+        @pytest.mark.fp8(cases=[{TINY}, emulated=True)])
         def test_emulated(fp8_pair): ...
         """
     )
@@ -125,7 +126,8 @@ def test_a_recipe_the_chip_cannot_do_fails_on_a_declared_gpu(pytester, monkeypat
     pytester.makepyfile(
         """
         import pytest
-        @pytest.mark.fp8(model="tiny", backend="transformer_engine", recipe="mxfp8")
+        from pytest_fp8 import Case
+        @pytest.mark.fp8(cases=[Case("tiny", "transformer_engine", "mxfp8")])
         def test_layers(fp8_pair): ...
         """
     )
@@ -134,14 +136,14 @@ def test_a_recipe_the_chip_cannot_do_fails_on_a_declared_gpu(pytester, monkeypat
     result.stdout.fnmatch_lines(["*recipe 'mxfp8' of transformer_engine needs compute capability 10.0*9.0*"])
 
 
-EMULATED = "@pytest.mark.fp8(model='tiny', emulated=True)\ndef test_emulated(fp8_pair): fp8_pair.assert_layers()\n"
+EMULATED = f"@pytest.mark.fp8(cases=[{TINY}, emulated=True)])\ndef test_emulated(fp8_pair): fp8_pair.assert_layers()\n"
 
-ASKS_GPU = "@pytest.mark.fp8(model='tiny')\ndef test_on_it(fp8_pair): fp8_pair.assert_layers()\n"
+ASKS_GPU = f"@pytest.mark.fp8(cases=[{TINY})])\ndef test_on_it(fp8_pair): fp8_pair.assert_layers()\n"
 
 
 def test_emulated_tests_run_on_a_machine_with_a_gpu_that_no_test_asks(pytester, monkeypatch):
     install(monkeypatch, H200)
-    pytester.makepyfile(f"import pytest\n{EMULATED}{ASKS_GPU}")
+    pytester.makepyfile(f"import pytest\nfrom pytest_fp8 import Case\n{EMULATED}{ASKS_GPU}")
     alone = pytester.runpytest("-k", "not test_on_it")
     alone.assert_outcomes(passed=1, deselected=1)
     both = pytester.runpytest("-rs")

@@ -17,7 +17,7 @@ import pytest
 
 from pytest_fp8 import Case, Fp8Pair, Workload
 from pytest_fp8.cli import main, parser
-from pytest_fp8.markers import ARGUMENTS, DEFAULTS
+from pytest_fp8.markers import ARGUMENTS, LISTED
 from pytest_fp8.options import RENAMED, add_options
 
 ROOT = Path(__file__).parent.parent
@@ -194,7 +194,7 @@ def test_the_options_page_lists_every_option():
 
 def test_the_options_page_lists_every_argument_of_the_mark_with_its_default():
     fields = {field.name: field.default for field in dataclasses.fields(Case)}
-    defaults = {"cases": None, "question": None, **fields, **DEFAULTS, "options": {}}
+    defaults = {"cases": None, "question": None, **fields, **LISTED, "options": {}}
     section = PAGES["options.md"].read_text().partition("## Arguments of the mark")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", section, flags=re.MULTILINE)
     assert rows == [(name, repr(defaults[name])) for name in ARGUMENTS]

@@ -14,8 +14,9 @@ CONFTEST = """
 """
 TEST = """
     import pytest
+    from pytest_fp8 import Case
 
-    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="tensorwise", emulated=True)
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "tensorwise", emulated=True)])
     def test_layers(fp8_pair):
         fp8_pair.assert_layers()
 """

@@ -19,7 +19,7 @@ from pytest_fp8.worker.server import ArmServer
 
 pytestmark = pytest.mark.slow
 
-CASE = Case("own", "torchao", "tensorwise", emulated=True, loss_steps=4)
+CASE = Case("own", "torchao", "tensorwise", emulated=True, steps=4)
 
 
 def build(width=64, kind="Linear", frozen=False, bypass=False, routed=False):

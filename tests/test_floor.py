@@ -30,19 +30,24 @@ KNOWN_SLOWER = """
     import sys
     sys.path.insert(0, {suites!r})
     import pytest
+    import floor
     from floor import assert_faster
+    from pytest_fp8 import Case
 
-    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", question="speedup", slower_because="narrow")
+    TINY = Case("tiny", "torchao", "rowwise")
+    floor.SLOWER[TINY.id] = "narrow"
+
+    @pytest.mark.fp8(cases=[TINY], question="speedup")
     def test_faster(request, fp8_pair):
         assert_faster(request, fp8_pair)
 """
 
 STORED_TOO = """
-    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", question="speedup", slower_because="narrow")
+    @pytest.mark.fp8(cases=[TINY], question="speedup")
     def test_speedup(fp8_pair):
         fp8_pair.assert_speedup()
 
-    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", question="layers", slower_because="narrow")
+    @pytest.mark.fp8(cases=[TINY], question="layers")
     def test_layers(fp8_pair):
         fp8_pair.assert_layers()
 """
@@ -111,7 +116,7 @@ def test_the_suite_expects_a_slow_host_to_miss_the_floor_and_nothing_else(pytest
     """A gate run: its first look is one pair of processes, which proves nothing, while busy times would pass."""
     install(monkeypatch, H200, speedup=0.8, busy=60.0, kernels=kernels, kernels_alone=True)
     suite = KNOWN_SLOWER.format(suites=str(Path(__file__).parent.parent / "suites"))
-    pytester.makepyfile(suite.replace(', slower_because="narrow"', ""))
+    pytester.makepyfile(suite.replace("floor.SLOWER[TINY.id]", "known"))
     result = pytester.runpytest("--fp8-gpu=h200", "-rx", "--fp8-report=out")
     result.assert_outcomes(**{outcome: 1})
     known = "fails as known: faster" in (pytester.path / "out" / "summary.md").read_text()
@@ -127,7 +132,7 @@ def test_the_suite_reports_an_arm_that_dies_while_it_is_timed(pytester, monkeypa
     install(monkeypatch, H200)
     monkeypatch.setattr(FakeProcess, "blocks", blocks)
     suite = KNOWN_SLOWER.format(suites=str(Path(__file__).parent.parent / "suites"))
-    pytester.makepyfile(suite.replace(', slower_because="narrow"', ""))
+    pytester.makepyfile(suite.replace("floor.SLOWER[TINY.id]", "known"))
     result = pytester.runpytest("--fp8-gpu=h200")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*FP8-R05: blocks went wrong*", "[[]1[]] FP8-R05: see above"])

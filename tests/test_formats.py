@@ -198,7 +198,8 @@ def test_a_test_that_fails_as_expected_has_its_verdict_for_other_tools(pytester,
     pytester.makepyfile(
         """
         import pytest
-        pytestmark = pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise")
+        from pytest_fp8 import Case
+        pytestmark = pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
 
         @pytest.mark.xfail(reason="known")
         def test_known(fp8_pair): fp8_pair.assert_faster()
@@ -249,9 +250,10 @@ def test_workers_that_answer_nothing_leave_no_earlier_report(pytester):
     pytester.makepyfile(
         """
         import pytest
+        from pytest_fp8 import Case
 
         @pytest.mark.skip(reason="not today")
-        @pytest.mark.fp8(model="tiny")
+        @pytest.mark.fp8(cases=[Case("tiny", "torchao", "tensorwise")])
         def test_it(fp8_pair):
             pass
         """

@@ -27,7 +27,8 @@ def test_collecting_the_marked_tests_loads_no_torch(pytester):
     pytester.makepyfile(
         """
         import pytest
-        @pytest.mark.fp8(model="tiny", recipe="rowwise", emulated=True)
+        from pytest_fp8 import Case
+        @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise", emulated=True)])
         def test_a(fp8_pair): pass
         """
     )

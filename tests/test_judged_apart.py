@@ -11,13 +11,14 @@ from pytest_fp8.report.reading import read_report
 
 SPEED = """
     import pytest
+    from pytest_fp8 import Case
 
-    @pytest.mark.fp8(model="tiny", recipe="rowwise", {first})
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise", {first})])
     def test_first(fp8_pair, fp8_case):
         assert fp8_pair.case == fp8_case
         {ask_first}
 
-    @pytest.mark.fp8(model="tiny", recipe="rowwise", {second})
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise", {second})])
     def test_second(fp8_pair, fp8_case):
         assert fp8_pair.case == fp8_case
         {ask_second}

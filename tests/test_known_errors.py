@@ -72,7 +72,7 @@ def test_a_schedule_that_is_shorter_than_the_curve():
 
     code, _, next_step = raised(train)
     assert code is R.SCHEDULE_ENDS
-    assert "loss_steps" in next_step
+    assert "steps" in next_step
 
 
 def test_a_gradient_of_a_gradient():

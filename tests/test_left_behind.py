@@ -68,8 +68,9 @@ def test_no_arm_is_left_when_a_session_has_ended(pytester):
         """
         import os
         import pytest
+        from pytest_fp8 import Case
 
-        @pytest.mark.fp8(model="micro", backend="torchao", recipe="tensorwise", emulated=True)
+        @pytest.mark.fp8(cases=[Case("micro", "torchao", "tensorwise", emulated=True)])
         def test_layers(fp8_pair):
             fp8_pair.assert_layers()
             arms = (fp8_pair.fp8, fp8_pair.bf16)

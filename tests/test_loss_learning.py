@@ -96,7 +96,7 @@ def flat(offset=0.0, noise=0.05, slope=0.0, seeds=3, steps=40):
 
 
 def test_a_loss_that_does_not_fall_is_never_a_pass():
-    verdict_of(decided(flat(0.0005), flat()), Verdict.NOT_EXERCISED, "BF16 learns nothing", "loss_steps")
+    verdict_of(decided(flat(0.0005), flat()), Verdict.NOT_EXERCISED, "BF16 learns nothing", "steps")
     rising = decided(flat(0.0005, slope=-0.01), flat(slope=-0.01))
     verdict_of(rising, Verdict.NOT_EXERCISED, "an adversarial one", "it rises by 0.3")
     verdict_of(decided(flat(0.0005, slope=0.01), flat(slope=0.01)), Verdict.PASS)

@@ -20,7 +20,7 @@ from pytest_fp8.rules.loss import LOSS_ALPHA, MAX_LOSS_SEEDS, compare_curves, ta
 def test_more_seeds_are_more_than_there_were(seeds, advice):
     decision = decided(falling(2.0, 1.01, wobble=0.01, start=3.0, seeds=seeds), falling(2.0, start=3.0, seeds=seeds))
     assert decision.verdict is Verdict.INCONCLUSIVE, decision.message
-    assert f"loss_seeds={advice})" in decision.message
+    assert f"seeds={advice})" in decision.message
 
 
 class Arms(CurvePair):
@@ -43,7 +43,7 @@ class Arm:
 
 def seeds_asked(fp8, bf16):
     """How many seeds are asked while the rule does not decide."""
-    arms = Arms(Case("own", "torchao", "tensorwise", emulated=True, loss_seeds=2), fp8, bf16)
+    arms = Arms(Case("own", "torchao", "tensorwise", emulated=True, seeds=2), fp8, bf16)
     evidence, _ = look_again(loss_looks(arms, twin=True), judge_gap)
     asked = Counter(seed for _, seed in arms.asked)
     asked -= {seed: 4 if seed in evidence.fp8_twin else 3 for seed in evidence.fp8}

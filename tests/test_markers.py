@@ -7,6 +7,8 @@ import pytest
 from helpers.marks import collect, ids
 from pytest_fp8.markers import ARGUMENTS
 
+BACKENDS, RECIPES = ["torchao", "accelerate_torchao"], ["tensorwise", "rowwise"]
+
 
 @pytest.mark.oldest
 def test_a_user_s_own_empty_list_of_cases_is_skipped_as_pytest_does(pytester):
@@ -16,15 +18,15 @@ def test_a_user_s_own_empty_list_of_cases_is_skipped_as_pytest_does(pytester):
 
 @pytest.mark.oldest
 def test_lists_multiply_as_parametrize_does(pytester):
-    code = "@pytest.mark.fp8(model=['tiny', '1b'])\n@pytest.mark.fp8(recipe=['tensorwise', 'rowwise'])\n"
+    code = f"@pytest.mark.fp8(backend={BACKENDS})\n@pytest.mark.fp8(recipe={RECIPES})\n"
     found = ids(pytester, code + "def test_mine(fp8_case): pass")
-    assert sorted(found) == sorted(f"{m}-torchao-{r}" for m in ("tiny", "1b") for r in ("tensorwise", "rowwise"))
+    assert sorted(found) == sorted(f"own-{b.replace('_', '.')}-{r}" for b in BACKENDS for r in RECIPES)
 
 
 def test_lists_at_different_places_multiply_too(pytester):
-    code = "pytestmark = pytest.mark.fp8(model=['tiny', '1b'])\n@pytest.mark.fp8(recipe=['tensorwise', 'rowwise'])\n"
+    code = f"pytestmark = pytest.mark.fp8(backend={BACKENDS})\n@pytest.mark.fp8(recipe={RECIPES})\n"
     found = ids(pytester, code + "def test_mine(fp8_case): pass")
-    assert sorted(found) == sorted(f"{m}-torchao-{r}" for m in ("tiny", "1b") for r in ("tensorwise", "rowwise"))
+    assert sorted(found) == sorted(f"own-{b.replace('_', '.')}-{r}" for b in BACKENDS for r in RECIPES)
 
 
 def test_two_marks_at_one_place_that_give_one_argument_are_refused(pytester):
@@ -37,8 +39,8 @@ def test_two_marks_at_one_place_that_give_one_argument_are_refused(pytester):
 
 @pytest.mark.oldest
 def test_the_mark_of_a_function_wins_over_that_of_its_module(pytester):
-    code = "pytestmark = pytest.mark.fp8(model='tiny', recipe='rowwise')\n@pytest.mark.fp8(recipe='tensorwise')\n"
-    assert ids(pytester, code + "def test_mine(fp8_case): pass") == ["tiny-torchao-tensorwise"]
+    code = "pytestmark = pytest.mark.fp8(name='mine', recipe='rowwise')\n@pytest.mark.fp8(recipe='tensorwise')\n"
+    assert ids(pytester, code + "def test_mine(fp8_case): pass") == ["own.mine-torchao-tensorwise"]
 
 
 def test_the_marker_is_registered(pytester):

@@ -29,8 +29,8 @@ def mark(*marks, **fields):
     return lambda: cases_of("test_x.py::test", [(None, each.mark) for each in found], Settings())
 
 
-def tiny(**fields):
-    return mark(**{"model": "tiny", **fields})
+def case(**fields):
+    return lambda: Case(**{"model": "tiny", "backend": "torchao", "recipe": "tensorwise", **fields})
 
 
 def workload(**fields):
@@ -75,13 +75,12 @@ SETTINGS = {
         "recipe=['tensorwise', 'rowwise']",
         mark(recipe=["tensorwise", "rowwise"]),
     ),
-    "models as a text": (tiny(model="1b; 8b"), "model=['1b', '8b']", tiny(model=["1b", "8b"])),
     "backends as a text": (
         mark(backend="torchao, accelerate.torchao"),
         "backend=['torchao', 'accelerate.torchao']",
         mark(backend=["torchao", "accelerate.torchao"]),
     ),
-    "capital letters": (tiny(model="1B"), "did you mean '1b'?", tiny(model="1b")),
+    "capital letters": (case(model="1B"), "did you mean '1b'?", case(model="1b")),
     "a backend's capitals": (mark(backend="TorchAO"), "did you mean 'torchao'?", mark(backend="torchao")),
     "no backend": (mark(backend="cuda"), "backend='torchao'", mark(backend="torchao")),
     "option": (
@@ -89,19 +88,25 @@ SETTINGS = {
         "did you mean 'margin'?",
         mark(backend="te", recipe="delayed", options={"margin": 1}),
     ),
-    "chip": (mark(chip="hoper"), "did you mean 'hopper'?", mark(chip="hopper")),
-    "question": (mark(questions=("layer",)), "did you mean 'layers'?", mark(questions=("layers",))),
+    "chip": (case(chip="hoper"), "did you mean 'hopper'?", case(chip="hopper")),
+    "question": (case(questions=("layer",)), "did you mean 'layers'?", case(questions=("layers",))),
     "argument": (mark(recipy="rowwise"), "did you mean 'recipe'?", mark(recipe="rowwise")),
     "GPUs alone": (mark(gpus=2), "parallel='fsdp2' beside gpus=2", mark(gpus=2, parallel="fsdp2")),
     "zero3 compiled": (mark(gpus=2, parallel="zero3"), "parallel='fsdp2'", mark(gpus=2, parallel="fsdp2")),
-    "rows of a mark": (mark(batch=4), "take it out of the mark", mark()),
+    "rows of an own model": (case(model="own", batch=4), "leave them out", case(model="own")),
+    "an old name": (mark(loss_steps=40), "steps=40", mark(steps=40)),
+    "a field of a case": (
+        mark(model="tiny"),
+        "cases=[pytest_fp8.Case('tiny', 'torchao', 'tensorwise')]",
+        mark(cases=[Case("tiny", "torchao", "tensorwise")]),
+    ),
     "adapters": (
-        tiny(backend="unsloth", recipe="rowwise"),
+        case(backend="unsloth", recipe="rowwise"),
         "lora=16",
-        tiny(backend="unsloth", recipe="rowwise", lora=16),
+        case(backend="unsloth", recipe="rowwise", lora=16),
     ),
     "truth as a text": (mark(emulated="true"), "emulated=True", mark(emulated=True)),
-    "number as a text": (mark(loss_steps="40"), "loss_steps=1", mark(loss_steps=1)),
+    "number as a text": (mark(steps="40"), "steps=1", mark(steps=1)),
     "positional": (mark(pytest.mark.fp8("torchao")), "fp8(backend='torchao')", mark(backend="torchao")),
     "two marks": (
         mark(TENSORWISE, ROWWISE),

@@ -157,7 +157,8 @@ def test_what_a_test_only_looks_at_is_its_own_affair(pytester, monkeypatch):
     pytester.makepyfile(
         """
         import pytest
-        @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise")
+        from pytest_fp8 import Case
+        @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
         def test_it(fp8_pair):
             assert fp8_pair.faster().verdict.value == "INVALID"
         """
@@ -209,9 +210,10 @@ def test_a_failure_that_a_library_s_defect_explains_is_shown_as_known(pytester, 
     pytester.makepyfile(
         """
         import pytest
+        from pytest_fp8 import Case
 
         @pytest.mark.xfail(strict=True, reason="somelib 1.2: leaves its backward in BF16")
-        @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", question="layers")
+        @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")], question="layers")
         def test_layers(fp8_pair):
             fp8_pair.assert_layers()
         """

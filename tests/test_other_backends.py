@@ -69,8 +69,9 @@ def test_its_arms_are_judged_as_any_others(installed, pytester):
     pytester.makepyfile(
         """
         import pytest
+        from pytest_fp8 import Case
 
-        @pytest.mark.fp8(model="micro", backend="mlp_alone", emulated=True)
+        @pytest.mark.fp8(cases=[Case("micro", "mlp_alone", "tensorwise", emulated=True)])
         def test_mlps(fp8_pair):
             decision = fp8_pair.assert_layers()
             assert decision.numbers["roles"]["fprop"]["fp8"] == 6

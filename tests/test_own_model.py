@@ -25,7 +25,7 @@ OWN = """
 
         return Workload(build=build, batch=batch, loss=loss)
 
-    @pytest.mark.fp8(recipe="rowwise", emulated=True, loss_steps={steps}, loss_seeds=3)
+    @pytest.mark.fp8(recipe="rowwise", emulated=True, steps={steps}, seeds=3)
     def test_mine(fp8_pair):
         fp8_pair.{ask}()
 """
@@ -109,8 +109,9 @@ def test_models_in_the_tests_own_process_have_the_same_weights(pytester):
     pytester.makepyfile(
         """
         import pytest
+        from pytest_fp8 import Case
 
-        @pytest.mark.fp8(model="tiny", recipe="tensorwise", emulated=True)
+        @pytest.mark.fp8(cases=[Case("tiny", "torchao", "tensorwise", emulated=True)])
         def test_weights(bf16_model, fp8_model):
             theirs = dict(fp8_model.named_parameters())
             assert all(theirs[name].equal(p) for name, p in bf16_model.named_parameters())
@@ -125,8 +126,9 @@ def test_a_library_that_keeps_global_state_is_not_let_into_the_test_s_own_proces
     pytester.makepyfile(
         """
         import pytest
+        from pytest_fp8 import Case
 
-        @pytest.mark.fp8(model="tiny", backend="accelerate_torchao", recipe="tensorwise", emulated=True)
+        @pytest.mark.fp8(cases=[Case("tiny", "accelerate_torchao", "tensorwise", emulated=True)])
         def test_weights(fp8_model):
             raise AssertionError("not reached")
         """

@@ -34,17 +34,18 @@ SLOW_ARMS = """
 """
 SUITE = """
     import pytest
+    from pytest_fp8 import Case
 
     @pytest.mark.parametrize("number", [1, 2])
     def test_other(number):
         print("printed")
 
-    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", question="layers")
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")], question="layers")
     def test_layers(fp8_pair):
         print("printed")
         fp8_pair.assert_layers()
 
-    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", question="memory")
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")], question="memory")
     def test_memory(fp8_pair):
         {ends}
 """

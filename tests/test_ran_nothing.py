@@ -36,8 +36,9 @@ def test_a_gate_whose_tests_somebody_else_skipped_is_not_green(pytester, monkeyp
 
 EMULATED = """
     import pytest
+    from pytest_fp8 import Case
 
-    @pytest.mark.fp8(model="tiny", backend="accelerate_torchao", recipe="tensorwise", emulated=True)
+    @pytest.mark.fp8(cases=[Case("tiny", "accelerate_torchao", "tensorwise", emulated=True)])
     def test_it(fp8_pair):
         fp8_pair.assert_layers()
 
@@ -70,7 +71,7 @@ def test_strict_asks_nothing_of_a_session_without_fp8_tests_or_with_one_that_ran
         test_other="def test_other(): pass",
         test_mixed=textwrap.dedent(EMULATED)
         + """
-@pytest.mark.fp8(model="tiny", backend="torchao", recipe="tensorwise", emulated=True)
+@pytest.mark.fp8(cases=[Case("tiny", "torchao", "tensorwise", emulated=True)])
 def test_mine(fp8_case):
     assert fp8_case
 """,
@@ -91,8 +92,9 @@ def test_a_strict_gate_that_ran_nothing_is_red_under_xdist_too(pytester):
 
 TIMES_AND_SKIPS = """
     import pytest
+    from pytest_fp8 import Case
 
-    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", floor=0.5)
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise", floor=0.5)])
     def test_it(fp8_pair):
         fp8_pair.timing_evidence()
         pytest.skip("not today")
@@ -120,18 +122,22 @@ def test_a_run_that_was_interrupted_at_once_is_not_said_to_have_run_nothing(pyte
 
 
 SET_UP_FAILS = """
+    from pytest_fp8 import Case
+
     @pytest.fixture
     def broken():
         raise RuntimeError("no network")
 
     @pytest.mark.xfail
-    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise")
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
     def test_it(broken, fp8_pair):
         fp8_pair.assert_layers()
 """
 
 NEVER_ASKS = """
-    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise")
+    from pytest_fp8 import Case
+
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
     def test_it(fp8_pair):
         pytest.xfail("not today")
 """

@@ -163,7 +163,7 @@ BLOCKS = """
     def fp8_workload():
         return Workload(build=Net, batch=batch, loss=lambda model, x: (model(x) - x.sin()).square().mean())
 
-    @pytest.mark.fp8(emulated=True, gpus=2, parallel={parallel!r}, loss_steps=10)
+    @pytest.mark.fp8(emulated=True, gpus=2, parallel={parallel!r}, steps=10)
     def test_ranks(fp8_pair):
         fp8_pair.assert_layers()
         fp8_pair.assert_numerics()

@@ -159,7 +159,7 @@ def parallelize(model, mesh):
 
 fp8_workload = workload(parallelize=parallelize)
 
-@pytest.mark.fp8(emulated=True, gpus=2, parallel="own", loss_seeds=2)
+@pytest.mark.fp8(emulated=True, gpus=2, parallel="own", seeds=2)
 def test(fp8_pair):
     fp8_pair.assert_loss()
 """

@@ -72,8 +72,9 @@ def test_a_test_that_names_no_question_gathers_what_it_asks(pytester, monkeypatc
     pytester.makepyfile(
         """
         import pytest
+        from pytest_fp8 import Case
 
-        @pytest.mark.fp8(model="8b", backend="torchao", recipe="tensorwise")
+        @pytest.mark.fp8(cases=[Case("8b", "torchao", "tensorwise")])
         def test_mine(fp8_pair):
             assert fp8_pair.memory_evidence().bf16
         """

@@ -22,7 +22,7 @@ from pytest_fp8.shipping import identity
 
 pytestmark = pytest.mark.slow
 
-MICRO = Case("micro", "torchao", "tensorwise", emulated=True, loss_steps=6, loss_seeds=2)
+MICRO = Case("micro", "torchao", "tensorwise", emulated=True, steps=6, seeds=2)
 ASKED = ("layers", "numerics", "loss", "checkpoints")
 
 

@@ -69,7 +69,7 @@ class Arm:
 class Arms(CurvePair):
     def __init__(self, gap, seeds):
         super().__init__()
-        self.case = Case("own", "torchao", "tensorwise", emulated=True, loss_seeds=seeds)
+        self.case = Case("own", "torchao", "tensorwise", emulated=True, seeds=seeds)
         self.fp8, self.bf16 = Arm(gap, self.asked), Arm(0.0, self.asked)
 
 
@@ -102,7 +102,7 @@ def test_looking_ends_early_where_no_seed_is_another_training():
     evidence, _ = look_again(loss_looks(arms, twin=True), lambda each: LossGap(0.0, 1.0, 0.5, Verdict.INCONCLUSIVE))
     assert len(evidence.bf16) == RUNS_OF_ONE_CURVE < MAX_LOSS_SEEDS
     decision = check_loss(evidence, gap=LossGap(0.0, 1.0, 0.5, Verdict.INCONCLUSIVE))
-    verdict_of(decision, Verdict.INCONCLUSIVE, "draw in batch(step) with torch's generators", "loss_seeds=8")
+    verdict_of(decision, Verdict.INCONCLUSIVE, "draw in batch(step) with torch's generators", "seeds=8")
 
 
 def test_runs_that_differ_are_asked_as_they_are():

@@ -14,8 +14,9 @@ from pytest_fp8.report.exports import commands
 
 SUITE = """\
 import pytest
+from pytest_fp8 import Case
 
-pytestmark = pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise")
+pytestmark = pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
 
 
 def test_layers(fp8_pair):
@@ -43,9 +44,9 @@ from helpers.fakes import H200, install
 install(pytest.MonkeyPatch(), H200, executed_roles=("fprop",), strangers=(4242,))
 """
 FAILED = (
-    "::error file={file},line=7,title=tiny-torchao-rowwise%3A FAIL*::FAIL*: converted but not executed in *%0A*next*"
+    "::error file={file},line=8,title=tiny-torchao-rowwise%3A FAIL*::FAIL*: converted but not executed in *%0A*next*"
 )
-UNANSWERED = "::{level} file={file},line=10,title=tiny-torchao-rowwise%3A INVALID*::another process used the GPU*"
+UNANSWERED = "::{level} file={file},line=11,title=tiny-torchao-rowwise%3A INVALID*::another process used the GPU*"
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_failed_and_undecided_tests_are_annotated_from_the_top_of_the_checkout(s
     said = of_github(result)
     file = "sub/test_fp8.py"
     result.stdout.fnmatch_lines([FAILED.format(file=file), UNANSWERED.format(file=file, level=level)])
-    assert not [line for line in said if "line=18" in line], "the loss passed"
+    assert not [line for line in said if "line=19" in line], "the loss passed"
 
 
 def test_elsewhere_there_are_none(suite, monkeypatch):

@@ -13,8 +13,9 @@ def test_it_ran_once(pytester, monkeypatch):
     pytester.makepyfile(
         """
         import pytest
+        from pytest_fp8 import Case
 
-        @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise")
+        @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
         def test_it(subtests, fp8_pair):
             with subtests.test("layers"):
                 fp8_pair.assert_layers()

@@ -27,8 +27,9 @@ STORED = re.compile(r"\$\{stored:\+(\S+)\}")
 """What a gate is given once its base has baselines."""
 TEST = """
 import pytest
+from pytest_fp8 import Case
 
-@pytest.mark.fp8(model="tiny")
+@pytest.mark.fp8(cases=[Case("tiny", "torchao", "tensorwise")])
 def test_fp8(fp8_pair):
     fp8_pair.assert_layers()
 """

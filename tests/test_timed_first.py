@@ -42,8 +42,9 @@ def test_speed_is_measured_before_presence_and_only_where_a_test_will_ask_for_it
 
 ONE_TEST = """
     import pytest
+    from pytest_fp8 import Case
 
-    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise"{more})
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")]{more})
     def test_both(fp8_pair):
         fp8_pair.assert_layers()
         fp8_pair.assert_speedup()
@@ -76,10 +77,11 @@ def test_a_question_on_the_class_counts_for_its_methods(pytester, monkeypatch, r
     pytester.makepyfile(
         """
         import pytest
+        from pytest_fp8 import Case
 
         @pytest.mark.fp8(question="layers")
         class TestIt:
-            @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise")
+            @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
             def test_layers(self, fp8_pair):
                 fp8_pair.assert_layers()
         """

@@ -8,12 +8,13 @@ from helpers.fakes import H200, FakeProcess, install
 
 SUITE = """
     import pytest
+    from pytest_fp8 import Case
 
-    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", questions=("layers", "speedup"))
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise", questions=("layers", "speedup"))])
     def test_layers(fp8_pair):
         fp8_pair.assert_layers()
 
-    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", questions=("layers", "speedup"))
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise", questions=("layers", "speedup"))])
     def test_speed(fp8_pair):
         fp8_pair.assert_faster()
 """

@@ -245,7 +245,8 @@ def test_pytests_process_does_not_import_the_library(pytester, tmp_path):
     pytester.makepyfile(
         """
         import pytest
-        pytestmark = pytest.mark.fp8(model="tiny", backend="unsloth", recipe="rowwise", lora=16)
+        from pytest_fp8 import Case
+        pytestmark = pytest.mark.fp8(cases=[Case("tiny", "unsloth", "rowwise", lora=16)])
         def test_pair(fp8_pair): pass
         def test_model(fp8_model): pass
         """

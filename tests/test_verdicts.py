@@ -15,8 +15,9 @@ from pytest_fp8.verdicts import passed
 
 ASSERTS = """
     import pytest
+    from pytest_fp8 import Case
 
-    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise")
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
     def test_it(fp8_pair):
         assert {what}
 """

@@ -27,7 +27,7 @@ class Sound:
     """Further arguments of the case, as the mark takes them."""
 
     def case(self, recipe: str) -> Case:
-        lengths = {"loss_steps": STEPS, "loss_seeds": SEEDS, **self.options}
+        lengths = {"steps": STEPS, "seeds": SEEDS, **self.options}
         return Case("own", "torchao", recipe, emulated=True, name=self.name, **lengths)
 
     def workload(self, seed: int) -> Workload:

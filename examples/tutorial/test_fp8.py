@@ -28,7 +28,7 @@ def test_without_a_gpu(fp8_pair):
     fp8_pair.assert_checkpoints()
 
 
-ON_A_GPU = pytest.mark.fp8(name="train", loss_steps=20)
+ON_A_GPU = pytest.mark.fp8(name="train", steps=20)
 
 
 @ON_A_GPU

@@ -126,7 +126,7 @@ class TeacherStandsStill(Control):
     title = "an average of the weights that no longer follows them"
     question = "loss"
     code = D.STANDS_STILL
-    case = Case("own", "torchao", "tensorwise", name="teacher", emulated=True, loss_steps=20)
+    case = Case("own", "torchao", "tensorwise", name="teacher", emulated=True, steps=20)
     workload = Workload(build=build_student, batch=rows, step=follow, leave=("teacher",), learning_rate=2e-3)
 
     def converted(self, model: Any) -> None:

@@ -35,7 +35,7 @@ def loss(model: Any, given: torch.Tensor) -> torch.Tensor:
 
 
 WIDE = Workload(build=build_wide, batch=rows, loss=loss)
-CASE = Case("own", "torchao", "tensorwise", name="wide", emulated=True, loss_steps=20)
+CASE = Case("own", "torchao", "tensorwise", name="wide", emulated=True, steps=20)
 
 
 def with_weight(layer: Any, changed: Callable[[Any], Any]) -> None:

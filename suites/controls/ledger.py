@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 OTHER_WORK = "other work in one arm"
-LOOP = micro(model="own", loss_steps=3, loss_seeds=1)
+LOOP = micro(model="own", steps=3, seeds=1)
 
 
 class ChangedBeside(Control):
@@ -153,7 +153,7 @@ class OtherRate(Control):
     title = "the FP8 arm trains at another learning rate"
     question = "loss"
     code = D.OTHER_OPTIMIZER
-    case = micro(loss_steps=3, loss_seeds=1)
+    case = micro(steps=3, seeds=1)
     verdicts = ("INVALID",)
 
     def make_optimizer(self) -> torch.optim.Optimizer:

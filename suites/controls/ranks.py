@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_fp8.pair import Fp8Pair
     from pytest_fp8.worker.training.parallel import Parallel
 
-DDP = micro(gpus=2, parallel="ddp", loss_steps=14, loss_seeds=2)
+DDP = micro(gpus=2, parallel="ddp", steps=14, seeds=2)
 FSDP2 = micro(gpus=2, parallel="fsdp2", resume=False)
 GATHERED = micro(gpus=2, parallel="fsdp2", resume=False, options={"float8_all_gather": True})
 

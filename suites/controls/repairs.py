@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 STUDENT = Workload(build=build_student, batch=rows, step=follow, leave=("teacher",), learning_rate=2e-3)
-BIASED = Case("own", "torchao", "tensorwise", name="student", emulated=True, loss_steps=20)
+BIASED = Case("own", "torchao", "tensorwise", name="student", emulated=True, steps=20)
 
 
 class OffInTwoSteps(Control):
@@ -174,7 +174,7 @@ class OtherNorm(Control):
     question = "numerics"
     code = D.OTHER_WORK
     about = "operators of blocks.0.norm"
-    case = micro(model="own", loss_steps=3, loss_seeds=1)
+    case = micro(model="own", steps=3, seeds=1)
     workload = Workload(build=LOOPED.build, batch=_shifted, step=LOOPED.step)
 
     def converted(self, model: Any) -> None:

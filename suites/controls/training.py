@@ -42,7 +42,7 @@ class NanAtStep40(Control):
     question = "loss"
     code = C.NOT_FINITE
     about = "from step 39"
-    case = micro(loss_steps=42, loss_seeds=1)
+    case = micro(steps=42, seeds=1)
 
     def before_step(self, seed: int, step: int) -> None:
         if step == 39:
@@ -59,7 +59,7 @@ class NanInOneRun(Control):
     question = "loss"
     code = C.NOT_FINITE
     about = "seed 2"
-    case = micro(loss_steps=14, loss_seeds=4)
+    case = micro(steps=14, seeds=4)
 
     def before_step(self, seed: int, step: int) -> None:
         if seed == 2 and step == 11:

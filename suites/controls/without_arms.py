@@ -66,8 +66,9 @@ class AllSkipped(Control):
 
 _SUITE = """
 import pytest
+from pytest_fp8 import Case
 
-@pytest.mark.fp8(model="tiny", backend="torchao", recipe="tensorwise")
+@pytest.mark.fp8(cases=[Case("tiny", "torchao", "tensorwise")])
 def test_layers(fp8_pair):
     fp8_pair.assert_layers()
 """

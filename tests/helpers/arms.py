@@ -13,7 +13,7 @@ from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.shipping import ship, unship
 
-CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True, loss_steps=45, loss_seeds=2)
+CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True, steps=45, seeds=2)
 
 
 def make_model():

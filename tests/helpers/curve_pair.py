@@ -35,7 +35,7 @@ class DriftingPair(CurvePair):
 
     def __init__(self, gap: float, drift: float, again: Callable[[int], float] = lambda seed: 0.0) -> None:
         super().__init__()
-        self.case = Case("own", "torchao", "tensorwise", emulated=True, loss_seeds=3)
+        self.case = Case("own", "torchao", "tensorwise", emulated=True, seeds=3)
         self.bf16 = DriftingArm(self, "bf16", 0.0, again)
         self.fp8 = DriftingArm(self, "fp8", gap, lambda seed: drift * (-1) ** seed)
 

@@ -7,7 +7,7 @@ TWICE = "During handling of the above exception, another exception occurred"
 def collect(pytester, mark, *arguments):
     """A session of one test. A wrong mark does not interrupt it: pytest would write out where it was, for half a second
     that nobody reads."""
-    pytester.makepyfile(f"import pytest\n{mark}\ndef test_mine(fp8_case): pass")
+    pytester.makepyfile(f"import pytest\nimport pytest_fp8\n{mark}\ndef test_mine(fp8_case): pass")
     return pytester.runpytest("--strict-markers", "--continue-on-collection-errors", *arguments)
 
 

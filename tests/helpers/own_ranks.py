@@ -31,7 +31,7 @@ def loss(model, x):
 
 
 def asked(parallel="own", **more):
-    return pytest.mark.fp8(emulated=True, gpus=2, parallel=parallel, loss_steps=8, loss_seeds=2, **more)
+    return pytest.mark.fp8(emulated=True, gpus=2, parallel=parallel, steps=8, seeds=2, **more)
 
 
 def workload(**changes):

@@ -177,7 +177,7 @@ def _constant(evidence: LossEvidence) -> Finding | None:
             )
             then = (
                 "take the loss in float32, as in F.cross_entropy(logits.float(), labels); or more steps, "
-                "@pytest.mark.fp8(loss_steps=...)"
+                "@pytest.mark.fp8(steps=...)"
             )
         headline, expected = "the loss is the same number in every step", "a loss that moves as the weights do"
         seen = f"{value:.4g} in all {len(bf16)} steps of BF16, seed {seed}"

@@ -215,7 +215,7 @@ def curves_of(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:
         return curves
 
     def ask() -> dict[str, Curve]:
-        wanted = {"seed": seed, "steps": arms.case.horizon, "jitter": seed > 0 and _one_curve(arms)}
+        wanted = {"seed": seed, "steps": arms.case.steps, "jitter": seed > 0 and _one_curve(arms)}
         # Each keeps all its threads: the sums of a convolution depend on their number, and the time does not.
         fp8, curves = arms.beside("curve", reference, watch=True, **wanted)
         return {"fp8": from_plain(Curve, fp8), **curves}
@@ -245,4 +245,4 @@ def _of_reference(arms: PairArms, seed: int, jitter: bool) -> Curve:
 
 
 def _ask(arm: Arm, arms: PairArms, seed: int, **how: bool) -> Curve:
-    return from_plain(Curve, arm.request("curve", seed=seed, steps=arms.case.horizon, **how))
+    return from_plain(Curve, arm.request("curve", seed=seed, steps=arms.case.steps, **how))

@@ -110,7 +110,7 @@ def with_rounding(
         gap = judge(evidence)
         last = len(evidence.fp8) >= largest_number(evidence.one_curve) and not evidence.unfinished
         asked |= gap.gap > 0 and (gap.verdict is Verdict.FAIL or (gap.verdict is Verdict.INCONCLUSIVE and last))
-        found = moved_losses(arms, sorted(evidence.bf16)[:SEEDS], arms.case.horizon - 1) if asked else {}
+        found = moved_losses(arms, sorted(evidence.bf16)[:SEEDS], arms.case.steps - 1) if asked else {}
         rises = {seed: [each - loss for each in moved] for seed, (loss, *moved) in found.items()}
         yield replace(evidence, moved_last=rises)
 

@@ -98,7 +98,7 @@ def _why_undecided(
     scale: LossScale, bf16: Sequence[Sequence[float]], noise: float, gap: LossGap, one_curve: bool
 ) -> tuple[C, str, str]:
     """Code, cause and next step of curves that do not decide."""
-    more = f"more {'runs' if one_curve else 'seeds'}: @pytest.mark.fp8(loss_seeds={max(8, 2 * len(bf16))})"
+    more = f"more {'runs' if one_curve else 'seeds'}: @pytest.mark.fp8(seeds={max(8, 2 * len(bf16))})"
     if scale.why_none is NoShare.CHANGES_SIGN:
         return (
             C.CHANGES_SIGN,
@@ -111,7 +111,7 @@ def _why_undecided(
             C.ROUNDED_AWAY,
             f"the reference's loss ends at {scale.amount(scale.value)}, so far below where it was that the rest is "
             "rounding: a share of that says nothing",
-            "fewer steps, @pytest.mark.fp8(loss_steps=...), or data that the model does not learn by heart",
+            "fewer steps, @pytest.mark.fp8(steps=...), or data that the model does not learn by heart",
         )
     if noise > LOSS_MARGIN[1] * scale.value:
         return (

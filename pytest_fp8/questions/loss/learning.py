@@ -94,7 +94,7 @@ def nothing_learnt(evidence: LossEvidence) -> Finding | None:
         "first fifth of the steps to the last",
         cause="too few steps, a learning rate too small or too large, data without anything to learn, or a loss "
         "that training does not lower (an adversarial one)",
-        next_step="more steps, @pytest.mark.fp8(loss_steps=...), another learning rate, or Workload(loss=...) that "
+        next_step="more steps, @pytest.mark.fp8(steps=...), another learning rate, or Workload(loss=...) that "
         "gives a loss which training lowers",
     )
 

@@ -100,7 +100,7 @@ def _lost(before: int, step: int, nothing_left: bool, expected: str, seen: str) 
         seen=seen,
         cause=SWITCHED_OFF,
         next_step="print the step at which FP8 is switched off, counted from 0 as in batch(step); a plan that ends in "
-        "BF16 on purpose has to be tested with fewer steps, @pytest.mark.fp8(loss_steps=...)",
+        "BF16 on purpose has to be tested with fewer steps, @pytest.mark.fp8(steps=...)",
     )
 
 
