@@ -18,7 +18,7 @@ LONGEST_REASON = 500
 """Characters of a stored reason."""
 FRESH_PAIRS = 4
 """Fresh pairs of processes that an update measures for each case: the speedup of one process is no evidence
-(:data:`pytest_fp8.rules.change.RUNS_TO_FAIL`)."""
+(:data:`pytest_fp8.stats.looks.RUNS_TO_FAIL`)."""
 OWN_VARIABLES = ("PYTEST_FP8_ARM", "PYTEST_FP8_NOT_FROM", "PYTEST_FP8_WATCH")
 """What arms and watched scripts are given."""
 

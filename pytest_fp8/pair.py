@@ -37,9 +37,9 @@ from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.question import SpeedQuestion
 from pytest_fp8.questions.unanswered import cannot, not_held
 from pytest_fp8.report.record import CaseNotes
-from pytest_fp8.rules.loss import LossGap
-from pytest_fp8.rules.speed import GATED_CASES
-from pytest_fp8.rules.variance import MEASURED, Components
+from pytest_fp8.stats.components import MEASURED, Components
+from pytest_fp8.stats.looks import GATED_CASES
+from pytest_fp8.stats.loss import LossGap
 from pytest_fp8.verdicts import CheckFailed, Decision, Verdict, passed
 
 if TYPE_CHECKING:
@@ -66,18 +66,18 @@ class Fp8Pair:
         gated_cases: int = GATED_CASES,
         time_first: bool = True,
         components: Components = MEASURED,
-        gated: str = "",
+        host_bound: bool = False,
         compare_with_base: Callable[[], Comparison] | None = None,
         asked: Collection[str] = (),
     ) -> None:
         """``time_first``: whether this session may ask for the speed, which is then measured first. ``asked``: what its
         tests are known to ask. ``compare_with_base``: times base's FP8 arm beside this one; ``None`` where no base was
-        named. ``gated``: the metric that what is stored is gated on."""
+        named. ``host_bound``: whether a stored session is."""
         self.case: Case = arms.case
         self.baseline = baseline
         self._arms, self._settings, self.notes = arms, settings, notes
         pairs = FRESH_PAIRS if settings.update else None
-        speed = SpeedQuestion(arms, gated, self._history, components, baseline_file, gated_cases, pairs)
+        speed = SpeedQuestion(arms, host_bound, self._history, components, baseline_file, gated_cases, pairs)
         self._speed_question = speed
         self._compare_with_base = compare_with_base
         self._time_first = time_first and self.case.asks("speedup")
@@ -115,7 +115,7 @@ class Fp8Pair:
         return self._loss_looks()[0]
 
     def timing_evidence(self, look: int = 0) -> TimingEvidence:
-        """The evidence of one look of :data:`pytest_fp8.rules.speed.PAIR_LOOKS`."""
+        """The evidence of one look of :data:`pytest_fp8.stats.looks.GATE`."""
         self._before("speedup", profiles=False)
         evidence = self._speed_question.timing(look)
         self.notes.timed(self._speed_question.timer.recording())

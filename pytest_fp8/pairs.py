@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pytest_fp8.compare.gate import BaseGate
     from pytest_fp8.compare.session import Comparison
     from pytest_fp8.pair import Fp8Pair
+    from pytest_fp8.stats.components import Components
     from pytest_fp8.workload import Workload
 
 Waiting = Callable[[str, str], contextlib.AbstractContextManager[None]]
@@ -46,6 +47,7 @@ class Pairs:
         self._arms: dict[tuple[str, str], PairArms] = {}
         self._pairs: dict[tuple[str, str, tuple[object, ...]], Fp8Pair] = {}
         self._base: BaseGate | None = None
+        self._spreads: dict[str, Components] = {}
 
     def collected(self, asked: list[tuple[Case, str | None]], paired: list[Case]) -> None:
         """Note the case and the question of each collected test. Question ``None``: the marks name none, so the test
@@ -92,7 +94,6 @@ class Pairs:
     def _new_pair(self, case: Case, workload: Workload | None, shipped: str | None, model: str) -> Fp8Pair:
         """``shipped``: the workload as its arms are given it. ``model``: its identity, empty without a workload."""
         from pytest_fp8.baselines.store import baseline_path, held_against
-        from pytest_fp8.baselines.variance import read_components
         from pytest_fp8.pair import Fp8Pair
         from pytest_fp8.workload import case_digest
 
@@ -101,7 +102,7 @@ class Pairs:
             arms.start()
         digest = case_digest(case, workload, arms.bf16)
         gpu = self.gpu_key if case.needs_gpu else "emulated"
-        baseline, gated = held_against(self.source(), gpu, case.id, digest, self.settings.update)
+        baseline, host_bound = held_against(self.source(), gpu, case.id, digest, self.settings.update)
         pair = Fp8Pair(
             arms,
             self.settings,
@@ -110,8 +111,8 @@ class Pairs:
             self.source().label(baseline_path(Path(), gpu, case.id)),
             self.gated_cases,
             time_first=self._may_ask_speed(case),
-            components=read_components(self.source(), gpu),
-            gated=gated,
+            components=self._components(gpu),
+            host_bound=host_bound,
             compare_with_base=self._base_of(case, shipped, model),
             asked=self._named(case),
         )
@@ -183,6 +184,14 @@ class Pairs:
             self._pool.separated.clear()
             self._pool.spares.skipped.clear()
             self._pool.close()
+
+    def _components(self, gpu: str) -> Components:
+        """How sessions, processes and blocks of this GPU differ, of the stored histories: read once."""
+        from pytest_fp8.baselines.variance import components_in
+
+        if gpu not in self._spreads:
+            self._spreads[gpu] = components_in(self.source(), gpu)
+        return self._spreads[gpu]
 
     def source(self) -> Source:
         """Where this session reads its baselines: with a base as they are at that commit, which the change under test

@@ -392,7 +392,7 @@ class Session:
         if settings.declared and record.ran_on_gpu:
             self._note_unanswered()
         elif not settings.declared and not settings.strict:
-            from pytest_fp8.rules.undecided import passed_without
+            from pytest_fp8.report.undecided import passed_without
 
             self.said.notes += passed_without(record.answers())
         if settings.update:
@@ -461,7 +461,7 @@ class Session:
 
     def _note_unanswered(self) -> None:
         from pytest_fp8.ci import ci_variable
-        from pytest_fp8.rules.undecided import unanswered
+        from pytest_fp8.report.undecided import unanswered
 
         settings = self.settings
         found = unanswered(

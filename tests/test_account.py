@@ -54,36 +54,6 @@ def test_a_slow_arm_s_casts_are_named_by_their_kernels():
     assert [kernel["name"] for kernel in grown] == ["copy<uint8>", "norm"], "rope is no longer than it was"
 
 
-def with_reduction(milliseconds, name="triton_per_fused__scaled_mm__to_copy_add_clamp_clone"):
-    """The recorded FP8 arm with a reduction of the compiler's that takes so long."""
-    return replace(FP8_ARM, rest=[*FP8_ARM.rest, KernelTime(name, 16, milliseconds)])
-
-
-@pytest.mark.parametrize("floor", [1.0, 1.25])
-def test_a_fused_reduction_that_takes_long_is_told_whether_fp8_is_fast_enough_or_not(floor):
-    decision = asked(fp8=with_reduction(8.0), floor=floor)
-    [note] = decision.numbers["notes"]
-    assert "triton_per_fused__scaled_mm__to_copy_add_clamp_clone, takes 8." in note
-    assert note.endswith("try TORCHINDUCTOR_MIX_ORDER_REDUCTION=0")
-    assert (note in decision.message) is (decision.verdict is Verdict.FAIL)
-
-
-@pytest.mark.parametrize(
-    "arms",
-    [
-        {},
-        {"fp8": with_reduction(1.0)},
-        {"fp8": with_reduction(8.0, "triton_red_fused__scaled_mm_")},
-        {"fp8": with_reduction(8.0), "bf16": replace(BF16, rest=with_reduction(8.0).rest)},
-    ],
-    ids=["none", "short", "another", "in_both"],
-)
-def test_no_other_kernel_is_told_as_a_fused_reduction(arms):
-    decision = asked(**arms, floor=1.25)
-    assert decision.numbers["notes"] == []
-    assert "MIX_ORDER" not in decision.message
-
-
 @pytest.mark.parametrize(("bf16", "fp8", "fp8_ms"), HEALTHY)
 def test_the_parts_of_the_difference_sum_to_it(bf16, fp8, fp8_ms):
     found = account(bf16, fp8, fp8_ms)

@@ -46,11 +46,11 @@ PYTEST_S_SIDE = (
 )
 NEVER = {
     "questions": ("worker", "arms", "backends", "baselines", *PYTEST_S_SIDE),
-    "worker": ("arms", "baselines", "rules", *PYTEST_S_SIDE),
-    "backends": ("arms", "baselines", "rules", "questions", *PYTEST_S_SIDE),
-    "watch": ("arms", "baselines", "rules", "backends", "zoo", *PYTEST_S_SIDE),
-    "zoo": ("arms", "baselines", "rules", "questions", "worker", *PYTEST_S_SIDE),
-    "arms": ("worker", "baselines", "rules", *PYTEST_S_SIDE),
+    "worker": ("arms", "baselines", "stats", *PYTEST_S_SIDE),
+    "backends": ("arms", "baselines", "stats", "questions", *PYTEST_S_SIDE),
+    "watch": ("arms", "baselines", "stats", "backends", "zoo", *PYTEST_S_SIDE),
+    "zoo": ("arms", "baselines", "stats", "questions", "worker", *PYTEST_S_SIDE),
+    "arms": ("worker", "baselines", "stats", *PYTEST_S_SIDE),
     "baselines": ("worker", "arms", "backends", "plugin", "session", "fixtures", "markers", "pair", "compare"),
 }
 """Folder -> what nothing in it imports, not even for a type checker."""
@@ -138,7 +138,7 @@ def imports(folder: str) -> Iterator[tuple[str, str]]:
 
 
 def test_rules_are_pure_statistics():
-    assert [each for each in imports("rules") if not within(each[1], "rules", "verdicts", "codes")] == []
+    assert [each for each in imports("stats") if not within(each[1], "stats", "verdicts")] == []
 
 
 @pytest.mark.parametrize("folder", NEVER)

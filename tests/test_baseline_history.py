@@ -9,7 +9,6 @@ import pytest
 from helpers.baselines import baseline
 from helpers.good_baseline import GOOD, LATER, read
 from pytest_fp8.baselines.check import measured_otherwise
-from pytest_fp8.baselines.metrics import QUIET_BUSY
 from pytest_fp8.baselines.record import MEASUREMENT, ONE_GPU
 from pytest_fp8.baselines.source import Folder, Revision
 from pytest_fp8.baselines.store import baseline_path, held_against, write_baseline
@@ -31,13 +30,15 @@ def test_values_are_those_of_the_newest_session_that_has_them():
 
 @pytest.mark.parametrize("busy", [True, False])
 def test_an_update_is_held_against_nothing_and_knows_what_the_stored_one_is_gated_on(tmp_path, busy):
-    speedup = {"speedup": [[0.1], [0.1]], **({"busy_speedup": [[0.2], [0.2]]} if busy else {})}
-    write_baseline(tmp_path, made := baseline("1b-te-block", "abc", metrics=speedup))
+    speedup = {"speedup": [[0.1], [0.1]], "busy_speedup": [[0.2], [0.2]]}
+    made = baseline("1b-te-block", "abc", metrics=speedup)
+    made = replace(made, sessions=(*made.sessions[:-1], replace(made.newest, host_bound=busy)))
+    write_baseline(tmp_path, made)
+    assert made.gated == ("busy_speedup" if busy else "speedup")
     of_gate, of_update = (held_against(Folder(tmp_path), "h200", "1b-te-block", "abc", x) for x in (False, True))
-    gated = "busy_speedup" if busy else "speedup"
-    assert (of_gate, of_update) == ((made, gated), (None, gated))
+    assert (of_gate, of_update) == ((made, busy), (None, busy))
     other_case = Folder(tmp_path), "h200", "1b-te-block", "defined anew"
-    assert held_against(*other_case, update=True) == (None, "")
+    assert held_against(*other_case, update=True) == (None, False)
     with pytest.raises(BaselineError, match="definition"):
         held_against(*other_case, update=False)
 
@@ -54,13 +55,13 @@ def test_an_update_is_held_against_nothing_and_knows_what_the_stored_one_is_gate
     ],
 )
 def test_busy_times_of_several_gpus_with_waits_in_them_are_not_compared_with(number, more, moved, busy):
-    metrics = {"speedup": [[0.1], [0.1]], QUIET_BUSY: [[0.1], [0.2]], **more}
+    metrics = {"speedup": [[0.1], [0.1]], "busy_speedup": [[0.1], [0.2]], **more}
     stored = replace(GOOD, sessions=(replace(GOOD.newest, measurement=number, metrics=metrics),))
-    assert (QUIET_BUSY in stored.metrics) is busy
-    assert bool(stored.history(QUIET_BUSY)) is busy
+    assert ("busy_speedup" in stored.metrics) is busy
+    assert bool(stored.history("busy_speedup")) is busy
     assert stored.history("speedup"), "step times were taken as today"
     assert measured_otherwise(stored) == moved
-    assert QUIET_BUSY in stored.to_json()["sessions"][0]["metrics"], "the file keeps what it holds"
+    assert "busy_speedup" in stored.to_json()["sessions"][0]["metrics"], "the file keeps what it holds"
 
 
 def test_a_history_begins_where_its_level_does():
@@ -93,9 +94,9 @@ def test_baselines_are_read_from_a_revision_and_the_checkout_does_not_count(stor
 
 def test_busy_times_of_a_quiet_host_are_no_older_than_the_level_of_step_time():
     """A gate's candidate has none: where its steps began a new level, the stored busy times are of the old one."""
-    speedup, busy = {"speedup": [[0.1], [0.1]]}, {QUIET_BUSY: [[0.2], [0.2]]}
+    speedup, busy = {"speedup": [[0.1], [0.1]]}, {"busy_speedup": [[0.2], [0.2]]}
     first = replace(GOOD.newest, metrics={**speedup, **busy}, starts=())
     moved, again = replace(first, metrics=speedup, starts=("speedup",)), replace(first, metrics={**speedup, **busy})
-    assert replace(GOOD, sessions=(first, moved)).history(QUIET_BUSY) == []
-    assert len(replace(GOOD, sessions=(first, moved, again)).history(QUIET_BUSY)) == 1
-    assert len(replace(GOOD, sessions=(first, again)).history(QUIET_BUSY)) == 2
+    assert replace(GOOD, sessions=(first, moved)).history("busy_speedup") == []
+    assert len(replace(GOOD, sessions=(first, moved, again)).history("busy_speedup")) == 1
+    assert len(replace(GOOD, sessions=(first, again)).history("busy_speedup")) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,18 +12,16 @@ from helpers.waiting import Waiting, asked_of, updated
 from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.questions.speed import evidence
 from pytest_fp8.questions.speed.evidence import (
     FURTHER,
     TimingEvidence,
     busy_ratios,
-    judged_busy,
     timing_for_baseline,
     timing_of,
 )
 from pytest_fp8.questions.speed.timing import BlockTimer
-from pytest_fp8.rules.speed import PAIR_LOOKS, processes_hold
-from pytest_fp8.rules.variance import MEASURED
+from pytest_fp8.stats.components import MEASURED
+from pytest_fp8.stats.looks import GATE, processes_hold
 from pytest_fp8.verdicts import Verdict
 
 
@@ -38,7 +35,8 @@ def test_busy_times_are_asked_of_every_process_that_waits(monkeypatch, works):
     account = decision.numbers["account"]
     assert [stored["earned_ms"], stored["casts_ms"]] == [[account["earned_ms"]], [account["casts_ms"]]]
     if not works:
-        assert "busy_speedup" not in stored
+        assert decision.numbers["gated_on"] == "step time"
+        assert not decision.numbers["host_bound"]
         assert stored["speedup_limit"] == [account["limit"]]
         assert "bf16_wire_ms" not in stored, "one GPU"
         return
@@ -110,8 +108,8 @@ def test_an_update_has_busy_times_of_every_pair_whichever_waits(monkeypatch, slo
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
     monkeypatch.setattr(LateWaiting, "slow", slow)
     decision, stored = updated(4)
-    assert [len(stored["speedup"]), len(stored.get("busy_speedup", ()))] == [4, 4 if slow else 0]
-    assert len(stored.get("quiet_busy_speedup", ())) == (0 if slow else 4), "for a gate on a host that an arm waits for"
+    assert [len(stored["speedup"]), len(stored["busy_speedup"])] == [4, 4]
+    assert decision.numbers["host_bound"] is bool(slow)
     assert decision.numbers["gated_on"] == ("busy time" if slow else "step time")
     assert "1.25" in decision.seen or not slow
 
@@ -121,15 +119,16 @@ def test_an_update_of_what_is_gated_on_busy_time_stores_it_again_though_nothing_
     install(monkeypatch, H200, busy=40.0)
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
     monkeypatch.setattr(LateWaiting, "slow", ())
-    _, stored = updated(2, gated="busy_speedup")
+    decision, stored = updated(2, host_bound=True)
     assert len(stored["busy_speedup"]) == 2
+    assert (decision.numbers["gated_on"], decision.numbers["host_bound"]) == ("busy time", True)
 
 
 @pytest.mark.parametrize(
     ("kept", "slower", "verdict"),
     [
-        (["speedup", "bf16_ms", "quiet_busy_speedup"], 1.0, Verdict.PASS),
-        (["speedup", "bf16_ms", "quiet_busy_speedup"], 1.2, Verdict.FAIL),
+        (["speedup", "bf16_ms", "busy_speedup"], 1.0, Verdict.PASS),
+        (["speedup", "bf16_ms", "busy_speedup"], 1.2, Verdict.FAIL),
         (["speedup", "bf16_ms"], 1.0, Verdict.INVALID),
     ],
 )
@@ -160,7 +159,7 @@ def gated(monkeypatch, slow):
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
     arms.start()
     timer = BlockTimer(arms)
-    taken = [timing_of(arms, timer, look) for look in range(len(PAIR_LOOKS))][-1]
+    taken = [timing_of(arms, timer, look) for look in range(len(GATE.pairs))][-1]
     pool.close()
     return taken
 
@@ -170,32 +169,23 @@ def test_a_gate_takes_busy_times_from_the_first_pair_that_waits(monkeypatch, slo
     """A later pair that does not wait changes nothing of what an earlier one showed."""
     taken = gated(monkeypatch, slow)
     assert [bool(times) for times in taken.fp8_busy] == [False, True, True, True]
-    assert taken.waited, "which all blocks together need not show"
-    assert len(judged_busy(taken)) == 3
+    assert taken.host_bound, "which all blocks together need not show"
+    assert len(busy_ratios(taken)) == 3
 
 
-def test_a_pair_that_waits_last_is_not_judged_alone(monkeypatch):
-    """Its busy times are one process's, and may be off by chance."""
-    taken = gated(monkeypatch, slow=(4,))
-    assert [bool(times) for times in taken.fp8_busy] == [False, False, False, True]
-    assert judged_busy(taken) == []
-    assert judged_busy(replace(taken, fp8_busy=[[32.0]] * len(taken.fp8), bf16_busy=[[40.0]] * len(taken.fp8)))
-
-
-@pytest.mark.parametrize(("waits", "asked"), [(True, [5, 0]), (False, [0, 0])])
-def test_arms_that_take_turns_have_the_busy_times_of_their_profile_where_one_waits(monkeypatch, waits, asked):
-    """Others would cost a build of each. Of an arm that does not wait an update needs none."""
+@pytest.mark.parametrize("waits", [True, False])
+def test_arms_that_take_turns_have_the_busy_times_of_their_profile(monkeypatch, waits):
+    """Others would cost a build of each."""
     install(monkeypatch, H200, busy=40.0 if waits else 99.0, kernels_alone=True)
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Waiting if waits else FakeProcess)
     pool = ArmPool(H200, turns=lambda case, gpu: True)
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
     arms.start()
-    timer = BlockTimer(arms)
-    timer.wants_busy = True
+    timer = BlockTimer(arms, takes_busy=True)
     taken = timing_for_baseline(arms, timer, 2, lambda _: True)
     pool.close()
     assert arms.takes_turns
-    assert [len(times) for times in taken.fp8_busy] == asked
+    assert [len(times) for times in taken.fp8_busy] == [5, 0]
 
 
 def test_a_step_that_the_profiler_lost_is_left_out():
@@ -225,20 +215,3 @@ def test_pairs_that_can_gate_at_the_tolerance_are_enough(monkeypatch, noise, pai
     install(monkeypatch, H200, host=noise)
     _, stored = updated(2)
     assert len(stored["fp8_ms"]) == pairs
-
-
-def test_a_pair_that_was_not_asked_for_busy_times_has_none_later(monkeypatch):
-    """The host was quiet while the first two pairs ran: what later processes say is no answer for them."""
-    install(monkeypatch, H200, busy=40.0)
-    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Waiting)
-    Waiting.asked_busy = []
-    pool = ArmPool(H200)
-    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
-    arms.start()
-    timer = BlockTimer(arms)
-    monkeypatch.setattr(evidence, "launch_bound_arms", lambda account: ["FP8"] if len(timer.other) > 2 else [])
-    found = [timing_of(arms, timer, look) for look in range(4)][-1]
-    pool.close()
-    assert [len(times) > 0 for times in found.fp8_busy] == [False, False, True, True]
-    assert len(busy_ratios(found)) == 2
-    assert len(set(Waiting.asked_busy)) == 4, "both arms of two pairs"

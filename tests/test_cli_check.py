@@ -77,15 +77,6 @@ def test_one_gpu_s_folder_and_one_file_are_looked_at_as_parts_of_the_folder(run,
     assert findings(run, "--dir", "baselines/h200/1b-torchao-tensorwise.json")[0] == 1
 
 
-def test_components_are_written_beside_the_baselines_they_are_of_and_of_no_single_file(run, project):
-    assert run("variance", "--dir", "baselines/h200")[0] == 0
-    assert sorted(path.name for path in project.rglob("_*.json")) == ["_variance.json"]
-    assert (project / "baselines/h200/_variance.json").is_file()
-    code, _, said = run("variance", "--dir", "baselines/h200/1b-torchao-rowwise.json")
-    assert code == 2
-    assert "those of all cases of a GPU" in said
-
-
 @pytest.mark.parametrize("given", [["--gpu="], ["--gpu", ""]])
 def test_an_empty_gpu_is_not_all_of_them(run, capsys, given):
     with pytest.raises(SystemExit) as ended:

@@ -10,7 +10,7 @@ import pytest
 from helpers.fakes import H100, H200, FakeProcess, install
 from pytest_fp8.cli import main
 from pytest_fp8.codes import R
-from pytest_fp8.rules.same_session import PAIRS
+from pytest_fp8.stats.looks import BESIDE
 
 SUITE = """
 from pytest_fp8 import Case
@@ -51,7 +51,7 @@ def test_sides_that_take_turns_are_built_three_times_for_each_pair(run, monkeypa
     code, _, _ = run("--case", "8b-torchao-tensorwise", "--fp8-only", gpu=H100)
     assert code == 0
     sides = [process.side for process in FakeProcess.world.processes if process.spec is not None]
-    assert sides == ["base", "head", "base"] * PAIRS[0]
+    assert sides == ["base", "head", "base"] * BESIDE.pairs[0]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytest_fp8.rules.change import ALPHA, BETA
-from pytest_fp8.rules.same_session import BLOCKS, PAIRS, decide_same_session, own_change
+from pytest_fp8.stats.looks import ALPHA, BESIDE, BETA, against_base
 from pytest_fp8.verdicts import Verdict
 
 BETWEEN, WITHIN = 0.0015, 0.0075
@@ -18,10 +17,10 @@ def verdicts(change, tolerance=0.03, repeats=1000, between=BETWEEN):
     found = []
     for _ in range(repeats):
         pairs = []
-        for count in PAIRS:
+        for count in BESIDE.pairs:
             while len(pairs) < count:
-                pairs.append(list(np.log(1 + change) + rng.normal(0, between) + rng.normal(0, WITHIN, BLOCKS)))
-            decided = decide_same_session(pairs, tolerance).verdict
+                pairs.append(list(np.log(1 + change) + rng.normal(0, between) + rng.normal(0, WITHIN, BESIDE.blocks)))
+            decided = against_base(pairs, tolerance).verdict
             if decided is not Verdict.INCONCLUSIVE:
                 break
         found.append(decided)
@@ -46,10 +45,10 @@ def test_a_slower_head_fails(change, tolerance, power):
 
 def test_a_gain_that_one_pair_does_not_show_passes_at_the_last_look():
     """Any loss of 1 % is excluded, and there is no further pair to ask."""
-    pairs = [[0.012 + 0.0005 * k for k in range(-5, 5)] for _ in range(PAIRS[-1] - 1)]
+    pairs = [[0.012 + 0.0005 * k for k in range(-5, 5)] for _ in range(BESIDE.pairs[-1] - 1)]
     pairs.append([-0.0005] * 10)
-    assert decide_same_session(pairs, 0.01).verdict is Verdict.PASS
-    assert decide_same_session(pairs[:5] * 2, 0.01).verdict is Verdict.IMPROVED
+    assert against_base(pairs, 0.01).verdict is Verdict.PASS
+    assert against_base(pairs[:5] * 2, 0.01).verdict is Verdict.IMPROVED
 
 
 def test_a_loss_well_within_the_tolerance_passes():
@@ -59,16 +58,17 @@ def test_a_loss_well_within_the_tolerance_passes():
 def test_bf16_taken_off_leaves_what_is_fp8s_own():
     slower = [[-0.05 + 0.001 * k for k in range(-2, 3)]] * 4
     same = [[0.001 * k for k in range(-2, 3)]] * 4
-    low, high = decide_same_session(slower, 0.03).interval
-    assert low < decide_same_session(slower, 0.03).change < high < 0, "a change that its interval lies around"
-    own = own_change(decide_same_session(slower, 0.03), decide_same_session(slower, 0.03))
-    assert abs(own.theta) < own.half_width()
-    own = own_change(decide_same_session(slower, 0.03), decide_same_session(same, 0.03))
+    change = against_base(slower, 0.03).estimate
+    low, high = change.change_interval
+    assert low < change.change < high < 0, "a change that its interval lies around"
+    own = change.less(change)
+    assert abs(own.theta) < own.half_width
+    own = change.less(against_base(same, 0.03).estimate)
     assert own.theta == pytest.approx(-0.05)
-    assert own.half_width() < 0.03
+    assert own.half_width < 0.03
 
 
 @pytest.mark.parametrize("tolerance", [0, 1, -0.1])
 def test_a_tolerance_is_a_fraction(tolerance):
     with pytest.raises(ValueError, match="between 0 and 1"):
-        decide_same_session([[0.0]], tolerance)
+        against_base([[0.0]], tolerance)

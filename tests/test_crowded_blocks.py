@@ -8,7 +8,7 @@ from helpers.crowded import beside_another, pair_of_8b, several_gpus
 from helpers.fakes import FakeProcess, timed
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.gpu import Conditions
-from pytest_fp8.questions.speed.evidence import judged_busy, timing_for_baseline, timing_of
+from pytest_fp8.questions.speed.evidence import busy_ratios, timing_for_baseline, timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer
 
 
@@ -66,8 +66,7 @@ def test_memory_that_a_process_of_others_has_is_told_as_theirs(pair, world, monk
 
 def test_pairs_that_were_timed_side_by_side_are_not_mixed_with_pairs_by_turns(pair, world, monkeypatch):
     world.busy, world.kernels_alone = 60.0, True
-    timer = BlockTimer(pair)
-    timer.wants_busy = True
+    timer = BlockTimer(pair, takes_busy=True)
     beside_another(monkeypatch, world, "blocks", lambda process: len(timer.other) == 2)
     evidence = timing_for_baseline(pair, timer, 4, lambda evidence: True)
     assert pair.takes_turns
@@ -98,11 +97,10 @@ def test_memory_that_runs_out_after_the_blocks_has_them_taken_anew(pair, world, 
     """As on two H100s: blocks went on beside the other arm, and the next question had no room."""
     world.busy, world.kernels_alone = 60.0, True
     beside_another(monkeypatch, world, "layers", lambda process: True)
-    timer = BlockTimer(pair)
-    timer.waited = True
+    timer = BlockTimer(pair, takes_busy=True)
     evidence = timing_of(pair, timer, 0)
     assert [turn.arm for turn in evidence.turns] == ["BF16", "FP8", "BF16"], "none of the blocks taken side by side"
-    assert judged_busy(evidence), "busy times were asked again, too"
+    assert busy_ratios(evidence), "busy times were asked again, too"
 
 
 def test_a_disturbance_before_memory_runs_out_is_no_part_of_what_counts(pair, world, monkeypatch):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pytest_fp8.rules.loss import (
+from pytest_fp8.stats.loss import (
     LOSS_ALPHA,
     LOSS_CONFIDENCE,
     LOSS_MARGIN,
@@ -13,8 +13,8 @@ from pytest_fp8.rules.loss import (
     loss_margin,
     tail_gap,
 )
-from pytest_fp8.rules.restart import RESTART_ALPHA, decide_restart
-from pytest_fp8.rules.statistics import student_quantile
+from pytest_fp8.stats.quantiles import student_quantile
+from pytest_fp8.stats.restart import RESTART_ALPHA, decide_restart
 from pytest_fp8.verdicts import Verdict
 
 
@@ -71,7 +71,7 @@ def test_a_pass_holds_its_confidence_over_all_looks(first, monkeypatch):
         return np.mean([loss_gate(rng, 0.02, 0.01, first) is Verdict.PASS for _ in range(2500)])
 
     assert passed() <= 1.3 * (1 - LOSS_CONFIDENCE), "0.05, and three standard errors of this simulation"
-    monkeypatch.setattr("pytest_fp8.rules.loss.LOOK_ALPHA", {})
+    monkeypatch.setattr("pytest_fp8.stats.loss.LOOK_ALPHA", {})
     assert first == 8 or passed() > 0.075, "the simulation sees what the correction prevents"
 
 

@@ -16,7 +16,7 @@ from benchmarks.gate.recordings import from_recording, histories, load
 from benchmarks.gate.replay import replay
 from benchmarks.gate.rules import TODAY, ours
 from helpers.gate import noise_put_in, recording, verdicts
-from pytest_fp8.rules.variance import MEASURED, estimate
+from pytest_fp8.stats.components import MEASURED, estimate
 from pytest_fp8.verdicts import Verdict
 
 

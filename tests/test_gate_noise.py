@@ -11,7 +11,7 @@ import pytest
 from benchmarks.gate.noise import CONDITIONS, QUIET, autocorrelation, draw, fit
 from benchmarks.gate.recordings import BASELINES, from_recording, histories, load
 from helpers.gate import BLOCKS, noise_put_in, recording
-from pytest_fp8.rules.variance import MEASURED
+from pytest_fp8.stats.components import MEASURED
 
 
 @pytest.fixture(scope="module")

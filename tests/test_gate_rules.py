@@ -10,7 +10,7 @@ import pytest
 from benchmarks.gate.noise import Condition
 from benchmarks.gate.rules import TODAY, mann_whitney_p, ours, process_seconds
 from helpers.gate import histories_of, noise_put_in, verdicts
-from pytest_fp8.rules.variance import MEASURED
+from pytest_fp8.stats.components import MEASURED
 from pytest_fp8.verdicts import Verdict
 
 

@@ -14,7 +14,7 @@ from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.host import Turn
 from pytest_fp8.report.cells import baseline_of
-from pytest_fp8.rules.variance import MEASURED
+from pytest_fp8.stats.components import MEASURED
 
 BUSY = {"bf16_busy": [[113.0] * 5] * 2, "fp8_busy": [[99.4] * 5] * 2}
 
@@ -72,26 +72,6 @@ def test_steps_that_prove_the_floor_answer_whatever_busy_times_say(busy):
     assert decision.numbers["gated_on"] == "step time"
 
 
-@pytest.mark.parametrize(
-    ("processes", "busy", "verdict", "gated_on"),
-    [
-        (2, 105.0, Verdict.PASS, "busy time"),
-        (2, 118.0, Verdict.INCONCLUSIVE, "step time"),
-        (4, 118.0, Verdict.FAIL, "busy time"),
-    ],
-)
-def test_busy_times_answer_for_the_floor_where_steps_do_not_decide(processes, busy, verdict, gated_on):
-    """Steps lie above the floor without proof. Unless busy times prove it, further pairs are asked first."""
-    blocks = [100.0, 104.0, 125.0, 140.0, 110.0, 131.0, 98.0, 103.0, 128.0, 139.0, 112.0, 117.0]
-    fp8 = replace(recorded_step("1b-transformer_engine-delayed"), busy_ms=[busy * 0.8] * 5, step_ms=[busy] * 5)
-    works = {"bf16_busy": [[113.0] * 5] * processes, "fp8_busy": [[busy] * 5] * processes}
-    taken = TimingEvidence(
-        [[121.5] * 12] * processes, [blocks] * processes, bf16_gpu=BF16, fp8_gpu=fp8, waited=True, **works
-    )
-    decision = check_speedup(taken, floor=1.0, tolerance=0.02)
-    assert (decision.verdict, decision.numbers["gated_on"]) == (verdict, gated_on), decision.message
-
-
 def test_what_timed_steps_wait_is_no_work_though_the_profiled_ones_met_a_quiet_host():
     """The profiled steps wait 2 ms and the timed ones 29: without busy times that were asked beside these, the GPU
     seems to work 123 ms of them, and the speedup of busy time to be too good to be true."""
@@ -115,7 +95,7 @@ def test_busy_times_at_other_clocks_hide_no_reference_that_sleeps(clocks):
     fp8 = replace(recorded_step("1b-transformer_engine-delayed"), busy_ms=[95.6] * 5, step_ms=[97.6] * 5)
     works = {"bf16_busy": [[113.0 * clocks] * 26] * 2, "fp8_busy": [[95.6 * clocks] * 26] * 2}
     bf16 = replace(BF16, step_ms=[133.0] * 5, busy_ms=[113.0] * 5)
-    decision = asked(bf16=bf16, fp8=fp8, bf16_ms=133.0, fp8_ms=97.6, waited=True, **works)
+    decision = asked(bf16=bf16, fp8=fp8, bf16_ms=133.0, fp8_ms=97.6, **works)
     verdict_of(decision, Verdict.INVALID, "the reference waits for its host")
 
 
@@ -147,10 +127,8 @@ def test_busy_times_at_other_clocks_accuse_no_healthy_reference(clocks):
 
 
 def test_busy_times_that_a_stored_session_asks_for_are_said_to_be_so_with_their_limit():
-    decision = asked(fp8_ms=106.0, floor=None, waited=True, **BUSY)
-    seen = (
-        "of busy time, since an arm has waited for the host, or steps scattered by it, in this session or in a stored"
-    )
+    decision = asked(fp8_ms=106.0, floor=None, host_bound=True, **BUSY)
+    seen = "of busy time, since the host held up steps, here or when the baseline was stored"
     verdict_of(decision, Verdict.NOT_EXERCISED, seen, "limit 1.34x of busy time")
 
 
@@ -160,7 +138,7 @@ def test_a_baseline_without_busy_times_is_asked_for_step_times():
     verdict_of(decision, Verdict.PASS)
     stored = sessions(1.25)
     both = {"history": sessions(0.59), "busy_history": sessions(1.14)}
-    faster_host = asked(fp8_ms=106.0, floor=None, waited=True, **both, **BUSY)
-    verdict_of(faster_host, Verdict.PASS, "of busy time, since an arm has waited for the host")
+    faster_host = asked(fp8_ms=106.0, floor=None, host_bound=True, **both, **BUSY)
+    verdict_of(faster_host, Verdict.PASS, "of busy time, since the host held up steps")
     slower = launch_bound(98.0, floor=None, history=sessions(0.59), busy_history=stored)
     verdict_of(slower, Verdict.FAIL, "lost speed", "of busy time")

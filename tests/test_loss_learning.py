@@ -11,7 +11,7 @@ from helpers.evidence import verdict_of
 from helpers.learning import MOVES, arm, decided
 from pytest_fp8 import Verdict
 from pytest_fp8.questions.loss.evidence import Curve, Moved
-from pytest_fp8.rules.loss import loss_fall
+from pytest_fp8.stats.loss import loss_fall
 
 
 def test_arms_that_learn_alike_pass():

@@ -15,8 +15,8 @@ from pytest_fp8.questions.again import look_again
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import Course, loss_looks
 from pytest_fp8.questions.loss.restart import HEADLINE, with_doubt
-from pytest_fp8.rules.loss import LOSS_MARGIN, MAX_LOSS_SEEDS, LossScale, NoShare
-from pytest_fp8.rules.restart import RESTART_ALPHA, decide_restart
+from pytest_fp8.stats.loss import LOSS_MARGIN, MAX_LOSS_SEEDS, LossScale, NoShare
+from pytest_fp8.stats.restart import RESTART_ALPHA, decide_restart
 from pytest_fp8.verdicts import Verdict
 
 BASELINES = Path(__file__).parents[1] / "baselines"

@@ -8,7 +8,7 @@ from helpers.falling import STEPS, decided, falling
 from pytest_fp8 import Verdict
 from pytest_fp8.questions.loss.check import check_loss
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
-from pytest_fp8.rules.loss import LOSS_MARGIN, LossScale, compare_curves, decide_loss, loss_margin, loss_scale, tail_gap
+from pytest_fp8.stats.loss import LOSS_MARGIN, LossScale, compare_curves, decide_loss, loss_margin, loss_scale, tail_gap
 
 NATS = LossScale(1.0)
 

@@ -13,7 +13,7 @@ from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.again import look_again
 from pytest_fp8.questions.loss.check import judge_gap
 from pytest_fp8.questions.loss.evidence import Curve, loss_looks
-from pytest_fp8.rules.loss import LOSS_ALPHA, MAX_LOSS_SEEDS, compare_curves, tail_gap
+from pytest_fp8.stats.loss import LOSS_ALPHA, MAX_LOSS_SEEDS, compare_curves, tail_gap
 
 
 @pytest.mark.parametrize(("seeds", "advice"), [(4, 8), (8, 16)])
@@ -110,5 +110,5 @@ def test_a_small_loss_that_is_half_as_high_again_fails_and_a_like_one_passes():
 def test_a_gap_as_large_as_the_references_own_drift_is_hardly_ever_called_one(monkeypatch):
     """The margin is 5 % of the loss at most, and BF16 ends 10 % from itself."""
     assert judged_rate(Verdict.FAIL, factor=1.1, noise=0.1) <= LOSS_ALPHA
-    monkeypatch.setattr("pytest_fp8.rules.loss.loss_noise", lambda gaps: 0.0)
+    monkeypatch.setattr("pytest_fp8.stats.loss.loss_noise", lambda gaps: 0.0)
     assert judged_rate(Verdict.FAIL, factor=1.1, noise=0.1) > LOSS_ALPHA, "the simulation sees what that rule prevents"

@@ -16,7 +16,7 @@ from pytest_fp8.baselines.store import load_baseline
 from pytest_fp8.pair import look_again
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import LossEvidence, loss_looks
-from pytest_fp8.rules.loss import LOSS_MARGIN, LossScale, decide_loss, loss_margin, loss_noise
+from pytest_fp8.stats.loss import LOSS_MARGIN, LossScale, decide_loss, loss_margin, loss_noise
 
 BASELINES = Path(__file__).parents[1] / "baselines"
 

@@ -10,7 +10,7 @@ import pytest_fp8.pair
 from helpers.fakes import H200, SUITE, FakeProcess, install
 from helpers.sessions import CHECKPOINTS, UPDATE
 from pytest_fp8.codes import C, L, M, R, S
-from pytest_fp8.rules.speed import BASELINE_BLOCKS
+from pytest_fp8.stats.looks import BASELINE_BLOCKS
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Speedups that are not FP8's own: other work, another precision, a reference that waits, too good to be true."""
+"""Speedups that are not FP8's own: other work, a reference that waits, too good to be true."""
 
 from __future__ import annotations
 
@@ -41,22 +41,6 @@ def test_recomputation_that_the_fp8_arm_leaves_out_is_other_work():
 
 def product_in_float32(ms):
     return Product("forward", 512, (2048, 4096), "float32", "mm", milliseconds=ms)
-
-
-def test_tf32_in_one_arm_alone_is_another_precision():
-    slow, fast = (with_products(arm, product_in_float32(ms)) for arm, ms in ((BF16, 200.0), (FP8_ARM, 30.0)))
-    decision = asked(slow, fast, 321.5, 136.0)
-    verdict_of(decision, Verdict.INVALID, "another precision", "TF32's rate", "products of 170.0 ms", "allow_tf32")
-    reverse = asked(
-        with_products(BF16, product_in_float32(30.0)), with_products(FP8_ARM, product_in_float32(200.0)), 151, 306
-    )
-    verdict_of(reverse, Verdict.INVALID, "another precision")
-
-
-def test_a_product_that_only_one_arm_autocasts_is_another_precision():
-    cast = replace(product_in_float32(15.0), kind="bfloat16")
-    decision = asked(with_products(BF16, product_in_float32(200.0)), with_products(FP8_ARM, cast), 321.5, 121.0)
-    verdict_of(decision, Verdict.INVALID, "another precision", "float32 in BF16's arm, bfloat16 in FP8's")
 
 
 def test_float32_of_both_arms_is_left_alone():

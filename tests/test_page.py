@@ -102,7 +102,7 @@ def test_a_baseline_of_busy_time_is_not_drawn_beside_step_times(tmp_path):
     assert ">1.190x busy</td>" in text
     assert ">1.120x</td>" not in text
     assert "The baseline&#39;s sessions" not in text, "they have no busy time"
-    entry["evidence"]["history"][0]["quiet_busy_speedup"] = 1.18
+    entry["evidence"]["history"][0]["busy_speedup"] = 1.18
     (tmp_path / "quiet").mkdir()
     assert "The baseline&#39;s sessions and this one: busy speedup" in page(tmp_path / "quiet", report_of(entry))
 

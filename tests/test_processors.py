@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pytest_fp8.questions.speed.host import Turn, scattered
+from pytest_fp8.questions.speed.host import scattered
 from pytest_fp8.worker.record import clock
 
 pytestmark = pytest.mark.slow
@@ -63,19 +63,7 @@ def test_a_thread_that_is_kept_from_its_processor_is_seen():
     assert 0.2 * found["wall"] < found["waited"] < found["wall"]
 
 
-def test_blocks_that_scatter_are_told_with_what_is_known_of_their_host():
-    bf16, fp8 = [[100.0, 101.0, 99.0, 100.0]], [[80.0, 95.0, 81.0, 99.0]]
-    turns = [Turn("FP8", ahead=0.003, wall=1.0, used=2.0), Turn("BF16", ahead=0.05, wall=1.0, used=2.0, stolen=1.0)]
-    found = scattered(bf16, fp8, turns)
-    assert found.arm == "FP8"
-    assert found.blocks == "FP8's blocks 80.0 to 99.0 ms a step, BF16's blocks 99.0 to 101.0 ms a step"
-    assert found.host == "its host was 3 ms ahead of the GPU when a turn ended (median of 1)"
-    assert found.told == f"{found.blocks}; {found.host}"
-    held = [*turns, Turn("FP8", ahead=0.001, wall=1.0, used=1.7, stolen=0.3, waited=6.0)]
-    assert scattered(bf16, fp8, held).host == (
-        "its host was 2 ms ahead of the GPU when a turn ended (median of 2); 8% of the processor time asked for went "
-        "to other virtual machines; its threads, added up, waited 3.00 s in each second for a processor"
-    )
-    assert scattered(fp8, bf16, held).arm == "BF16", "of the arm that scatters"
-    assert not any(scattered(bf16, bf16, held))
-    assert scattered(bf16, fp8, []).told == found.blocks, "an older recording knows nothing"
+def test_blocks_that_scatter_are_told():
+    bf16, fp8 = [[100.0, 101.0, 99.0, 100.0] * 2], [[80.0, 95.0, 81.0, 82.0, 99.0, 81.0, 98.0, 97.0]]
+    assert scattered(bf16, fp8) == "FP8's blocks 80.0 to 99.0 ms a step, BF16's blocks 99.0 to 101.0 ms a step"
+    assert scattered(bf16, bf16) == ""

@@ -11,7 +11,7 @@ from helpers.baselines import baseline, session
 from pytest_fp8.baselines.record import MAX_SESSIONS, Baseline
 from pytest_fp8.baselines.review import compare_histories, compare_metric, revise, tampering
 from pytest_fp8.baselines.update import appended, why_not_appended
-from pytest_fp8.rules.variance import MEASURED
+from pytest_fp8.stats.components import MEASURED
 
 BETWEEN, WITHIN = 0.003, 0.004
 

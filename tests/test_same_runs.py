@@ -12,7 +12,7 @@ from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.again import look_again
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import RUNS_OF_ONE_CURVE, Curve, loss_looks
-from pytest_fp8.rules.loss import MAX_LOSS_SEEDS, LossGap
+from pytest_fp8.stats.loss import MAX_LOSS_SEEDS, LossGap
 from pytest_fp8.verdicts import Verdict
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from helpers.told import Told
 from pytest_fp8.codes import S
 from pytest_fp8.report.shift import shift_lines, shift_of, shift_to_json
-from pytest_fp8.rules.session_shift import ALPHA, Moved, session_shift, words
+from pytest_fp8.stats.session_shift import ALPHA, Moved, session_shift, words
 from pytest_fp8.verdicts import Decision, Verdict
 
 OWN, SESSIONS = 0.0022, 0.0038

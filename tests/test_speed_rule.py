@@ -6,18 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pytest_fp8.rules.change import ALPHA, BETA, change_of, finding_chance, level, spread
-from pytest_fp8.rules.speed import (
+from pytest_fp8.stats.components import MEASURED
+from pytest_fp8.stats.estimate import estimate_of, level, log_ratios, spread
+from pytest_fp8.stats.looks import (
+    ALPHA,
     BASELINE_BLOCKS,
+    BETA,
+    GATE,
     GATED_CASES,
-    LOOKS,
     POWER,
-    decide_speedup,
+    Looks,
+    against_floor,
+    against_history,
     holds,
-    log_ratios,
     processes_hold,
 )
-from pytest_fp8.rules.variance import MEASURED
 from pytest_fp8.verdicts import Verdict
 
 BASE = math.log(1.13)
@@ -43,11 +46,10 @@ def history_of(rng, sessions, **how):
 def gate(rng, change, stored=4, cases=GATED_CASES, tolerance=TOLERANCE, components=KNOWN, **how):
     """One gate of one case, with all its looks; the history is drawn anew, as a real one is."""
     history = history_of(rng, stored, **how)
-    taken = session(rng, *LOOKS[-1], change, **how)
-    for runs, blocks in LOOKS:
-        seen = [x[:blocks] for x in taken[:runs]]
-        verdict = decide_speedup(
-            seen, history=history, components=components, tolerance=tolerance, floor=None, cases=cases
+    taken = session(rng, GATE.pairs[-1], GATE.blocks, change, **how)
+    for pairs in GATE.pairs:
+        verdict = against_history(
+            taken[:pairs], history, components=components, tolerance=tolerance, cases=cases
         ).verdict
         if verdict is not Verdict.INCONCLUSIVE:
             break
@@ -111,9 +113,9 @@ def test_more_sessions_hold_a_finer_tolerance_and_a_young_history_says_how_coars
     held = [holds(histories[-1][: len(history)], KNOWN) for history in histories]
     assert held == sorted(held, reverse=True)
     assert held[0] > 1.2 * held[2]
-    decision = decide_speedup(histories[0][0], history=histories[0], components=KNOWN, tolerance=0.01, floor=None)
+    decision = against_history(histories[0][0], histories[0], components=KNOWN, tolerance=0.01)
     assert decision.tolerance == pytest.approx(holds(histories[0], KNOWN, blocks=len(histories[0][0][0])))
-    coarse = decide_speedup(histories[0][0], history=histories[0], components=KNOWN, tolerance=0.08, floor=None)
+    coarse = against_history(histories[0][0], histories[0], components=KNOWN, tolerance=0.08)
     assert coarse.tolerance == 0.08
 
 
@@ -122,9 +124,10 @@ def test_no_number_of_processes_makes_one_session_hold_two_per_cent():
     assert holds(many, KNOWN) > TOLERANCE
 
 
-@pytest.mark.parametrize(("cases", "looks"), [(1, 1), (1, 3), (30, 3), (0, 2)])
+@pytest.mark.parametrize(("cases", "looks"), [(1, 1), (1, 3), (30, 4), (0, 2)])
 def test_the_looks_of_all_cases_spend_alpha_between_them(cases, looks):
-    each = [finding_chance(cases, looks, last=look == looks - 1) for look in range(looks)]
+    how = Looks(tuple(range(1, looks + 1)), 6)
+    each = [how.finding_chance(cases, how.last(pairs)) for pairs in how.pairs]
     assert max(1, cases) * sum(each) == pytest.approx(ALPHA)
     assert each[-1] > 0.9 * sum(each), "more processes hardly change a finding, so the last look keeps the power"
 
@@ -141,39 +144,26 @@ def test_a_real_gain_is_called_improved():
 def test_a_loss_that_a_wide_tolerance_excludes_passes_however_well_it_is_proven():
     lost = [[math.log(0.97)] * 6] * 4
     stored = [[[0.0] * 8] * 4] * 4
-    wide = decide_speedup(lost, history=stored, components=QUIET, tolerance=0.08, floor=None)
-    narrow = decide_speedup(lost, history=stored, components=QUIET, tolerance=0.02, floor=None)
+    wide = against_history(lost, stored, components=QUIET, tolerance=0.08)
+    narrow = against_history(lost, stored, components=QUIET, tolerance=0.02)
     assert (wide.verdict, narrow.verdict) == (Verdict.PASS, Verdict.FAIL)
-    assert narrow.change.theta == pytest.approx(math.log(0.97))
-
-
-def test_the_first_look_passes_nothing_that_may_have_become_faster():
-    """A later look then says so: the old baseline no longer guards what was gained."""
-    stored = [[[0.0] * 8] * 4] * 4
-
-    def verdict(change, blocks):
-        return decide_speedup([[change] * blocks], history=stored, components=KNOWN, floor=None).verdict
-
-    assert verdict(0.0, 3) is verdict(0.0, 6) is Verdict.PASS
-    assert verdict(0.012, 3) is Verdict.INCONCLUSIVE
-    assert verdict(0.012, 6) is Verdict.PASS
-    assert verdict(-0.012, 3) is Verdict.INCONCLUSIVE
+    assert narrow.estimate.theta == pytest.approx(math.log(0.97))
 
 
 def test_what_a_case_is_gated_at_does_not_depend_on_how_soon_it_passes():
     stored = [[[0.0, 0.004, -0.004, 0.002] * 2] * 2]
-    early, late = (decide_speedup([[0.0] * blocks], history=stored).tolerance for blocks in (3, 6))
+    early, late = (against_history([[0.0] * blocks], stored).tolerance for blocks in (3, 6))
     assert early == late > 0.02
 
 
 def test_one_process_never_fails_a_case():
-    assert decide_speedup([[-0.5] * 6], history=[[[0.0] * 6] * 4] * 4).verdict is Verdict.INCONCLUSIVE
-    assert decide_speedup([[-0.5] * 6], floor=1.0).verdict is Verdict.INCONCLUSIVE
+    assert against_history([[-0.5] * 6], [[[0.0] * 6] * 4] * 4).verdict is Verdict.INCONCLUSIVE
+    assert against_floor([[-0.5] * 6], 1.0).verdict is Verdict.INCONCLUSIVE
 
 
 def test_one_process_that_disagrees_keeps_a_case_from_failing():
     wild = [[-0.15] * 6, [-0.15] * 6, [0.01] * 6, [-0.15] * 6]
-    assert decide_speedup(wild, history=[[[0.0] * 8] * 4] * 4, floor=None).verdict is Verdict.INCONCLUSIVE
+    assert against_history(wild, [[[0.0] * 8] * 4] * 4).verdict is Verdict.INCONCLUSIVE
 
 
 def test_a_history_stands_for_the_mean_of_its_sessions_whatever_they_weigh():
@@ -184,8 +174,8 @@ def test_sessions_that_spread_more_than_the_pooled_ones_widen_a_case_s_own_error
     calm = [[[x] * 8] * 2 for x in (0.0, 0.001, -0.001, 0.0)]
     wild = [[[10 * x[0][0]] * 8, [10 * x[0][0]] * 8] for x in calm]
     run = [[0.0] * 6] * 4
-    assert change_of(run, wild, KNOWN).error > 1.3 * change_of(run, calm, KNOWN).error
-    assert change_of(run, calm, KNOWN).error == pytest.approx(change_of(run, calm[:1] * 4, KNOWN).error)
+    assert estimate_of(run, wild, KNOWN).error > 1.3 * estimate_of(run, calm, KNOWN).error
+    assert estimate_of(run, calm, KNOWN).error == pytest.approx(estimate_of(run, calm[:1] * 4, KNOWN).error)
 
 
 def test_processes_that_differ_more_than_the_pooled_ones_widen_a_case_s_own_error():
@@ -222,20 +212,18 @@ def test_the_blocks_of_a_history_say_more_than_its_few_processes():
 def test_the_median_forgives_one_wild_block():
     blocks = [BASE, BASE, BASE - 1.0, BASE, BASE, BASE]
     stored = [[[BASE] * 8] * 4] * 4
-    assert decide_speedup([blocks], history=stored, tolerance=0.03, floor=None).verdict is Verdict.PASS
+    assert against_history([blocks], stored, tolerance=0.03).verdict is Verdict.PASS
 
 
-def test_floor_and_history_are_both_held():
+def test_a_floor_is_asked_of_the_run_alone():
     slow = [[math.log(0.9)] * 6] * 4
-    assert decide_speedup(slow, floor=1.0).reason == "floor"
-    assert decide_speedup(slow, floor=1.0).verdict is Verdict.FAIL
-    assert decide_speedup(slow, history=[slow], floor=None).verdict is Verdict.PASS
-    assert decide_speedup(slow, history=[[[0.0] * 6] * 4], floor=None).reason == "baseline"
-    assert decide_speedup(slow, floor=None).verdict is Verdict.NOT_EXERCISED
+    assert against_floor(slow, 1.0).verdict is Verdict.FAIL
+    assert against_floor(slow, 0.8).verdict is Verdict.PASS
+    assert against_history(slow, [slow]).verdict is Verdict.PASS
 
 
 def test_close_to_the_floor_is_inconclusive():
-    assert decide_speedup([[0.0] * 6], floor=1.0).verdict is Verdict.INCONCLUSIVE
+    assert against_floor([[0.0] * 6], 1.0).verdict is Verdict.INCONCLUSIVE
 
 
 def test_a_slowdown_common_to_both_arms_cancels():

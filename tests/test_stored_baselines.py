@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.source import Folder
 from pytest_fp8.baselines.store import load_baseline, read_baseline
-from pytest_fp8.baselines.variance import read_components
-from pytest_fp8.rules.speed import processes_hold
+from pytest_fp8.baselines.variance import components_in
+from pytest_fp8.stats.looks import processes_hold
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = (ROOT / "baselines", ROOT / "benchmarks/claims/measured")
@@ -77,6 +76,5 @@ def test_a_case_gates_at_what_its_baseline_can_hold_and_not_far_above(path, case
 
 def could_hold(path):
     """With the variances of its GPU, as an update and a gate have them."""
-    stored, components = load_baseline(path), read_components(Folder(path.parents[1]), path.parent.name)
-    metric = gated_speedup(stored.metrics)
-    return processes_hold(stored.values(metric), components, busy=metric == "busy_speedup")
+    stored, components = load_baseline(path), components_in(Folder(path.parents[1]), path.parent.name)
+    return processes_hold(stored.values(stored.gated), components, busy=stored.host_bound)

@@ -18,7 +18,6 @@ from pytest_fp8.gpu import Conditions
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer, unsteady, unsteady_pair
-from pytest_fp8.rules.speed import LOOKS
 from pytest_fp8.verdicts import Verdict
 
 RECORDINGS = Path(__file__).parent.parent / "benchmarks" / "gate" / "recordings"
@@ -34,10 +33,10 @@ def recorded(prefix, blocks):
     """Each process of these recordings, as (name, whether either arm's turns are unsteady in so many blocks)."""
     for path in sorted(RECORDINGS.glob(f"{prefix}*.json")):
         for process in json.loads(path.read_text())["processes"]:
-            yield path.name, unsteady_pair(process["bf16"][1 : 2 * blocks], process["fp8"][: 2 * blocks])
+            yield path.name, unsteady_pair(process["bf16"][: 2 * blocks], process["fp8"][: 2 * blocks])
 
 
-FIRST_AND_ALL = pytest.mark.parametrize("blocks", [LOOKS[0][1], 12])
+FIRST_AND_ALL = pytest.mark.parametrize("blocks", [6, 12])
 
 
 @FIRST_AND_ALL
@@ -71,7 +70,7 @@ def test_a_busy_host_is_no_trend():
 
     for share in (1 / 3, 1 / 2):
         blocks = [[98 * (1 + pause(share)) for _ in range(16)] for _ in range(1000)]
-        assert sum(map(unsteady_pair, blocks)) < 10
+        assert sum(unsteady_pair([100.0] * 16, each) for each in blocks) < 10
 
 
 def test_turns_are_not_lengthened_for_the_clocks_that_follow_the_pauses_of_a_busy_host():
@@ -80,8 +79,8 @@ def test_turns_are_not_lengthened_for_the_clocks_that_follow_the_pauses_of_a_bus
     drifts = [124.5, 127.5] * 8
     pauses = [142, 117, 148, 165, 141, 126, 164, 131, 132, 126, 144, 167, 163, 164, 160, 159]
     assert unsteady(drifts)
-    assert unsteady_pair(drifts, [140.0] * 16)
-    assert not unsteady_pair(drifts, pauses)
+    assert unsteady_pair([140.0] * 16, drifts)
+    assert not unsteady_pair(pauses, drifts)
 
 
 def test_turns_at_the_power_limit_are_taken_again_and_last_longer(pool):

@@ -6,7 +6,7 @@ import pytest
 
 from helpers.fakes import H200, SUITE, install
 from pytest_fp8.codes import S
-from pytest_fp8.rules.undecided import Answer, passed_without, unanswered
+from pytest_fp8.report.undecided import Answer, passed_without, unanswered
 
 
 def judged(*verdicts, fails=True, in_ci=False, missing=0):

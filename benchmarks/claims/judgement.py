@@ -19,10 +19,9 @@ from statistics import fmean
 
 from benchmarks.claims.claim import AT_LEAST, AT_MOST, METRICS, Claim, Near, shown
 from benchmarks.claims.stored import measure
-from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline
-from pytest_fp8.rules.change import Change, elsewhere
-from pytest_fp8.rules.variance import MEASURED
+from pytest_fp8.stats.components import MEASURED, Components, Session
+from pytest_fp8.stats.estimate import Estimate, estimate_of, spread
 
 TOLERANCE = 0.02
 """Of a claimed figure, at each end: figures are quoted with two digits, and 2 % is what a case of this suite allows."""
@@ -131,7 +130,7 @@ def read(metric: str, near: Near, stored: Mapping[str, Baseline]) -> Reading | N
     if near.other is not None:
         return _of_two(metric, own, stored[near.other.id])
     if metric == "speedup":
-        gated = gated_speedup(own.metrics)
+        gated = own.gated or metric
         found = own.values(gated)
         return replace(_ratio(elsewhere(found, MEASURED.of(gated))), busy=gated != metric) if found else None
     if metric in ("fp8_tokens_per_s", "bf16_tokens_per_s"):
@@ -156,11 +155,11 @@ def _of_two(metric: str, own: Baseline, other: Baseline) -> Reading | None:
     first, second = elsewhere(own.values("speedup")), elsewhere(other.values("speedup"))
     if metric == "speedup_over_other":
         error, freedom = math.hypot(first.error, second.error), min(first.freedom, second.freedom)
-        return _ratio(Change(first.theta - second.theta, error, freedom))
+        return _ratio(Estimate(first.theta - second.theta, error, freedom))
     return _adapter_share(first, second)
 
 
-def _adapter_share(adapted: Change, full: Change) -> Reading | None:
+def _adapter_share(adapted: Estimate, full: Estimate) -> Reading | None:
     """The adapters' share of the BF16 step, computed as the claim's source computes it.
 
     FP8 gains G on everything but the adapters and nothing on those: 1 / S = (1 - share) / G + share. G is the speedup
@@ -195,7 +194,14 @@ def _missing(near: Near, stored: Mapping[str, Baseline]) -> str:
     return ""
 
 
-def _ratio(speed: Change) -> Reading:
+def elsewhere(session: Session, components: Components = MEASURED) -> Estimate:
+    """One session's log ratio with its error as a figure for other sessions, too."""
+    here, found = estimate_of(session, (), components), spread(session, (), components)
+    freedom = found.freedom(found.session, here.error**2)
+    return replace(here, error=math.hypot(here.error, components.session), freedom=freedom)
+
+
+def _ratio(speed: Estimate) -> Reading:
     return Reading(speed.ratio, *speed.interval)
 
 
@@ -205,8 +211,8 @@ def _between_hosts(values: list[float]) -> Reading:
 
 def _mean(values: list[float]) -> Reading:
     """The mean over seeds with the confidence that the loss question uses, on both sides."""
-    from pytest_fp8.rules.loss import LOSS_CONFIDENCE
-    from pytest_fp8.rules.statistics import sample_sd, student_quantile
+    from pytest_fp8.stats.loss import LOSS_CONFIDENCE
+    from pytest_fp8.stats.quantiles import sample_sd, student_quantile
 
     count, middle = len(values), fmean(values)
     if count < 2:

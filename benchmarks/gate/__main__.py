@@ -33,9 +33,8 @@ from benchmarks.gate.simulate import (
     run,
     wilson,
 )
-from pytest_fp8.baselines.variance import lines
 from pytest_fp8.report.tables import new_table
-from pytest_fp8.rules.variance import estimate
+from pytest_fp8.stats.components import Components, estimate
 
 RULES = (OURS, *(rule.name for rule in TODAY))
 
@@ -65,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     tallies = run(noises.values(), components, plan)
     replayed = replay(measured, plan.tolerance)
     console = Console(width=None if sys.stdout.isatty() else 132)
-    print("\n".join(["The variance components, as fitted:", *lines(components), ""]))
+    print("\n".join(["The variance components, as fitted:", *component_lines(components), ""]))
     for table in (noise_table(noises), false_alarms(tallies), detection(tallies), young(tallies), cost(tallies)):
         console.print(table)
     console.print(replay_table(replayed))
@@ -81,6 +80,14 @@ def main(arguments: list[str] | None = None) -> int:
         }
         options.json.write_text(json.dumps(content, indent=1) + "\n")
     return 0
+
+
+def component_lines(components: Components) -> list[str]:
+    parts = (("sessions", "session"), ("processes", "process"), ("blocks", "block"))
+    return [
+        f"  between {what}: {getattr(components, name):.2%}, {getattr(components, what)} degrees of freedom"
+        for what, name in parts
+    ]
 
 
 def _table(title: str, *columns: str) -> Table:

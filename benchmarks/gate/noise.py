@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.gate.recordings import Floats, Measured
-from pytest_fp8.rules.variance import Components
+from pytest_fp8.questions.speed.host import SCATTERS
+from pytest_fp8.stats.components import Components
 
 SIGMA_COMMON = 0.002
 """Spread between processes of one machine that both arms share: the BF16 medians of two processes of a stored
@@ -50,7 +51,7 @@ class Noise:
 
     @property
     def gpu_bound(self) -> bool:
-        return self.sigma_block <= LAUNCH_BOUND
+        return self.sigma_block <= SCATTERS
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,6 @@ class Condition:
     """The run is on another machine than the baseline."""
 
 
-LAUNCH_BOUND = 0.02
-"""A case whose blocks spread more than this waits for launches, not for the GPU: 2.4 to 2.9 % were seen for a model
-512 wide, 0.2 to 1.2 % at 1B and 8B."""
 OUTLIER = math.log(1.2)
 QUIET = Condition("quiet")
 CONDITIONS = (

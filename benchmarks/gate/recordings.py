@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.source import is_baseline
 from pytest_fp8.baselines.store import load_baseline
@@ -95,7 +94,7 @@ def histories(
 
 def on_busy_time(baselines: Sequence[Baseline]) -> set[str]:
     """The cases that are gated on busy time: an arm waits for its host."""
-    return {stored.case for stored in baselines if gated_speedup(stored.metrics) != "speedup"}
+    return {stored.case for stored in baselines if stored.gated == "busy_speedup"}
 
 
 def stored_in(folders: Sequence[Path]) -> list[Baseline]:

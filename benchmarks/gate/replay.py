@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from benchmarks.gate.rules import ours
 from benchmarks.gate.simulate import SESSION
-from pytest_fp8.rules.change import figure, level
-from pytest_fp8.rules.variance import MEASURED, Session
+from pytest_fp8.stats.components import MEASURED, Session
+from pytest_fp8.stats.estimate import figure, level
 
 
 @dataclass(frozen=True)

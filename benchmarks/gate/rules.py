@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from benchmarks.gate.noise import Noise, Trace
 from benchmarks.gate.recordings import Floats
-from pytest_fp8.questions.speed.check import disturbed
 from pytest_fp8.questions.speed.evidence import TimingEvidence
-from pytest_fp8.rules.speed import LOOKS, decide_speedup
-from pytest_fp8.rules.variance import Components, Session
+from pytest_fp8.questions.speed.sound import unsound
+from pytest_fp8.stats.components import Components, Session
+from pytest_fp8.stats.looks import GATE, against_history
 from pytest_fp8.verdicts import Verdict
 
 WARM_UP_BLOCKS = 3
@@ -54,9 +54,10 @@ def gated(history: Sequence[Session], run: Trace, trial: int, stored_ms: Session
     """A rule of the plugin after the INVALID rules of the speed question, look after look. No floor: the question is
     what changed since the history. ``stored_ms``: BF16's step times in each of its sessions."""
     ratios = run.log_ratios[trial].tolist()
-    for processes, blocks in LOOKS:
+    blocks = GATE.blocks
+    for processes in GATE.pairs:
         bf16 = float(np.median(run.bf16[trial, :processes]))
-        if disturbed(_NOTHING_SEEN, bf16, stored_ms) is not None:
+        if unsound(_NOTHING_SEEN, None, bf16, stored_ms, 0.0, False) is not None:
             return Gated(Verdict.INVALID, processes, blocks)
         verdict = decide([x[:blocks] for x in ratios[:processes]], history)
         if verdict is not Verdict.INCONCLUSIVE:
@@ -68,9 +69,7 @@ def ours(components: Components, tolerance: float, cases: int) -> Decide:
     """The plugin's rule."""
 
     def decide(run: Session, history: Sequence[Session]) -> Verdict:
-        return decide_speedup(
-            run, history=history, components=components, tolerance=tolerance, floor=None, cases=cases
-        ).verdict
+        return against_history(run, history, components=components, tolerance=tolerance, cases=cases).verdict
 
     return decide
 

@@ -14,9 +14,9 @@ import numpy as np
 from benchmarks.gate.noise import CONDITIONS, QUIET, Condition, Noise, Trace, draw
 from benchmarks.gate.recordings import Floats
 from benchmarks.gate.rules import TODAY, Gated, gated, ours, process_seconds, today
-from pytest_fp8.rules.same_session import BLOCKS, PAIRS, decide_same_session
-from pytest_fp8.rules.speed import BASELINE_BLOCKS, LOOKS
-from pytest_fp8.rules.variance import Components, estimate
+from pytest_fp8.stats import looks
+from pytest_fp8.stats.components import Components, estimate
+from pytest_fp8.stats.looks import BASELINE_BLOCKS, GATE, against_base
 from pytest_fp8.verdicts import Verdict
 
 OURS, BESIDE = "pytest-fp8", "pytest-fp8, same session"
@@ -189,7 +189,9 @@ def _draw(
         draw(rng, noise, (trials, plan.processes, BASELINE_BLOCKS), job.condition, 0.0, True, effects[:, k])
         for k in range(job.stored)
     ]
-    return stored, draw(rng, noise, (trials, *LOOKS[-1]), job.condition, job.change, False, effects[:, -1])
+    return stored, draw(
+        rng, noise, (trials, GATE.pairs[-1], GATE.blocks), job.condition, job.change, False, effects[:, -1]
+    )
 
 
 def _count(tally: Tally, cases: Sequence[Noise], found: Sequence[Gated]) -> None:
@@ -206,11 +208,13 @@ def same_session(cases: Sequence[Noise], plan: Plan, change: float, sessions: in
     words: list[list[str]] = [[] for _ in range(sessions)]
     for noise in cases:
         level = math.log(noise.bf16_ms / noise.fp8_ms)
-        ratios = draw(rng, noise, (sessions, PAIRS[-1], BLOCKS), QUIET, change).log_ratios - level
-        step = process_seconds(noise, BLOCKS) * 2 * noise.fp8_ms / (noise.bf16_ms + noise.fp8_ms)
+        ratios = (
+            draw(rng, noise, (sessions, looks.BESIDE.pairs[-1], looks.BESIDE.blocks), QUIET, change).log_ratios - level
+        )
+        step = process_seconds(noise, looks.BESIDE.blocks) * 2 * noise.fp8_ms / (noise.bf16_ms + noise.fp8_ms)
         for index, pairs in enumerate(ratios.tolist()):
-            for count in PAIRS:
-                verdict = decide_same_session(pairs[:count], 0.01, cases=SESSION if rule == BESIDE else 1).verdict
+            for count in looks.BESIDE.pairs:
+                verdict = against_base(pairs[:count], 0.01, cases=SESSION if rule == BESIDE else 1).verdict
                 if verdict is not Verdict.INCONCLUSIVE:
                     break
             words[index].append(verdict.value)

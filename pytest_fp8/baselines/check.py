@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_fp8.baselines.folder import Files
-from pytest_fp8.baselines.metrics import gated_speedup, lacking
+from pytest_fp8.baselines.metrics import lacking
 from pytest_fp8.baselines.record import MEASUREMENT, Baseline
 from pytest_fp8.baselines.source import Source
 from pytest_fp8.baselines.store import gpu_option, measuring, parse_text
@@ -24,7 +24,7 @@ from pytest_fp8.codes import B, Code
 from pytest_fp8.errors import BaselineError, Fp8Error, SettingsError
 from pytest_fp8.gpu import CHIP_OF_MAJOR, KINDS
 from pytest_fp8.recipes import unmet_need
-from pytest_fp8.rules.variance import MEASURED, Components
+from pytest_fp8.stats.components import MEASURED, Components
 
 if TYPE_CHECKING:
     from pytest_fp8.report.record import Record
@@ -117,7 +117,7 @@ def _rows(
     again = f'{run} -k {stored.case} {gpu_option(stored.gpu)}--fp8-update="..."'
     unfit = [session.unfit for session in stored.sessions if session.unfit]
     missing = lacking(case, stored.metrics) if case is not None else []
-    metric = gated_speedup(stored.metrics)
+    metric = stored.gated or "speedup"
     values = stored.values(metric)
     coarse = ""
     # The speed of a case that is no longer asked for it gates nothing.
@@ -205,7 +205,7 @@ def presence(record: Record, source: Source, folder: Source, gpu: str) -> Presen
 
 def too_coarse(metric: str, values: Sequence[Sequence[float]], tolerance: float, components: Components) -> str:
     """Why a speedup of these log ratios cannot gate at ``tolerance``, or an empty string."""
-    from pytest_fp8.rules.speed import processes_hold
+    from pytest_fp8.stats.looks import processes_hold
 
     held = processes_hold(values, components, busy=metric == "busy_speedup")
     if held <= tolerance:

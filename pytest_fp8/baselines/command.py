@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.baselines.variance import add_variance
 from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError, SettingsError, refuse
 from pytest_fp8.report.results import add_results
@@ -75,7 +74,6 @@ def add_baselines(commands: Any) -> None:
     add.add_argument("--reason", required=True, help="why the baselines change; stored with them")
     add.set_defaults(run=promote)
     add_results(actions, common)
-    add_variance(actions, common)
 
 
 def list_baselines(options: argparse.Namespace) -> int:
@@ -131,8 +129,9 @@ def show(options: argparse.Namespace) -> int:
 def diff(options: argparse.Namespace) -> int:
     from pytest_fp8.baselines.folder import read_folder, read_revision, readable, require_gpu
     from pytest_fp8.baselines.review import compare_histories
+    from pytest_fp8.baselines.source import Folder
     from pytest_fp8.baselines.update import CANDIDATES
-    from pytest_fp8.baselines.variance import believed_components
+    from pytest_fp8.baselines.variance import components_in
     from pytest_fp8.report.baselines import print_diff, revision_to_json
 
     if options.git is None and options.b is None:
@@ -165,7 +164,7 @@ def diff(options: argparse.Namespace) -> int:
             new[key],
             tolerances.get(key[1]),
             candidates,
-            believed_components(options.dir, key[0]),
+            components_in(Folder(options.dir), key[0]),
         )
         for key in wanted
         if key in new
@@ -186,7 +185,8 @@ def check(options: argparse.Namespace) -> int:
 
     from pytest_fp8.baselines.check import inspect
     from pytest_fp8.baselines.folder import gpus_in, of_all_gpus, read_folder, require_gpu
-    from pytest_fp8.baselines.variance import believed_components, outdated_components
+    from pytest_fp8.baselines.source import Folder
+    from pytest_fp8.baselines.variance import components_in
     from pytest_fp8.libraries import library_versions
     from pytest_fp8.report.baselines import print_findings
 
@@ -203,7 +203,7 @@ def check(options: argparse.Namespace) -> int:
         max_age=options.max_age,
         installed={"python": platform.python_version(), **library_versions()},
         gpu=options.gpu,
-        components=lambda gpu: believed_components(options.dir, gpu),
+        components=lambda gpu: components_in(Folder(options.dir), gpu),
     )
     if alone:
         # The cases are in a project's tests: no list says which files are of one, or what they are today.
@@ -211,8 +211,6 @@ def check(options: argparse.Namespace) -> int:
     if one_file:
         # Which other files there are is not asked.
         found = [finding for finding in found if finding.code is not B.UNEXERCISED]
-    else:
-        found += outdated_components(options.dir, files, options.gpu)
     errors = [finding for finding in found if finding.level == "error"]
     if options.json:
         _print_json([finding.to_json() for finding in found])

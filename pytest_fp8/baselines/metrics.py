@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pytest_fp8.baselines.strict import Unsound, between, sized
 from pytest_fp8.case import Case
-from pytest_fp8.rules.loss import LOSS_MARGIN
+from pytest_fp8.stats.loss import LOSS_MARGIN
 
-QUIET_BUSY = "quiet_busy_speedup"
-"""Busy times of a session in which no arm waited for its host. Its steps are gated on; a gate on a slower host, where
-an arm waits, asks these."""
-BUSY = "busy_speedup", QUIET_BUSY
 EXACT = 1e-9
 """Absolute change up to which a metric without a tolerance counts as unchanged."""
 AGREE = 0.04
@@ -89,7 +85,6 @@ _OVER_BF16 = _listed(float, 1e-6, 1e3)
 METRICS: Mapping[str, Metric] = {
     "speedup": _ratios("log ratio, BF16 over FP8 step time"),
     "busy_speedup": _ratios("log ratio, BF16 over FP8 busy time"),
-    QUIET_BUSY: replace(_ratios("log ratio, BF16 over FP8 busy time, no arm waiting"), informational=True),
     "bf16_ms": _MILLISECONDS,
     "fp8_ms": _MILLISECONDS,
     "fp8_share": Metric("share of GEMM FLOPs", "higher", "layers", _listed(float, 0, 1 + 1e-9, most=1)),
@@ -112,15 +107,9 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
 """Question -> the metrics that a case which asks it must have stored."""
 
 
-def gated_speedup(held: Container[str]) -> str:
-    """The metric that a speedup is gated on: busy time where it is held, for an arm then waits for its host, and step
-    time is as much the host's as FP8's."""
-    return "busy_speedup" if "busy_speedup" in held else "speedup"
-
-
-def informational(name: str, held: Container[str]) -> bool:
-    """Whether a metric is never better or worse: by itself, or since another of those held is gated on in its place."""
-    return METRICS[name].informational or (name == "speedup" and gated_speedup(held) != name)
+def informational(name: str, gated: str) -> bool:
+    """Whether a metric is never better or worse: by itself, or since another is ``gated`` on in its place."""
+    return METRICS[name].informational or (name in ("speedup", "busy_speedup") and name != gated)
 
 
 def lacking(case: Case, held: Sequence[str]) -> list[str]:
@@ -143,7 +132,7 @@ def check_agreement(metrics: Mapping[str, Sequence[Any]], where: str) -> None:
     sizes = {name: len(metrics[name]) for name in ("speedup", "bf16_ms", "fp8_ms")}
     if len(set(sizes.values())) > 1:
         raise Unsound(f"{where} has another number of processes in {', '.join(f'{n} ({s})' for n, s in sizes.items())}")
-    busy = max(len(metrics.get(name, ())) for name in BUSY)
+    busy = len(metrics.get("busy_speedup", ()))
     if busy > sizes["speedup"]:
         raise Unsound(f"{where} has busy times of {busy} processes and steps of {sizes['speedup']}")
     for arm in ("bf16", "fp8"):

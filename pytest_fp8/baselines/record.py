@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pytest_fp8.baselines.metrics import BUSY, METRICS, QUIET_BUSY, check_agreement
+from pytest_fp8.baselines.metrics import METRICS, check_agreement
 from pytest_fp8.baselines.strict import NAME, Unsound, between, date, named, printable, quoted, sized, words
 from pytest_fp8.plain import MAY_LACK, from_plain, plain_value, to_plain
 
-SCHEMA = 2
+SCHEMA = 3
 # 2: a step no longer waits for the GPU.
 # 3: arms whose step time drifts within a turn are timed in longer turns; the first 1.5 s of each are dropped.
 # 4, several GPUs alone: busy times leave out waits for late hosts and casts beside other kernels.
@@ -68,6 +68,8 @@ class StoredSession:
     metrics: Annotated[Mapping[str, Sequence[Any]], sized(1, len(METRICS)), _metrics]
     """Raw values of what this session measured itself: one per seed or process, or one list of blocks per process."""
     measurement: Annotated[int, between(1, 1e6)] = MEASUREMENT
+    host_bound: bool = False
+    """Whether the host set an arm's pace, in it or in one before it: busy time then says more of FP8 than step time."""
     starts: tuple[str, ...] = ()
     """The metrics of which a new level begins here: they moved by more than noise."""
     unfit: Annotated[str, words(LONGEST["unfit"])] = field(default="", metadata=MAY_LACK)
@@ -95,7 +97,7 @@ class StoredSession:
         """The metrics to compare with. Busy times of several GPUs once had waits for late hosts in them, as chance
         would have it: 1.08x and 1.20x in two processes whose step times said 1.20x."""
         waits = self.several and self.measurement < NO_WAITS
-        return {name: values for name, values in self.metrics.items() if not (waits and name in BUSY)}
+        return {name: values for name, values in self.metrics.items() if not (waits and name == "busy_speedup")}
 
     @property
     def origin(self) -> str:
@@ -126,17 +128,27 @@ class Baseline:
         return tuple(sorted({name for session in self.sessions for name in session.figures}))
 
     def measured_in(self, metric: str) -> list[StoredSession]:
-        """The sessions of the metric's current level, the oldest first; empty where there is none.
-
-        Where step time begins a new level, so do the busy times of hosts that nobody waited for: a session without them
-        may have moved both."""
+        """The sessions of the metric's current level, the oldest first; empty where there is none. All metrics of a
+        question begin a new level together."""
         found: list[StoredSession] = []
+        together = {name for name, each in METRICS.items() if each.question == METRICS[metric].question}
         for session in reversed(self.sessions):
             if metric in session.figures:
                 found.insert(0, session)
-            if metric in session.starts or (metric == QUIET_BUSY and "speedup" in session.starts):
+            if together & set(session.starts):
                 break
         return found
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether a session of the current level is."""
+        return any(session.host_bound for session in self.measured_in("busy_speedup"))
+
+    @property
+    def gated(self) -> str:
+        """The metric that a speedup is gated on; empty where none is stored."""
+        on_busy = self.host_bound and self.history("busy_speedup")
+        return "busy_speedup" if on_busy else "speedup" if self.history("speedup") else ""
 
     def values(self, metric: str) -> list[Any]:
         """The raw values of the newest session that has the metric; empty where none has it."""
@@ -164,7 +176,9 @@ def digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def session_of(origin: Mapping[str, Any], metrics: Mapping[str, Sequence[Any]], unfit: str = "") -> StoredSession:
+def session_of(
+    origin: Mapping[str, Any], metrics: Mapping[str, Sequence[Any]], unfit: str = "", host_bound: bool = False
+) -> StoredSession:
     """A session's record from its provenance and what it measured. Text is cut to what a file may hold."""
     libraries = {name: printable(version, 80) for name, version in origin["libraries"].items()}
     gpu = {name: printable(value, 200) if isinstance(value, str) else value for name, value in origin["gpu"].items()}
@@ -178,6 +192,7 @@ def session_of(origin: Mapping[str, Any], metrics: Mapping[str, Sequence[Any]], 
         metrics=dict(metrics),
         run=origin["run"],
         unfit=printable(unfit, LONGEST["unfit"]),
+        host_bound=host_bound,
     )
 
 
@@ -192,7 +207,7 @@ class _File(Baseline):
 
 
 def parse_baseline(data: Any) -> Baseline:
-    """A baseline from parsed JSON of schema 2. Raises :class:`Unsound`, which names the field."""
+    """A baseline from parsed JSON of schema 3. Raises :class:`Unsound`, which names the field."""
     found = from_plain(_File, data, "the baseline")
     if found.digest != digest(data):
         raise EditedByHand("digest is not that of the content")

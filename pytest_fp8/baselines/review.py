@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from pytest_fp8.baselines.metrics import ACCOUNT, EXACT, METRICS, QUIET_BUSY, informational
+from pytest_fp8.baselines.metrics import ACCOUNT, EXACT, METRICS, informational
 from pytest_fp8.baselines.record import MAX_SESSIONS, Baseline, StoredSession
 from pytest_fp8.libraries import changed_versions
-from pytest_fp8.rules.change import change_of, figure
-from pytest_fp8.rules.loss import LossScale, loss_margin
-from pytest_fp8.rules.variance import MEASURED, Components
+from pytest_fp8.stats.components import MEASURED, Components
+from pytest_fp8.stats.estimate import estimate_of, figure
+from pytest_fp8.stats.loss import LossScale, loss_margin
 
-BESIDE = {*ACCOUNT, QUIET_BUSY}
-"""Metrics that explain a speedup, or are asked in its place on another host."""
+BESIDE = {*ACCOUNT}
+"""Metrics that explain a speedup."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class Revision:
     old: StoredSession | None
     """The newest session of the old baseline; ``None`` where nothing was compared."""
     new: StoredSession
+    gated: str = "speedup"
+    """The metric that the new baseline's speedup is gated on."""
     tampered: str = ""
     """What was done to the old sessions besides appending to them."""
 
@@ -72,7 +74,7 @@ class Revision:
         moved = {
             METRICS[change.metric].question
             for change in self.changes
-            if change.moved and not informational(change.metric, self.new.metrics)
+            if change.moved and not informational(change.metric, self.gated)
         }
         return [name for name in self.new.metrics if METRICS[name].question in moved]
 
@@ -100,17 +102,17 @@ def revise(
         old, whole = None, "the case was redefined: its old numbers are not compared"
     if old is None:
         changes = tuple(_first(name, new.values(name)) for name in new.metrics if name not in BESIDE)
-        return Revision(new.case, new.gpu, changes, whole or "no earlier baseline", None, new.newest)
+        return Revision(new.case, new.gpu, changes, whole or "no earlier baseline", None, new.newest, new.gated)
     # In nats: what the loss is, of which the margin can be a share, is not stored.
     known = {"loss_gap": loss_margin(old.values("loss_twin_gap"), LossScale(1.0)), **(tolerances or {})}
     held = sorted({*old.metrics, *new.metrics} - BESIDE)
     found = [compare_metric(name, old.history(name), new.values(name), known.get(name), components) for name in held]
     # Of the old side: a file that comes with a change must not be able to silence its own step times.
     changes = tuple(
-        replace(change, word="moved") if change.moved and informational(change.metric, old.metrics) else change
+        replace(change, word="moved") if change.moved and informational(change.metric, old.gated) else change
         for change in found
     )
-    return Revision(new.case, new.gpu, changes, "", old.newest, new.newest)
+    return Revision(new.case, new.gpu, changes, "", old.newest, new.newest, new.gated)
 
 
 def compare_histories(
@@ -164,8 +166,8 @@ def level(name: str, values: Sequence[Any]) -> float:
 def _compare_speed(
     name: str, old: Sequence[Sequence[Any]], new: Sequence[Any], tolerance: float, components: Components
 ) -> Change:
-    moved = change_of(new, old, components)
-    difference, half = moved.theta, moved.half_width()
+    moved = estimate_of(new, old, components)
+    difference, half = moved.theta, moved.half_width
     word = _word(name, difference, abs(difference) > half, abs(difference) > -math.log(1 - tolerance))
     return Change(
         name,

@@ -9,7 +9,6 @@ import shlex
 from pathlib import Path
 
 from pytest_fp8.baselines.atomic import write_atomically
-from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import SCHEMA, Baseline, EditedByHand, parse_baseline
 from pytest_fp8.baselines.source import Folder, Source
 from pytest_fp8.baselines.strict import NAME, Unsound, parse, quoted, read_regular
@@ -119,14 +118,12 @@ def earlier_baseline(source: Path | Source, gpu: str, case: str, case_hash: str)
         return None, f"the earlier file cannot be compared with: {error.headline}"
 
 
-def held_against(source: Source, gpu: str, case: str, case_hash: str, update: bool) -> tuple[Baseline | None, str]:
-    """The baseline that a session's figures are held against, which those of an ``update`` are not; and the metric that
-    what is stored is gated on, empty where no speedup is. Raises :class:`BaselineError` as :func:`read_baseline` does,
-    in an update as :func:`earlier_baseline` does."""
+def held_against(source: Source, gpu: str, case: str, case_hash: str, update: bool) -> tuple[Baseline | None, bool]:
+    """The baseline that a session's figures are held against, which those of an ``update`` are not; and whether what is
+    stored is host-bound. Raises :class:`BaselineError` as :func:`read_baseline` does, in an update as
+    :func:`earlier_baseline` does."""
     read = earlier_baseline(source, gpu, case, case_hash)[0] if update else read_baseline(source, gpu, case, case_hash)
-    held = read.metrics if read is not None else {}
-    gated = gated_speedup(held)
-    return None if update else read, gated if gated in held else ""
+    return None if update else read, read is not None and read.host_bound
 
 
 def load_baseline(path: Path) -> Baseline:

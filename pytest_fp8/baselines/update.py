@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.baselines.check import too_coarse
 from pytest_fp8.baselines.folder import named, read_folder, readable
-from pytest_fp8.baselines.metrics import METRICS, gated_speedup
+from pytest_fp8.baselines.metrics import METRICS
 from pytest_fp8.baselines.record import LONGEST, MAX_SESSIONS, Baseline, StoredSession, session_of
 from pytest_fp8.baselines.review import Revision, revise
 from pytest_fp8.baselines.source import Folder
 from pytest_fp8.baselines.store import earlier_baseline, write_baseline
 from pytest_fp8.baselines.strict import printable
-from pytest_fp8.baselines.variance import read_components
+from pytest_fp8.baselines.variance import components_in
 from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError, SettingsError
-from pytest_fp8.rules.change import RUNS_TO_FAIL
+from pytest_fp8.stats.looks import RUNS_TO_FAIL
 
 if TYPE_CHECKING:
     from pytest_fp8.report.record import Record, Row
@@ -55,7 +55,7 @@ def update_baselines(record: Record, folder: Path, origin: Mapping[str, Any]) ->
             new = measured(entry, origin)
             why = _store(done, folder, new, tolerances_of(entry))
             if not why and "speedup" in new.metrics:
-                done.notes += _launch_bound(entry, folder)
+                done.notes += _launch_bound(entry)
         if why:
             done.problems.append(f"baseline of {name} was not updated: {why}")
     return done
@@ -81,7 +81,9 @@ def promote_candidates(
             if (cases and key not in wanted) or gpu not in ("", key[0]):
                 continue
             session = replace(candidate.newest, reason=printable(reason, LONGEST["reason"]))
-            why = session.unfit or too_few(session.metrics)
+            why = session.unfit or too_few(
+                session.metrics.get("busy_speedup" if session.host_bound else "speedup", [[]] * 2)
+            )
             why = why or _store(done, folder, replace(candidate, sessions=(session,)))
             if why:
                 done.problems.append(f"candidate {'/'.join(key)} was not stored: {why}")
@@ -94,7 +96,7 @@ def _store(done: Update, folder: Path, new: Baseline, tolerances: Mapping[str, f
         old, why_none = earlier_baseline(folder, new.gpu, new.case, new.case_hash)
         if why := why_not_appended(old, new.newest):
             return why
-        revision = revise(old, new, why_none, tolerances, read_components(Folder(folder), new.gpu))
+        revision = revise(old, new, why_none, tolerances, components_in(Folder(folder), new.gpu))
         done.written.append(write_baseline(folder, appended(old, new, revision.starts())))
         done.revisions.append(revision)
     except BaselineError as error:
@@ -139,7 +141,8 @@ def _questions(session: StoredSession) -> set[str]:
 def measured(entry: Row, origin: Mapping[str, Any], unfit: str = "") -> Baseline:
     """What this session measured of a case, as a baseline of one session."""
     values = {name: metric["values"] for name, metric in entry.metrics.items()}
-    session = session_of(origin_of(entry, origin), values, unfit)
+    host_bound = bool(_speed(entry).get("host_bound"))
+    session = session_of(origin_of(entry, origin), values, unfit, host_bound)
     return Baseline(entry.case, entry.case_hash, entry.gpu, (session,))
 
 
@@ -169,7 +172,7 @@ def candidate(record: Record, entry: Row, folder: Path, origin: Mapping[str, Any
     new = measured(entry, origin)
     why = why_not_stored(record, entry.case, folder) or why_not_appended(old, new.newest)
     new = measured(entry, origin, unfit=why)
-    revision = revise(old, new, why_none, tolerances_of(entry), read_components(Folder(folder), entry.gpu))
+    revision = revise(old, new, why_none, tolerances_of(entry), components_in(Folder(folder), entry.gpu))
     return appended(old, new, revision.starts())
 
 
@@ -200,12 +203,12 @@ def why_not_stored(record: Record, case: str, folder: Path) -> str:
             return f"the {question} question failed ({decision['headline']})"
     if name := not_finite(entry):
         return f"{name} is not finite"
-    metric = gated_speedup(entry.metrics)
+    metric = _gated(entry)
     speedup = entry.metrics.get(metric)
     if speedup is None:
         return ""
-    values, components = speedup["values"], read_components(Folder(folder), entry.gpu)
-    why = too_few({metric: values}) or too_coarse(metric, values, speedup["tolerance"], components)
+    values, components = speedup["values"], components_in(Folder(folder), entry.gpu)
+    why = too_few(values) or too_coarse(metric, values, speedup["tolerance"], components)
     if not why:
         return ""
     scattered = _speed(entry).get("scattered", "")
@@ -220,29 +223,25 @@ def _speed(entry: Row) -> Mapping[str, Any]:
     return numbers
 
 
-def too_few(metrics: Mapping[str, Sequence[Any]]) -> str:
+def _gated(entry: Row) -> str:
+    """The metric that a baseline of it is gated on."""
+    return "busy_speedup" if _speed(entry).get("host_bound") and "busy_speedup" in entry.metrics else "speedup"
+
+
+def too_few(gated: Sequence[Any]) -> str:
     """Why a session's speedup is no evidence, or an empty string: a finding needs as many processes, too."""
-    gated = metrics.get(gated_speedup(metrics))
-    if gated is None or len(gated) >= RUNS_TO_FAIL:
+    if len(gated) >= RUNS_TO_FAIL:
         return ""
     return "its speedup stands on one process, which may be slow by chance"
 
 
-def _launch_bound(entry: Row, folder: Path) -> list[str]:
+def _launch_bound(entry: Row) -> list[str]:
     """A note where the step time that was stored depends on the host as much as on the GPU."""
-    waits = _speed(entry).get("waits_for_host", "")
-    steps = entry.metrics["speedup"]
-    if "busy_speedup" in entry.metrics and not waits:
-        coarse = too_coarse("speedup", steps["values"], steps["tolerance"], read_components(Folder(folder), entry.gpu))
-        waits = f"in step time {coarse}; in busy time they do not" if coarse else ""
-    if not waits:
+    numbers = _speed(entry)
+    if not numbers.get("host_bound"):
         return []
-    if "busy_speedup" in entry.metrics:
-        return [
-            f"baseline of {entry.case} is gated on busy time, since step time is this host's as much as the GPU's: "
-            f"{waits}\n  next: a larger batch, or a quieter host for a new file, if step time is to be gated"
-        ]
-    return [
-        f"baseline of {entry.case} is this host's as much as the GPU's: {waits}\n"
-        "  next: store one with a larger batch; on a slower host this one's gate may fail"
-    ]
+    waits = numbers.get("waits_for_host") or numbers.get("scattered") or "so an earlier session says"
+    what = f"baseline of {entry.case} is this host's as much as the GPU's in step time: {waits}"
+    if _gated(entry) == "busy_speedup":
+        return [f"{what}; it is gated on busy time\n  next: a larger batch, if step time is to be gated"]
+    return [f"{what}\n  next: store one with a larger batch; on a slower host this one's gate may fail"]

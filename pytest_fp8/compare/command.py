@@ -175,10 +175,10 @@ def print_comparisons(done: Sequence[Comparison]) -> None:
         for arm, side in (("fp8", comparison.fp8), ("bf16", comparison.bf16)):
             if side is None:
                 continue
-            low, high = side.interval
+            low, high = side.estimate.change_interval
             verdict = comparison.decision.verdict.value if arm == "fp8" else "-"
             times = [f"{comparison.step_ms[f'{name} {arm}']:.2f} ms" for name in ("base", "head")]
-            change = f"{side.change:+.2%} [{low:+.2%}, {high:+.2%}]"
+            change = f"{side.estimate.change:+.2%} [{low:+.2%}, {high:+.2%}]"
             rows.append((comparison.case, arm, *times, change, verdict))
     table(COLUMNS, rows)
     for comparison in done:

@@ -6,7 +6,6 @@ compared directly. Their BF16 arms are compared too, to tell a slower FP8 from a
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,11 +27,11 @@ from pytest_fp8.libraries import changed_versions
 from pytest_fp8.questions.again import look_again
 from pytest_fp8.questions.layers.check import check_layers
 from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
-from pytest_fp8.questions.speed.beside import disturbance
+from pytest_fp8.questions.speed.sound import disturbance
 from pytest_fp8.questions.speed.timing import BlockTimer
-from pytest_fp8.rules.same_session import BLOCKS, PAIRS, SideSpeed, decide_same_session, own_change
-from pytest_fp8.rules.speed import ratios_by_process
 from pytest_fp8.shipping import ship
+from pytest_fp8.stats.estimate import ratios_by_process
+from pytest_fp8.stats.looks import BESIDE, Looks, Outcome, against_base
 from pytest_fp8.verdicts import Decision, Finding, Verdict
 from pytest_fp8.workload import WorkloadReference
 
@@ -76,8 +75,8 @@ class Comparison:
 
     case: str
     decision: Decision
-    fp8: SideSpeed | None = None
-    bf16: SideSpeed | None = None
+    fp8: Outcome | None = None
+    bf16: Outcome | None = None
     step_ms: Mapping[str, float] = field(default_factory=dict)
     """Median milliseconds per step of ``base fp8``, ``head fp8``, ``base bf16`` and ``head bf16``."""
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -111,7 +110,7 @@ def compare(
     head: ArmEnvironment,
     *,
     tolerance: float | None = None,
-    looks: int = len(PAIRS),
+    looks: int = len(BESIDE.pairs),
     with_bf16: bool = True,
     workload: WorkloadReference | None = None,
 ) -> Comparison:
@@ -149,7 +148,7 @@ def compare_in(
     model: Model,
     sides: tuple[ArmEnvironment, ArmEnvironment],
     tolerance: float | None = None,
-    looks: int = len(PAIRS),
+    looks: int = len(BESIDE.pairs),
     with_bf16: bool = False,
     cases: int = 1,
 ) -> Comparison:
@@ -158,8 +157,10 @@ def compare_in(
 
     allowed = min(TOLERANCE, case.tolerance) if tolerance is None else tolerance
 
-    def decide(evidence: SidesEvidence) -> SideSpeed:
-        return decide_same_session(ratios_by_process(evidence.base, evidence.head), allowed, looks, cases)
+    def decide(evidence: SidesEvidence) -> Outcome:
+        return against_base(
+            ratios_by_process(evidence.base, evidence.head), allowed, cases, Looks(BESIDE.pairs[:looks], BESIDE.blocks)
+        )
 
     before = pool.stopwatch.by_operation
     arms = _sides(case, pool, sides, model)
@@ -170,7 +171,7 @@ def compare_in(
     if with_bf16 and case.backend != "bf16":
         references = _sides(case.reference(), pool, sides, model)
         timer = BlockTimer(references)
-        references.with_room(lambda: timer.measure(PAIRS[0], BLOCKS))
+        references.with_room(lambda: timer.measure(BESIDE.pairs[0], BESIDE.blocks))
         beside = _evidence(timer)
         bf16 = decide(beside)
         times |= {"base bf16": _median(beside.base), "head bf16": _median(beside.head)}
@@ -185,14 +186,14 @@ def _looks(arms: TwoArms, looks: int) -> Iterator[SidesEvidence]:
     timer = BlockTimer(arms)
     if arms.takes_turns:
         first = {
-            "timing": lambda: timer.measure(PAIRS[0], BLOCKS),
+            "timing": lambda: timer.measure(BESIDE.pairs[0], BESIDE.blocks),
             "head": lambda: fp8_layers(arms),
             "base": lambda: reference_layers(arms),
         }
         for error in arms.gather(first).values():
             raise error
-    for pairs in PAIRS[:looks]:
-        arms.with_room(partial(timer.measure, pairs, BLOCKS))
+    for pairs in BESIDE.pairs[:looks]:
+        arms.with_room(partial(timer.measure, pairs, BESIDE.blocks))
         # Asked once, after the first blocks: profiling slows a process. Later looks add fresh ones.
         profiled = arms.with_room(lambda: (reference_layers(arms), fp8_layers(arms)))
         yield _evidence(timer, tuple(layers.attention for layers in profiled))
@@ -205,8 +206,8 @@ def _evidence(timer: BlockTimer, attention: tuple[Any, ...] = ({}, {})) -> Sides
 
 
 def judge(
-    fp8: SideSpeed,
-    bf16: SideSpeed | None,
+    fp8: Outcome,
+    bf16: Outcome | None,
     tolerance: float,
     disturbed: Finding | None,
     unsound: Decision | None,
@@ -214,8 +215,9 @@ def judge(
     sides: tuple[ArmEnvironment, ArmEnvironment],
 ) -> Decision:
     """The verdict on head's FP8 arm, with its cause. Pure."""
-    low, high = fp8.interval
-    seen = f"{fp8.change:+.2%} [{low:+.2%}, {high:+.2%}] over {fp8.pairs} pairs of fresh processes"
+    low, high = fp8.estimate.change_interval
+    pairs = len(fp8.estimate.each)
+    seen = f"{fp8.estimate.change:+.2%} [{low:+.2%}, {high:+.2%}] over {pairs} pairs of fresh processes"
     expected = f"head's FP8 step at most {tolerance:.1%} slower than base's"
 
     def decision(code: Code | None, verdict: Verdict, headline: str, cause: str = "", next_step: str = "") -> Decision:
@@ -256,14 +258,14 @@ def differences(base: ArmEnvironment, head: ArmEnvironment) -> list[str]:
     return changed_versions(base.versions, head.versions)
 
 
-def _whose(fp8: SideSpeed, bf16: SideSpeed | None) -> str:
+def _whose(fp8: Outcome, bf16: Outcome | None) -> str:
     """Whether a change that is more than noise is FP8's own, or BF16's too."""
-    if bf16 is None or abs(fp8.moved.theta) <= fp8.moved.half_width():
+    if bf16 is None or abs(fp8.estimate.theta) <= fp8.estimate.half_width:
         return ""
-    own = own_change(fp8, bf16)
-    if abs(own.theta) <= own.half_width():
-        return f"; BF16 changed as much ({bf16.change:+.2%}): common to both precisions, not FP8's own"
-    return f"; BF16 changed by {bf16.change:+.2%}: {math.expm1(own.theta):+.2%} is FP8's own"
+    own = fp8.estimate.less(bf16.estimate)
+    if abs(own.theta) <= own.half_width:
+        return f"; BF16 changed as much ({bf16.estimate.change:+.2%}): common to both precisions, not FP8's own"
+    return f"; BF16 changed by {bf16.estimate.change:+.2%}: {own.change:+.2%} is FP8's own"
 
 
 def _sides(
@@ -292,5 +294,7 @@ def _median(arms: Sequence[Sequence[float]]) -> float:
     return median(time for process in arms for time in process)
 
 
-def _numbers(side: SideSpeed) -> dict[str, Any]:
-    return {"change": side.change, "interval": side.interval, "pairs": side.pairs, "verdict": side.verdict.value}
+def _numbers(side: Outcome) -> dict[str, Any]:
+    found = side.estimate
+    interval = found.change_interval
+    return {"change": found.change, "interval": interval, "pairs": len(found.each), "verdict": side.verdict.value}

@@ -11,7 +11,7 @@ from pytest_fp8.baselines.check import Note
 from pytest_fp8.baselines.metrics import METRICS
 from pytest_fp8.baselines.record import MEASUREMENT, Baseline, StoredSession
 from pytest_fp8.baselines.review import Change, Revision, differing, level
-from pytest_fp8.rules.change import speed_of
+from pytest_fp8.stats.estimate import estimate_of
 
 LIST_COLUMNS = ("case", "gpu", "speedup (99 %)", "processes", "FP8 FLOPs", "memory", "loss gap", "from")
 SHORT = {"transformer-engine": "te", "pytest-fp8": "", "transformers": "", "triton": ""}
@@ -88,7 +88,7 @@ def describe(baseline: Baseline) -> dict[str, Any]:
     facts: dict[str, Any] = {"case": baseline.case, "gpu": baseline.gpu, "case_hash": baseline.case_hash}
     facts |= {name: level(name, baseline.values(name)) for name in baseline.metrics}
     if "speedup" in baseline.metrics:
-        speed = speed_of(baseline.values("speedup"))
+        speed = estimate_of(baseline.values("speedup"))
         facts |= {"speedup": speed.ratio, "speedup_interval": speed.interval, "processes": len(speed.each)}
     newest = baseline.newest
     origin = {"date": newest.date, "commit": newest.commit, "reason": newest.reason, "libraries": newest.libraries}
@@ -147,7 +147,7 @@ def show_lines(baseline: Baseline) -> list[str]:
         metric, values = METRICS[name], baseline.values(name)
         value = shown(metric.unit, level(name, values))
         if metric.per_process:
-            low, high = speed_of(values).interval
+            low, high = estimate_of(values).interval
             value += f" [{low:.3f}, {high:.3f}] (99 %)"
         lines.append(f"  {name}: {value}")
         tolerance = f"tolerance {metric.tolerance:g}" if metric.tolerance else "any change counts"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_fp8.arms.pair import PairArms
     from pytest_fp8.baselines.record import Baseline
 
-HISTORY = ("speedup", "busy_speedup", "quiet_busy_speedup", "memory_ratio", "loss_gap", "fp8_share")
+HISTORY = ("speedup", "busy_speedup", "memory_ratio", "loss_gap", "fp8_share")
 """The metrics of a baseline's sessions that are shown."""
 
 

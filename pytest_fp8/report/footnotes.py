@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from pytest_fp8.report.record import Record, Row
-from pytest_fp8.rules.undecided import NO_BASELINE
+from pytest_fp8.report.undecided import NO_BASELINE
 
 LABEL = re.compile(r" *[a-z]+: +")
 """How each line of a message after its headline begins."""

@@ -21,7 +21,7 @@ from pytest_fp8.verdicts import WORST_FIRST
 if TYPE_CHECKING:
     from pytest_fp8.baselines.review import Revision
     from pytest_fp8.errors import Fp8Error
-    from pytest_fp8.rules import undecided
+    from pytest_fp8.report import undecided
     from pytest_fp8.verdicts import Decision
 
 JOURNAL = "journal.jsonl"
@@ -348,7 +348,7 @@ class Record:
 
     def answers(self) -> list[undecided.Answer]:
         """How each asserted question ended, row by row. One that fails as a known defect has its missing answer."""
-        from pytest_fp8.rules.undecided import Answer as Judged
+        from pytest_fp8.report.undecided import Answer as Judged
 
         return [
             Judged(row.case, question, decision["verdict"], decision["headline"], decision["code"])

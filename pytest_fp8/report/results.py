@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline, StoredSession
 from pytest_fp8.baselines.review import level
 from pytest_fp8.report.baselines import describe, libraries_of, shown_or_dash, speedup_of
@@ -119,7 +118,7 @@ def side_by_side(stored: Sequence[Baseline]) -> list[str]:
     rows = []
     for case in dict.fromkeys(baseline.case for baseline in _in_order(stored)):
         here = [found.get((gpu, case)) for gpu in gpus]
-        speeds = [gated_speedup(each.metrics) if each else "" for each in here]
+        speeds = [each.gated or "speedup" if each else "" for each in here]
         facts = [
             *(
                 shown_or_dash(each, speed) + (" (busy)" if speed == "busy_speedup" else "") if each else "-"
@@ -226,7 +225,7 @@ def account_cells(baseline: Baseline) -> list[str]:
         return []
     found = {name: level(name, values) for name, values in session.metrics.items()}
     steps, busy = ([found[f"{arm}{what}"] for arm in ("bf16", "fp8")] for what in ("_ms", "_busy_ms"))
-    metric = gated_speedup(session.metrics)
+    metric = "busy_speedup" if session.host_bound else "speedup"
     speedup, limit = found[metric], found["speedup_limit"]
     wire = [found[name] for name in ("bf16_wire_ms", "fp8_wire_ms") if name in found]
     return [

@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_fp8.plain import to_plain
 from pytest_fp8.report.record import Record
-from pytest_fp8.rules.session_shift import Moved, Shift, session_shift, words
+from pytest_fp8.stats.session_shift import Moved, Shift, session_shift, words
 
 
 def shift_of(record: Record) -> Shift | None:

@@ -21,14 +21,15 @@ ORIGIN = {
 
 
 def session(unfit="", metrics=None, **origin):
-    """A stored session; a speedup gets the step times of its processes beside it."""
+    """A stored session; a speedup gets the step times of its processes beside it. With busy times it is
+    host-bound."""
     metrics = dict(metrics or {"fp8_share": [0.5]})
     if "speedup" in metrics and "bf16_ms" not in metrics:
         metrics["bf16_ms"] = [100.0] * len(metrics["speedup"])
     if "speedup" in metrics and "fp8_ms" not in metrics:
         pairs = zip(metrics["bf16_ms"], metrics["speedup"], strict=True)
         metrics["fp8_ms"] = [ms / math.exp(median(blocks)) for ms, blocks in pairs]
-    return session_of({**ORIGIN, **origin}, metrics, unfit)
+    return session_of({**ORIGIN, **origin}, metrics, unfit, host_bound="busy_speedup" in metrics)
 
 
 def baseline(case, case_hash, gpu="h200", metrics=None, **origin):

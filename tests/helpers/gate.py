@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks.gate.noise import draw, fit
 from benchmarks.gate.recordings import from_recording
 from benchmarks.gate.rules import gated
-from pytest_fp8.rules.variance import MEASURED
+from pytest_fp8.stats.components import MEASURED
 
 BLOCKS = 24
 

@@ -10,7 +10,7 @@ from pytest_fp8.questions.speed.evidence import TimingEvidence
 
 BF16, FP8_ARM = recorded_step("1b-bf16"), recorded_step("1b-torchao-tensorwise")
 NOISE = [0.999, 1.001, 1.0, 1.002, 0.998, 1.0] * 2
-STORED = ("history", "busy_history")
+STORED = ("history", "busy_history", "host_bound")
 
 
 def sessions(speedup):

@@ -10,7 +10,7 @@ from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.questions.speed.question import SpeedQuestion
-from pytest_fp8.rules.variance import MEASURED
+from pytest_fp8.stats.components import MEASURED
 from pytest_fp8.verdicts import Decision
 
 
@@ -61,24 +61,24 @@ class Quiet(Scattering):
         return timed([(self.works + 2) * float(1 + self.noise.normal(0, 0.003)) for _ in range(count)])
 
 
-def updated(processes: int, gated: str = "") -> tuple[Decision, dict[str, Any]]:
+def updated(processes: int, host_bound: bool = False) -> tuple[Decision, dict[str, Any]]:
     """What an update decides and stores of the speed of a case of 1B."""
     pool = ArmPool(H200)
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
     arms.start()
-    question = SpeedQuestion(arms, gated, lambda _: [], MEASURED, "file.json", 30, processes=processes)
+    question = SpeedQuestion(arms, host_bound, lambda _: [], MEASURED, "file.json", 30, processes=processes)
     decision, rows = question.decide(None)
     pool.close()
     return decision, {name: values for name, values, _ in rows}
 
 
-def asked_of(stored: dict[str, Any], kept: Sequence[str] = ("speedup", "bf16_ms", "quiet_busy_speedup")) -> Decision:
+def asked_of(stored: dict[str, Any], kept: Sequence[str] = ("speedup", "bf16_ms", "busy_speedup")) -> Decision:
     """What a gate decides where these metrics of an update are stored."""
     pool = ArmPool(H200)
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
     arms.start()
     question = SpeedQuestion(
-        arms, "speedup", lambda name: [stored[name]] if name in kept else [], MEASURED, "file.json", 30
+        arms, False, lambda name: [stored[name]] if name in kept else [], MEASURED, "file.json", 30
     )
     decision, _ = question.decide(None)
     pool.close()

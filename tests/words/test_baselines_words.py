@@ -16,10 +16,8 @@ from pytest_fp8 import Case
 from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.baselines.check import inspect, suite_cases
 from pytest_fp8.baselines.folder import named, read_folder, read_revision
-from pytest_fp8.baselines.source import Folder
 from pytest_fp8.baselines.store import baseline_path, write_baseline
 from pytest_fp8.baselines.update import promote_candidates
-from pytest_fp8.baselines.variance import NAME, read_components
 from pytest_fp8.codes import B
 from pytest_fp8.errors import Fp8Error
 
@@ -51,12 +49,6 @@ def onto_a_file(folder):
     write_baseline(folder, GOOD)
 
 
-def variance(folder):
-    (folder / "h200").mkdir()
-    (folder / "h200" / NAME).write_text("{}")
-    read_components(Folder(folder), "h200")
-
-
 def of_no_revision(folder):
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
     read_revision(folder, "nowhere").items()
@@ -84,7 +76,6 @@ RAISED = {
     B.NO_REVISION: of_no_revision,
     B.NO_SUITE: lambda folder: suite_cases(folder / "matrix.py"),
     B.USAGE: lambda folder: promote_candidates(folder, folder, reason=" "),
-    B.VARIANCE: variance,
 }
 """Code -> what raises it in a folder."""
 

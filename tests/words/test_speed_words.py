@@ -7,17 +7,16 @@ from dataclasses import replace
 import pytest
 
 from helpers.recorded_arms import BF16, FP8_ARM, asked, sessions
-from helpers.steps import changed, on_half_the_rows, recorded_step, with_products
+from helpers.steps import changed, on_half_the_rows, recorded_step
 from pytest_fp8.arms.environment import ArmEnvironment
 from pytest_fp8.codes import S
 from pytest_fp8.compare.session import judge
 from pytest_fp8.questions.layers.evidence import WireTime
-from pytest_fp8.questions.layers.products import Product
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.host import Turn
 from pytest_fp8.questions.speed.wire import ArmWire
-from pytest_fp8.rules.same_session import decide_same_session
+from pytest_fp8.stats.looks import against_base
 
 PLAIN = TimingEvidence([[100.0, 100.1] * 6] * 2, [[80.0, 80.1] * 6] * 2)
 SLOW = recorded_step("1b-transformer_engine-current")
@@ -53,17 +52,10 @@ def waiting(**changes):
     return asked(bf16=bf16, fp8=fp8, bf16_ms=133.0, fp8_ms=97.6, **changes)
 
 
-def other_precision():
-    def head(kind):
-        return Product("forward", 64, (64, 64), kind, "mm", milliseconds=20.0)
-
-    return asked(with_products(BF16, head("float32")), with_products(FP8_ARM, head("bfloat16")), 140.0, 126.0)
-
-
-def against_base(change):
+def slower_than_base(change):
     versions = {"base": {"torch": "2.11.0"}, "head": {"torch": "2.13.0"}}
     sides = tuple(ArmEnvironment(side, "python", (), found) for side, found in versions.items())
-    return judge(decide_same_session([[change] * 10] * 6, 0.01), None, 0.01, None, None, ({}, {}), sides)
+    return judge(against_base([[change] * 10] * 6, 0.01), None, 0.01, None, None, ({}, {}), sides)
 
 
 FOUND = {
@@ -86,10 +78,9 @@ FOUND = {
     S.NO_BUSY_TIMES: lambda: asked(fp8=LAUNCHES, fp8_ms=206.0, floor=None, history=sessions(0.8)),
     S.COMPILED_WHILE_TIMED: lambda: plain(compilations={"FP8": 2}),
     S.LESS_WORK: lambda: asked(fp8=on_half_the_rows(FP8_ARM, 8192), fp8_ms=60.0),
-    S.OTHER_PRECISION: other_precision,
     S.REFERENCE_WAITS: waiting,
     S.TOO_GOOD: lambda: asked(fp8=changed(FP8_ARM, rest=1.0), fp8_ms=80.0),
-    S.SLOWER_THAN_BASE: lambda: against_base(-0.05),
+    S.SLOWER_THAN_BASE: lambda: slower_than_base(-0.05),
 }
 """Code -> what asks for it."""
 OF_COMMANDS = {S.COMPARE_OPTIONS, S.SAME_SIDES, S.NO_GPU}

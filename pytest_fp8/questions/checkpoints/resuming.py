@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
-from pytest_fp8.rules.loss import LOSS_MARGIN
+from pytest_fp8.stats.loss import LOSS_MARGIN
 
 MOST_NATS = 14.0
 """No loss in nats per token is larger: guessing among a million tokens costs that. A larger one is a sum over the

@@ -21,7 +21,7 @@ from pytest_fp8.questions.loss.learning import (
 )
 from pytest_fp8.questions.loss.presence import fp8_lost_on_the_way, rare_products
 from pytest_fp8.questions.loss.restart import does_not_restart
-from pytest_fp8.rules.loss import LossGap, compare_curves, loss_margin, loss_noise, loss_scale, tail_gap
+from pytest_fp8.stats.loss import LossGap, compare_curves, loss_margin, loss_noise, loss_scale, tail_gap
 from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict
 
 QUESTION = "loss"

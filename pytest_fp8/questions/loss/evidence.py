@@ -10,7 +10,7 @@ from itertools import chain
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import Arm, PairArms
 from pytest_fp8.questions.ledger.evidence import ArmLedger
-from pytest_fp8.rules.loss import MAX_LOSS_SEEDS, LossScale, loss_scale
+from pytest_fp8.stats.loss import MAX_LOSS_SEEDS, LossScale, loss_scale
 
 RUNS_OF_ONE_CURVE = 4
 """With which looking ends where all seeds give one curve: further ones are no other training."""

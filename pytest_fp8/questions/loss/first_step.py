@@ -9,7 +9,7 @@ from dataclasses import replace
 from pytest_fp8.codes import C
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.loss.evidence import LossEvidence, largest_number
-from pytest_fp8.rules.loss import LossGap
+from pytest_fp8.stats.loss import LossGap
 from pytest_fp8.verdicts import Finding, Verdict
 
 FIRST_STEP = 0.02

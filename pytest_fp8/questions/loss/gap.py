@@ -7,7 +7,7 @@ from statistics import fmean
 
 from pytest_fp8.codes import C
 from pytest_fp8.questions.findings import fail
-from pytest_fp8.rules.loss import LARGE, LOSS_MARGIN, OF_ROUNDING, LossGap, LossScale, NoShare
+from pytest_fp8.stats.loss import LARGE, LOSS_MARGIN, OF_ROUNDING, LossGap, LossScale, NoShare
 from pytest_fp8.verdicts import Finding, Verdict, passed
 
 ONE_CURVE = (

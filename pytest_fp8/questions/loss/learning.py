@@ -8,7 +8,7 @@ from statistics import fmean
 from pytest_fp8.codes import C
 from pytest_fp8.questions.findings import fail, not_exercised, some
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
-from pytest_fp8.rules.loss import loss_fall
+from pytest_fp8.stats.loss import loss_fall
 from pytest_fp8.verdicts import Finding
 
 MOVED = 0.10

@@ -8,8 +8,8 @@ from pytest_fp8.codes import C
 from pytest_fp8.questions.findings import Words, tell
 from pytest_fp8.questions.loss.course import rates_in_words
 from pytest_fp8.questions.loss.evidence import LossEvidence
-from pytest_fp8.rules.loss import LossGap, tail_gap
-from pytest_fp8.rules.restart import Restart, decide_restart
+from pytest_fp8.stats.loss import LossGap, tail_gap
+from pytest_fp8.stats.restart import Restart, decide_restart
 from pytest_fp8.verdicts import Finding, Verdict
 
 HEADLINE = "the BF16 arm does not begin its curves anew"

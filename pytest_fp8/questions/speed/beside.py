@@ -1,16 +1,13 @@
-"""What was seen beside timed blocks: the GPU's clocks and neighbours, and what the host did in each turn."""
+"""What was seen beside timed blocks: the GPU's clocks and neighbours, and what happened in each turn."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_fp8.codes import S
 from pytest_fp8.gpu import CLOCKS, Conditions
 from pytest_fp8.questions.speed.host import Turn
-from pytest_fp8.verdicts import Finding, Verdict
 
 
 @dataclass
@@ -59,28 +56,3 @@ class Beside:
             "strangers": len(self.strangers),
             "turns": [turn.numbers() for turn in self.turns],
         }
-
-
-def disturbance(strangers: Sequence[int], throttles: Sequence[str], clocks: Sequence[int]) -> Finding | None:
-    """Why no block can be used, or ``None``. Each as in :class:`Beside`."""
-    if strangers:
-        return Finding(
-            S.OTHER_PROCESS,
-            Verdict.INVALID,
-            headline="another process used the GPU",
-            expected="the GPU for this session alone",
-            seen=f"process ids {list(strangers)}",
-            cause="a shared GPU, or a process left by an earlier run",
-            next_step="nvidia-smi, then run again",
-        )
-    if throttles:
-        return Finding(
-            S.THROTTLED,
-            Verdict.INVALID,
-            headline="the GPU's clocks were throttled",
-            expected="no clock throttling",
-            seen=", ".join(throttles) + (f"; SM clocks of {min(clocks)} to {max(clocks)} MHz" if clocks else ""),
-            cause="heat, or a power supply that gives too little: neither comes of the code under test",
-            next_step="nvidia-smi -q -d PERFORMANCE,TEMPERATURE, then run again on a cooler GPU",
-        )
-    return None

@@ -15,8 +15,7 @@ from pytest_fp8.questions.ledger.evidence import ledgers_of
 from pytest_fp8.questions.speed.account import CLOCKS, IDLE, Account, GpuStep, account_of, gpu_step, launch_bound_arms
 from pytest_fp8.questions.speed.host import Turn, counted, scatters
 from pytest_fp8.questions.speed.timing import BlockTimer
-from pytest_fp8.rules.change import RUNS_TO_FAIL
-from pytest_fp8.rules.speed import BASELINE_BLOCKS, PAIR_LOOKS
+from pytest_fp8.stats.looks import BASELINE_BLOCKS, GATE
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,13 @@ class TimingEvidence:
     fp8_busy: Sequence[Sequence[float]] = ()
     compilations: Mapping[str, int] = field(default_factory=dict)
     """Arm -> how often its code was compiled inside timed blocks."""
-    waited: bool = False
-    """Whether an arm waited for its host in a pair so far, or the baseline is gated on busy time, or shall be."""
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether the host set an arm's pace in any pair of processes: see :func:`host_bound`."""
+        return any(
+            host_bound(one, two, self.bf16_gpu, self.fp8_gpu) for one, two in zip(self.bf16, self.fp8, strict=True)
+        )
 
     def account(self) -> Account | None:
         """Where both arms' steps go; ``None`` where one was not profiled.
@@ -67,9 +71,11 @@ class TimingEvidence:
             asked = [[], []]
         return account_of(replace(self.bf16_gpu, asked=asked[0]), replace(self.fp8_gpu, asked=asked[1]), bf16, fp8)
 
-    def waits(self) -> bool:
-        """Whether an arm waits for its host, or did: pairs that do not wait change nothing of that."""
-        return self.waited or bool(launch_bound_arms(self.account()))
+
+def host_bound(bf16: Sequence[float], fp8: Sequence[float], bf16_gpu: GpuStep, fp8_gpu: GpuStep) -> bool:
+    """Whether the host sets an arm's pace in a pair of processes: the GPU idles for more than ``IDLE`` of a step, or
+    the blocks scatter. ``bf16``, ``fp8``: milliseconds a step of each block."""
+    return scatters(bf16, fp8) or bool(launch_bound_arms(account_of(bf16_gpu, fp8_gpu, bf16, fp8)))
 
 
 def _all(processes: Sequence[Sequence[float]]) -> list[float]:
@@ -77,14 +83,14 @@ def _all(processes: Sequence[Sequence[float]]) -> list[float]:
 
 
 def timing_looks(arms: PairArms, timer: BlockTimer) -> Iterator[TimingEvidence]:
-    """The evidence of each look in ``PAIR_LOOKS``, measured when it is asked for. Raises ``ArmError``."""
-    for look in range(len(PAIR_LOOKS)):
+    """The evidence of each look in ``GATE.pairs``, measured when it is asked for. Raises ``ArmError``."""
+    for look in range(len(GATE.pairs)):
         yield timing_of(arms, timer, look)
 
 
 def timing_of(arms: PairArms, timer: BlockTimer, look: int) -> TimingEvidence:
     """The evidence of one look; asked once. Raises ``ArmError``."""
-    return arms.once(f"timing {look}", lambda: _measured(arms, timer, *PAIR_LOOKS[look]))
+    return arms.once(f"timing {look}", lambda: _measured(arms, timer, GATE.pairs[look], GATE.blocks))
 
 
 NOT_ASKED: tuple[Sequence[float], Sequence[float]] = ((), ())
@@ -94,23 +100,17 @@ FURTHER = 2
 
 
 def timing_for_baseline(
-    arms: PairArms, timer: BlockTimer, processes: int, fit: Callable[[TimingEvidence], bool], first: bool = False
+    arms: PairArms, timer: BlockTimer, processes: int, fit: Callable[[TimingEvidence], bool]
 ) -> TimingEvidence:
     """At least ``processes`` fresh pairs, with as many blocks as a baseline takes; a few more until they are ``fit``.
-    Raises ``ArmError``.
-
-    ``first``: whether no speedup is stored yet. Where step times then scatter too much to be stored, and busy times do
-    not, the host holds up steps, and the baseline is gated on busy time. A stored one is no worse for an update on such
-    a host, and is kept.
-    """
+    Raises ``ArmError``."""
 
     def taken() -> TimingEvidence:
         for count in range(processes, processes + FURTHER + 1):
             evidence = _measured(arms, timer, count, BASELINE_BLOCKS)
             if fit(evidence):
-                return evidence
-        waiting = replace(evidence, waited=True)
-        return waiting if first and judged_busy(waiting) and fit(waiting) else evidence
+                break
+        return evidence
 
     # How many pairs are enough is a matter of the tolerance, in which cases with these arms may differ.
     return arms.once(f"timing update {arms.case.tolerance}", taken)
@@ -153,34 +153,20 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
         bf16_busy=[bf16 for bf16, _ in timer.busy],
         fp8_busy=[fp8 for _, fp8 in timer.busy],
         compilations=counted(beside.turns, "compilations"),
-        waited=timer.waited,
     )
 
 
 def _busy(arms: PairArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep) -> tuple[Sequence[float], Sequence[float]]:
-    """Busy times of the processes that were just timed, where they are wanted or an arm waits for its host; else none.
-    Once a pair has waited, they are wanted of the later ones, whether these wait or not; likewise once a pair has
-    scattered, so that step times may decide nothing, and the baseline has them. Those of the profile are all there are
-    of arms that take turns: these would have to be built again."""
+    """Busy times of the processes that were just timed: from the first host-bound pair on. Those of the profile are all
+    there are of arms that take turns: these would have to be built again."""
     if not (bf16.busy_ms and fp8.busy_ms):
         return NOT_ASKED
-    timer.waited |= bool(launch_bound_arms(account_of(bf16, fp8, _all(timer.reference), _all(timer.other))))
+    timer.takes_busy |= host_bound(timer.reference[-1], timer.other[-1], bf16, fp8)
+    if not timer.takes_busy:
+        return NOT_ASKED
     if not arms.takes_turns:
-        scattered = timer.busy_is_stored and any(map(scatters, timer.reference, timer.other))
-        return timer.take_busy() if timer.waited or timer.wants_busy or scattered else NOT_ASKED
-    taken = any(times for times, _ in timer.busy)
-    return (bf16.busy_ms, fp8.busy_ms) if timer.waited and not taken else NOT_ASKED
-
-
-def judged_busy(evidence: TimingEvidence) -> list[list[float]]:
-    """:func:`enough_busy` where the speedup is judged by them, since an arm waits for its host, or did. Else empty."""
-    return enough_busy(evidence) if evidence.waits() else []
-
-
-def enough_busy(evidence: TimingEvidence) -> list[list[float]]:
-    """:func:`busy_ratios`, where as many pairs have them as a finding needs. Else empty."""
-    ratios = busy_ratios(evidence)
-    return ratios if len(ratios) >= min(RUNS_TO_FAIL, len(evidence.fp8)) else []
+        return timer.take_busy()
+    return (bf16.busy_ms, fp8.busy_ms) if not any(times for times, _ in timer.busy) else NOT_ASKED
 
 
 def busy_ratios(evidence: TimingEvidence) -> list[list[float]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -15,16 +14,15 @@ from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import (
     TimingEvidence,
     busy_ratios,
-    judged_busy,
     timing_for_baseline,
     timing_looks,
     timing_of,
 )
 from pytest_fp8.questions.speed.timing import BlockTimer
-from pytest_fp8.rules.change import RUNS_TO_FAIL
-from pytest_fp8.rules.speed import decide_speedup, log_ratios, processes_hold, ratios_by_process
-from pytest_fp8.rules.variance import Components
-from pytest_fp8.verdicts import Decision, Verdict
+from pytest_fp8.stats.components import Components
+from pytest_fp8.stats.estimate import ratios_by_process
+from pytest_fp8.stats.looks import RUNS_TO_FAIL, processes_hold
+from pytest_fp8.verdicts import Decision
 
 Row = tuple[str, list[Any], float | None]
 """A metric that was measured: name, values, and the tolerance of the case where that counts."""
@@ -35,8 +33,8 @@ class SpeedQuestion:
     """The speed of one pair of arms, which is measured once for all that is asked of it."""
 
     arms: PairArms
-    gated: str
-    """The metric that the baseline, or the one that an update adds to, is gated on; empty where no speedup is."""
+    host_bound: bool
+    """Whether a stored session is host-bound, of the baseline or of the one that an update adds to."""
     history: Callable[[str], list[list[Any]]]
     """The baseline's sessions of a metric, oldest first; empty where there is none."""
     components: Components
@@ -50,19 +48,14 @@ class SpeedQuestion:
         self.timer = self.arms.once("blocks", self._new_timer)
 
     def _new_timer(self) -> BlockTimer:
-        # What a baseline stores is measured whole.
-        timer = BlockTimer(self.arms, self._settled if self.processes is None else None)
-        timer.waited = self.gated == "busy_speedup"
         # The host may be quiet while the first pairs are timed, and busy later.
-        timer.wants_busy = self.processes is not None
-        timer.busy_is_stored = bool(self._busy_history())
-        return timer
+        return BlockTimer(self.arms, takes_busy=self.processes is not None or self.host_bound)
 
     def first_timing(self) -> TimingEvidence:
         """The evidence of the first look, or all that a new baseline takes. Raises ``ArmError``."""
         self._renew_profiled()
         if self.processes is not None:
-            return timing_for_baseline(self.arms, self.timer, self.processes, self._fit, first=not self.gated)
+            return timing_for_baseline(self.arms, self.timer, self.processes, self._fit)
         return self.timing(0)
 
     def _fit(self, evidence: TimingEvidence) -> bool:
@@ -72,25 +65,8 @@ class SpeedQuestion:
         (metric, values, _), *_ = self._rows(evidence)
         return processes_hold(values, self.components, busy=metric == "busy_speedup") <= self.arms.case.tolerance
 
-    def _settled(self, reference: Sequence[float], fp8: Sequence[float]) -> bool:
-        """Whether these first blocks pass what the baseline asks and decide about the floor. Not of what is judged by
-        busy times: its host scatters the blocks, and the account needs as many as there are."""
-        if self.timer.waited:
-            return False
-        decide = partial(
-            decide_speedup,
-            [log_ratios(reference, fp8)],
-            components=self.components,
-            tolerance=self.arms.case.tolerance,
-            cases=self.gated_cases,
-        )
-        kept = decide(history=self.history("speedup"), floor=None)
-        fast = decide(floor=self.arms.case.floor)
-        known = fast.verdict is Verdict.PASS or fast.here.interval[1] < self.arms.case.floor
-        return kept.verdict in (Verdict.PASS, Verdict.NOT_EXERCISED) and known
-
     def timing(self, look: int) -> TimingEvidence:
-        """The evidence of one look of :data:`pytest_fp8.rules.speed.PAIR_LOOKS`. Raises ``ArmError``."""
+        """The evidence of one look of :data:`pytest_fp8.stats.looks.GATE`. Raises ``ArmError``."""
         return timing_of(self.arms, self.timer, look)
 
     def decide(self, floor: float | None) -> tuple[Decision, list[Row]]:
@@ -121,33 +97,27 @@ class SpeedQuestion:
             baseline_reference_ms=self.history("bf16_ms") if history else (),
             baseline_file=self.baseline_file,
             cases=self.gated_cases,
-            busy_history=self._busy_history() if against_baseline else (),
+            busy_history=self.history("busy_speedup") if against_baseline else (),
+            host_bound=self.host_bound,
         )
 
-    def _busy_history(self) -> list[list[Any]]:
-        """Sessions with busy times, of hosts that an arm waited for and of others."""
-        return [*self.history("quiet_busy_speedup"), *self.history("busy_speedup")]
-
     def _rows(self, evidence: TimingEvidence) -> list[Row]:
-        ratios, busy = ratios_by_process(evidence.bf16, evidence.fp8), judged_busy(evidence)
+        """What a baseline stores, the metric that it is judged by first."""
+        ratios, busy = ratios_by_process(evidence.bf16, evidence.fp8), busy_ratios(evidence)
         tolerance = self.arms.case.tolerance
-        # Sessions of a case that once waited for its host are gated on busy time from then on. A gate has none of pairs
-        # that were timed before one waited.
+        rows: list[Row] = [("speedup", ratios, tolerance)]
+        if len(busy) >= RUNS_TO_FAIL:
+            rows.append(("busy_speedup", busy, tolerance))
+        on_busy = self._on_busy(evidence)
         return [
-            *([("busy_speedup", busy, tolerance)] if busy else []),
-            ("speedup", ratios, tolerance),
+            *(reversed(rows) if on_busy else rows),
             ("bf16_ms", [float(median(x)) for x in evidence.bf16], None),
             ("fp8_ms", [float(median(x)) for x in evidence.fp8], None),
-            *([] if busy or self.processes is None else _quiet_rows(evidence, tolerance)),
-            *_account_rows(evidence.account(), bool(busy)),
+            *_account_rows(evidence.account(), on_busy),
         ]
 
-
-def _quiet_rows(evidence: TimingEvidence, tolerance: float) -> list[Row]:
-    """Busy times of an update in which no arm waited: a gate on a slower host asks these. Of one process they may be
-    off by chance."""
-    ratios = busy_ratios(evidence)
-    return [("quiet_busy_speedup", ratios, tolerance)] if len(ratios) >= RUNS_TO_FAIL else []
+    def _on_busy(self, evidence: TimingEvidence) -> bool:
+        return (self.host_bound or evidence.host_bound) and len(busy_ratios(evidence)) >= RUNS_TO_FAIL
 
 
 def _account_rows(account: Account | None, on_busy: bool) -> list[Row]:

@@ -11,9 +11,8 @@ from typing import Any
 from pytest_fp8.errors import ArmError
 from pytest_fp8.questions.arms import Arm, TwoArms
 from pytest_fp8.questions.speed.beside import Beside
-from pytest_fp8.questions.speed.host import SCATTERED, crowded, scatter, short_of_memory, turn_of
-from pytest_fp8.rules.speed import LOOKS
-from pytest_fp8.rules.statistics import sample_sd
+from pytest_fp8.questions.speed.host import crowded, scatters, short_of_memory, turn_of
+from pytest_fp8.stats.quantiles import sample_sd
 
 BLOCK_MS = 250.0
 """A block lasts at least this long: a pause of the host or a dip of the clocks is then a small part of it."""
@@ -36,8 +35,6 @@ would take more. In stored sessions one step's log ratio scatters by 1 to 5 % mo
 to 1.4 % from 0.7 s on. Six processes of 8B's, of 0.37 s, ten of them each, could hold 2.6 %; two of 30, 1.6 %."""
 MOST_BUSY_STEPS = 25  # in a request, of two: all kernels of its steps are kept in memory
 
-Settled = Callable[[Sequence[float], Sequence[float]], bool]
-
 
 @dataclass
 class Turns:
@@ -54,21 +51,16 @@ class BlockTimer:
     that settle slowly, or give their memory back between turns, take three long ones: half of the reference's blocks,
     all of the other arm's, the other half."""
 
-    def __init__(self, arms: TwoArms, settled: Settled | None = None) -> None:
-        """``settled``: whether the first blocks of the first pair, of the reference and of the other arm, say all that
-        will be asked; without it all blocks are taken. It is asked while nothing is profiled, which slows a process.
-        """
-        self.arms, self._settled = arms, settled
+    def __init__(self, arms: TwoArms, takes_busy: bool = False) -> None:
+        """``takes_busy``: whether busy times are taken of every pair of processes; else from the first one on that is
+        host-bound."""
+        self.arms, self.takes_busy = arms, takes_busy
         self.reference: list[list[float]] = []
         """Milliseconds per step of each block, in the order taken; one list per fresh process."""
         self.other: list[list[float]] = []
         self.busy: list[tuple[Sequence[float], Sequence[float]]] = []
         """Milliseconds a step in which the GPU works, of the reference and of the other arm: one entry for each fresh
         pair of processes, empty where it was not asked."""
-        self.wants_busy = self.busy_is_stored = False
-        """Whether busy times are asked of every process, though no arm waits; or where its blocks scatter."""
-        self.waited = False
-        """Whether they are what is judged: an arm waited for its host, now or when a baseline was stored."""
         self.beside = self._before_last = Beside()
         self._by_turns = arms.takes_turns
         """Whether the arms, which do not fit together, took turns in these pairs."""
@@ -147,29 +139,15 @@ class BlockTimer:
         return found
 
     def _first_pair(self, blocks: int) -> tuple[list[float], list[float]]:
-        """The blocks of the first pair of processes: some, and the others where these do not settle it. They show
-        whether turns must be longer; then they are taken again."""
-        early = min(blocks, LOOKS[0][1]) if self._settled is not None else blocks
-        first = self._side_by_side(early)
-        if self._lengthened(first):
-            first = self._side_by_side(early)
-        if self._settled is None or early == blocks or self._settled(*first):
+        """The blocks of the first pair of processes. Where they show that turns must be longer, they are taken again,
+        and from here on turns are."""
+        first = self._side_by_side(blocks)
+        if self._long_turns() or not unsteady_pair(*first):
             return first
-        second = self._side_by_side(blocks - early)
-        if self._lengthened(first, second):
-            return self._side_by_side(blocks)
-        return first[0] + second[0], first[1] + second[1]
-
-    def _lengthened(self, *taken: tuple[list[float], list[float]]) -> bool:
-        """Whether these blocks, of the reference and of the other arm, show that turns must be longer: from here on
-        they are. The reference begins and ends with a turn of one block, which shows nothing."""
-        reference = [time for times, _ in taken for time in times[1:-1]]
-        if self._long_turns() or not unsteady_pair(reference, [time for _, times in taken for time in times]):
-            return False
         self._turns().long = True
         # What was seen beside blocks that are taken again says nothing of those that count.
         self.beside.clear()
-        return True
+        return self._side_by_side(blocks)
 
     def _in_turns(self, blocks: int) -> tuple[list[float], list[float]]:
         """Half of the reference's blocks, all of the other arm's, the rest of the reference's."""
@@ -273,20 +251,16 @@ class BlockTimer:
         }
 
 
-def unsteady_pair(*arms: Sequence[float]) -> bool:
-    """Whether either arm's turns are unsteady (:func:`unsteady`), and longer ones would mend it.
-
-    Not where an arm's blocks scatter as on a busy host, which lengthens first ones and second ones: the other arm's
-    clocks follow its pauses, and the pair's step times are no measure in turns of any length.
-    """
-    return all(scatter(times) <= SCATTERED for times in arms if times) and any(map(unsteady, arms))
+def unsteady_pair(reference: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether either arm's turns are unsteady (:func:`unsteady`), and longer ones would mend it: not on a host that
+    holds blocks up. The reference begins and ends with a turn of one block, which shows nothing."""
+    return not scatters(reference, other) and (unsteady(reference[1:-1]) or unsteady(other))
 
 
 def unsteady(times: Sequence[float]) -> bool:
     """Whether the second block of an arm's turns differs from the first. ``times``: two blocks a turn, in order."""
     drifts = [math.log(second / first) for first, second in zip(times[::2], times[1::2], strict=False)]
     if len(drifts) < 3:
-        # Two may lie apart from zero by chance; then both do in one direction seldom.
-        return len(drifts) == 2 and min(map(abs, drifts)) > UNSTEADY and drifts[0] * drifts[1] > 0
+        return False
     error = sample_sd(drifts) / math.sqrt(len(drifts))
     return abs(fmean(drifts)) > max(UNSTEADY, 3 * error)

@@ -66,7 +66,7 @@ def curves(entry: Mapping[str, Any], key: str) -> Picture | None:
 
 
 def blocks(entry: Mapping[str, Any], key: str) -> Picture | None:
-    from pytest_fp8.rules.speed import ratios_by_process
+    from pytest_fp8.stats.estimate import ratios_by_process
 
     processes = [p for p in entry["timing"].get("processes", ()) if len(p["bf16"]) == len(p["fp8"]) > 0]
     if not processes or not all(value > 0 for p in processes for arm in ("bf16", "fp8") for value in p[arm]):
@@ -206,16 +206,15 @@ def memory(entry: Mapping[str, Any], key: str) -> Picture | None:
 
 def history(entry: Mapping[str, Any], key: str) -> Picture | None:
     said = entry["decisions"].get("speedup", {})
-    # Of busy time also that of a session in which no arm waited.
-    gated = ("busy_speedup", "quiet_busy_speedup") if said.get("numbers", {}).get("on_busy") else ("speedup",)
+    gated = "busy_speedup" if said.get("numbers", {}).get("on_busy") else "speedup"
     past = []
     for session in entry["evidence"].get("history", ()):
-        stored = [value for name in gated if (value := number(session, name)) is not None]
-        past += [(session["date"], session["commit"], stored[0])] if stored else []
+        if (value := number(session, gated)) is not None:
+            past.append((session["date"], session["commit"], value))
     now = number(said, "numbers", "gated_speedup")
     if not past or now is None:
         return None
-    with drawing(key, f"The baseline's sessions and this one: {gated[0].replace('_', ' ')}", 2.2) as drawn:
+    with drawing(key, f"The baseline's sessions and this one: {gated.replace('_', ' ')}", 2.2) as drawn:
         (axes,) = drawn.axes
         axes.plot(range(len(past)), [value for *_, value in past], "o-", color=GOOD, ms=4, lw=1, label="baseline")
         axes.plot([len(past)], [now], "D", color=FP8, ms=5, label="this session")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from pytest_fp8.rules.statistics import median_variance, normal_quantile, robust_sigma, student_quantile
+from pytest_fp8.stats.quantiles import median_variance, normal_quantile, robust_sigma, student_quantile
 
 FEWEST = 4
 """Cases from which a common shift is told: the median of three is one case's."""

@@ -13,17 +13,15 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
-from pytest_fp8.rules.statistics import chi_square_quantile, median_variance, normal_quantile, robust_variance
+from pytest_fp8.stats.quantiles import median_variance, normal_quantile, robust_variance
 
 Process = Sequence[float]
 """One fresh pair of processes: the log ratio of each of its blocks."""
 Session = Sequence[Process]
+History = Mapping[Any, Session]
+"""One case: session -> its processes, the oldest first."""
 KEPT = 0.9
 """Share of the squared residuals that an estimate uses, from the smallest up: one wild case in ten does not move it."""
-
-
-FREEDOM = {"session": "sessions", "busy": "busy_sessions", "process": "processes", "block": "blocks"}
-"""A component -> its degrees of freedom."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,6 @@ class Components:
     sessions: int
     processes: int
     blocks: int
-    cases: int
     busy: float = 0.0
     """As ``session``, of busy times: a GPU that waits for its host runs at higher clocks, by how long it waits."""
     busy_sessions: int = 0
@@ -50,13 +47,6 @@ class Components:
         """The components of cases that are judged by busy time."""
         return replace(self, session=self.busy, sessions=self.busy_sessions)
 
-    def interval(self, name: str, confidence: float = 0.95) -> tuple[float, float]:
-        """Of one of :data:`FREEDOM`: from chi-square with the degrees of freedom behind it."""
-        value, freedom = getattr(self, name), max(1, getattr(self, FREEDOM[name]))
-        tail = (1 - confidence) / 2
-        low, high = (math.sqrt(freedom / chi_square_quantile(p, freedom)) for p in (1 - tail, tail))
-        return value * low, value * high
-
 
 MEASURED = Components(
     session=0.0034,
@@ -65,28 +55,33 @@ MEASURED = Components(
     sessions=11,
     processes=57,
     blocks=846,
-    cases=58,
     busy=0.0061,
     busy_sessions=7,
 )
-"""Measured on H200s on 20 and 21 November 2026: what :func:`estimate` said of this repository's recordings and
-baselines, without those of an earlier way of measuring, with which sessions differ by 0.39 %. The 95 % interval of the
-sessions' part is 0.24 % to 0.57 %. Sessions that baselines have kept since then count in their GPU's own components, so
-that nothing counts twice. It serves where a GPU has no components of its own.
-
-Of busy times: Transformer Engine at 1B, in updates of 22 and 23 November 2026. On H200s 1.193x, 1.204x and 1.181x
-(current), 1.237x, 1.230x and 1.221x (delayed; two of them were not stored); on H100s 1.182x, 1.179x and 1.185x
-(delayed), 1.134x and 1.125x (current). They differ by 0.67 %, of which 0.27 % is their processes'. Where steps waited
-longer the ratio was higher. The 95 % interval is 0.40 % to 1.24 %."""
-BUSY_RUNS = frozenset(
-    ["39d31e86dcf8", "7ec8c1b9952e", "35aab7fa4017", "ea73b3c7973f", "6d9c0c6e1050", "c06951b103a5", "413e96395d96"]
-)
-"""The runs whose busy times ``MEASURED`` stands on, by the digits that name them. Others count in their GPU's own."""
+"""Measured on H200s on 20 and 21 November 2026, of busy times on H100s and H200s on 22 and 23 November
+(docs/limits.md): what counts where a GPU has no sessions of its own, and beside few of them."""
 
 
-def estimate(histories: Sequence[Mapping[Any, Session]], prior: Components | None = MEASURED) -> Components:
-    """The components of one GPU. ``histories``: for each case, session -> its processes. The name of a session is the
-    same for all cases that were measured in it.
+def components_of(steps: Sequence[History], busy: Sequence[History]) -> Components:
+    """The components of one GPU. ``steps``: histories of the cases that are judged by step time; ``busy``: of those
+    that are judged by busy time, whose sessions differ by more: how long a GPU waits moves its clocks."""
+    both, of_steps, own = estimate([*steps, *busy]), estimate(steps), estimate(busy, prior=None)
+    # Either, and not both: what was measured so far is of sessions that these histories may have.
+    few = own.sessions <= MEASURED.busy_sessions
+    return replace(
+        both,
+        session=of_steps.session,
+        sessions=of_steps.sessions,
+        # A busy time is one of a single step, and no block.
+        block=of_steps.block,
+        blocks=of_steps.blocks,
+        busy=MEASURED.busy if few else own.session,
+        busy_sessions=MEASURED.busy_sessions if few else own.sessions,
+    )
+
+
+def estimate(histories: Sequence[History], prior: Components | None = MEASURED) -> Components:
+    """The components that these histories show.
 
     Few sessions say little of how sessions differ, and few processes of how these do: their variances are averaged with
     ``prior``'s, each by its degrees of freedom. Where no case has a second block, ``prior`` alone speaks of these.
@@ -103,7 +98,6 @@ def estimate(histories: Sequence[Mapping[Any, Session]], prior: Components | Non
         sessions=_freedom(between),
         processes=_freedom(medians),
         blocks=_freedom(blocks),
-        cases=len(histories),
     )
     return found if prior is None else _with_prior(found, prior)
 

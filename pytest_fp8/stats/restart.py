@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_fp8.rules.loss import LOSS_MARGIN, LossScale, of_a_look
-from pytest_fp8.rules.statistics import sample_sd, student_quantile
+from pytest_fp8.stats.loss import LOSS_MARGIN, LossScale, of_a_look
+from pytest_fp8.stats.quantiles import sample_sd, student_quantile
 
 RESTART_ALPHA = 0.01
 """Chance of saying that an arm does not begin anew where its two runs differ by chance alone, over all looks."""

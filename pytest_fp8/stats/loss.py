@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
-from pytest_fp8.rules.statistics import robust_sigma, sample_sd, student_quantile
+from pytest_fp8.stats.quantiles import robust_sigma, sample_sd, student_quantile
 from pytest_fp8.verdicts import Verdict
 
 LOSS_MARGIN = (0.02, 0.05)

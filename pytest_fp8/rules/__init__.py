@@ -1,1 +1,0 @@
-"""Decision rules: pure statistics, from numbers to a verdict."""
