@@ -19,7 +19,7 @@ from pytest_fp8.worker.record.operators import dtype_name
 from pytest_fp8.worker.record.probe import StepLooks
 from pytest_fp8.worker.record.samples import values
 from pytest_fp8.worker.record.tables import counted_step
-from pytest_fp8.worker.tensors import plain_name, split, trained
+from pytest_fp8.worker.tensors import gradient_part, part, plain_name, split, trained
 from pytest_fp8.worker.training import zero
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.restored import hooked
@@ -113,7 +113,7 @@ class TrainingCourse:
         live = list(self._model.parameters())
         partitioned = zero.gradient_norm(live)
         self._norm = norm_of([p.grad for p in live if p.grad is not None]) if partitioned is None else partitioned
-        for name, gradient in (*self._gradients(), *self._partitioned(zero.part_of_gradient)):
+        for name, gradient in self._gradients(gradient_part):
             if name in self._reached:
                 self._reached[name] |= values(gradient) != 0
 
@@ -135,7 +135,7 @@ class TrainingCourse:
             rates=self._rates,
             stepped=self._stepped,
             state=self._state(),
-            left=sorted(name for name, gradient in self._gradients() if bool(values(gradient).any())),
+            left=sorted(name for name, gradient in self._gradients(lambda p: p.grad) if bool(values(gradient).any())),
             alone={name: bool(moved.any()) for name, _, moved in self._moved() if name not in self._reached},
         )
 
@@ -175,21 +175,13 @@ class TrainingCourse:
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in (*self._model.named_parameters(remove_duplicate=False), *self._model.named_buffers()):
-            if not zero.is_partitioned(tensor):
-                yield from self._parts(name, tensor)
-        yield from self._partitioned(zero.part)
+            yield from self._parts(name, part(tensor))
 
-    def _partitioned(self, part: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[tuple[str, torch.Tensor]]:
-        """What ZeRO-3 holds in parts: this rank's, flat, so that the rows of a fused parameter cannot be told."""
-        for name, tensor in self._model.named_parameters(remove_duplicate=False):
-            mine = part(tensor) if zero.is_partitioned(tensor) and name not in self._fused else None
-            if mine is not None:
-                yield plain_name(name), mine
-
-    def _gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _gradients(self, of: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
-            if parameter.grad is not None and not parameter.grad.is_sparse:
-                yield from self._parts(name, parameter.grad)
+            gradient = of(parameter)
+            if gradient is not None and not gradient.is_sparse:
+                yield from self._parts(name, gradient)
 
     def _parts(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         return ((plain_name(part), piece) for part, piece in split([(name, tensor)], self._fused))

@@ -38,9 +38,6 @@ def executed(engine: Any) -> dict[str, Any]:
     with generators_kept():
         calls, others = (_calls(engine, engine.timing_batch(index)) for index in range(2))
         batch = _shapes(engine.timing_batch(0))
-        if engine.own_step is not None:
-            # A hand-written step may leave something on its optimizer.
-            engine.restart(seed=0)
     engine.park()
     return {**engine.definition, "batch": batch, "calls": calls if calls == others else VARY}
 

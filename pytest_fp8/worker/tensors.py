@@ -103,6 +103,16 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
+def part(tensor: torch.Tensor) -> torch.Tensor:
+    """What ZeRO-3 holds in parts: this rank's, flat. Any other tensor as it is."""
+    return zero.part(tensor) if is_partitioned(tensor) else tensor
+
+
+def gradient_part(parameter: torch.Tensor) -> torch.Tensor | None:
+    """The same of a parameter's gradient, between backward pass and step."""
+    return zero.part_of_gradient(parameter) if is_partitioned(parameter) else parameter.grad
+
+
 def plain_shards(tensor: torch.Tensor) -> torch.Tensor:
     """The same tensor without torchao's wrapper for FSDP2, sharing its memory."""
     if not is_sharded(tensor):

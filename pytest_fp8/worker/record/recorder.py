@@ -27,6 +27,7 @@ from pytest_fp8.worker.notes import digest_of, random_state, shape_of
 from pytest_fp8.worker.record.accuracy import is_product
 from pytest_fp8.worker.record.libraries import te_product, watch_recomputation, watch_transformer_engine
 from pytest_fp8.worker.record.operators import OPERANDS, dtype_name, products_of_call
+from pytest_fp8.worker.record.samples import sample
 from pytest_fp8.worker.record.wire import SPACES, kind_of
 from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training.phases import around_backward
@@ -282,7 +283,7 @@ class StepRecorder(TorchDispatchMode):
             self._sampled.add(call.module)
             made_first = next(tensors_in(made), None)
             if made_first is not None and made_first.is_floating_point():
-                self.table.outputs[call.module] = sample(made_first)
+                self.table.outputs[call.module] = sample(made_first, SAMPLE)
 
     def _note_call(self, module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Call:
         if id(module) not in self._names:
@@ -312,7 +313,7 @@ class StepRecorder(TorchDispatchMode):
             fp8=fp8,
             of_torch=_is_of_torch(kind),
             of_library=_is_of_torch(inner) or is_of_a_library(home),
-            given=sample(tensors[0]) if linear and tensors else None,
+            given=sample(tensors[0], SAMPLE) if linear and tensors else None,
         )
         self.table.calls.append(call)
         if fp8 and self._backend is not None and self.part == "forward":
@@ -402,7 +403,7 @@ class StepRecorder(TorchDispatchMode):
         event.waits = event.reads
         if draws:
             # A dropout gives its mask beside its result.
-            event.drawn = sample(made[operator == "native_dropout"]) if made else None
+            event.drawn = sample(made[operator == "native_dropout"], SAMPLE) if made else None
             event.state = before if random_state() != before else ""
         uncounted = operator in NOT_COUNTED or event.products or event.bytes
         if event.phase == "forward" and not uncounted and not _by_a_library():
@@ -507,19 +508,6 @@ class _Weights:
             storage, start = self._copied[storage]
             offset += start
         return storage, offset
-
-
-def sample(tensor: Any) -> torch.Tensor | None:
-    """About :data:`SAMPLE` values, at the same places of each tensor of one size; ``None`` of what has no plain
-    numbers."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.numel() or tensor.is_complex():
-        return None
-    if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
-        return None
-    with torch.no_grad(), _disable_current_modes():
-        flat: torch.Tensor = tensor.detach().reshape(-1)
-        # An odd stride meets every column of a matrix whose width is a power of two.
-        return flat[:: max(1, flat.numel() // SAMPLE) | 1].to(torch.float32, copy=True)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

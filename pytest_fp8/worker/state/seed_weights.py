@@ -7,10 +7,9 @@ from collections.abc import Mapping
 import torch
 
 from pytest_fp8.backends.base import FusedParams
-from pytest_fp8.worker.tensors import assign, split
+from pytest_fp8.worker.tensors import assign, is_part, split
 from pytest_fp8.worker.training.host_copies import is_plain
 from pytest_fp8.worker.training.seed_values import SeedValues
-from pytest_fp8.worker.training.zero import is_partitioned
 
 JITTER = 608_135_816
 """Added to a seed, so that the factors are no numbers that a model draws."""
@@ -64,7 +63,7 @@ def _assign_moved(target: torch.Tensor, value: torch.Tensor) -> None:
     since the factors of a whole embedding take twice its memory."""
     value = value.to(target.device)
     # ZeRO-3 leaves small weights whole and keeps master weights of them beside.
-    plain = all(is_plain(each) and each.is_contiguous() and not is_partitioned(each) for each in (target, value))
+    plain = all(is_plain(each) and each.is_contiguous() and not is_part(each) for each in (target, value))
     if not plain or target.shape != value.shape:
         assign(target, value * _noise(value))
         return

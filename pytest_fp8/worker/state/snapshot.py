@@ -28,6 +28,8 @@ from pytest_fp8.worker.training.zero import is_partitioned
 _CONTAINERS = (list, dict, set, deque)
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
 """What torch keeps in each module: parameters, buffers, hooks."""
+_OF_OPTIMIZERS = ("state", "param_groups", "defaults")
+"""What torch keeps in each optimizer; :func:`muted` puts it back."""
 LARGEST = 2**24
 """Values of an attribute that is copied: a table of data that a model holds is not copied for each pass."""
 MOST_KEPT = 4 * 2**30
@@ -59,7 +61,7 @@ def unchanged(engine: Any, besides: Container[torch.nn.Module] = ()) -> Iterator
     # A forward pass may put another tensor in a weight's place: param.data = ...
     held = [(p, p.data) for p in own]
     with generators_kept(), muted(engine.optimizer), ExitStack() as stack:
-        stack.callback(Snapshot(model, buffers).restore)
+        stack.callback(Snapshot(model, buffers, innermost(engine.optimizer)).restore)
         stack.enter_context(values_kept(own if size <= min(MOST_KEPT, room / 2) else ()))
         try:
             yield
@@ -71,13 +73,14 @@ def unchanged(engine: Any, besides: Container[torch.nn.Module] = ()) -> Iterator
 
 
 class Snapshot:
-    """What a model keeps besides its weights, as it is now: modes of modules, what is trained, buffers, and attributes.
+    """What a model keeps besides its weights, as it is now: modes of modules, what is trained, buffers, and attributes;
+    and attributes that a hand-written step set on its optimizer.
 
     Attributes count where they are numbers, flags, text, tensors, or lists, dicts, sets and queues of the user's own
     modules, such as a hidden state that is kept from step to step. A converted layer is a library's, and keeps its own.
     """
 
-    def __init__(self, model: torch.nn.Module, buffers: Iterable[str]) -> None:
+    def __init__(self, model: torch.nn.Module, buffers: Iterable[str], optimizer: object = None) -> None:
         """``buffers``: names of those that count."""
         self._values: list[tuple[dict[str, Any], str, Any, Any]] = []
         """Where it is held, its name, and what it is; of a tensor also a copy of its values."""
@@ -90,6 +93,11 @@ class Snapshot:
                 for name, value in vars(module).items():
                     if name not in _OF_MODULES:
                         self._note_attribute(vars(module), name, value)
+        self._of_optimizer = vars(optimizer) if optimizer is not None else {}
+        self._there = set(self._of_optimizer)
+        for name, value in self._of_optimizer.items():
+            if not name.startswith("_") and name not in _OF_OPTIMIZERS:
+                self._note_attribute(self._of_optimizer, name, value)
         for name in buffers:
             holder, _, key = name.rpartition(".")
             entries = model.get_submodule(holder)._buffers
@@ -128,6 +136,8 @@ class Snapshot:
             # A graph that is still needed refuses a tensor that was written to.
             if content is not None and not (type(value) is torch.Tensor and torch.equal(value, content)):
                 value.copy_(content)
+        for name in {name for name in self._of_optimizer if name[0] != "_"} - self._there:
+            del self._of_optimizer[name]
         for parameter, trained in self._trained:
             if parameter.requires_grad != trained:
                 parameter.requires_grad_(trained)
@@ -150,10 +160,7 @@ def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for tensor, value in held:
-                if is_partitioned(tensor):
-                    assign(tensor, value.to(tensor.device))
-                else:
-                    tensor.copy_(value)
+                assign(tensor, value.to(tensor.device))
 
 
 @contextmanager
