@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -11,7 +10,6 @@ from pytest_fp8.codes import R
 
 if TYPE_CHECKING:
     from pytest_fp8.case import Case
-    from pytest_fp8.gpu import Gpu
     from pytest_fp8.pair import Fp8Pair
     from pytest_fp8.workload import Workload
 
@@ -27,9 +25,8 @@ def fp8_case(request: pytest.FixtureRequest) -> Case:
             "this test asks for an FP8 case and names none",
             expected="@pytest.mark.fp8(backend='torchao', recipe='tensorwise') on the test or its module",
             seen="no mark fp8 that goes with it",
-            cause="fp8_case, fp8_pair, bf16_model and fp8_model need a case, which the mark names where the test, or a "
-            "fixture that it takes, has one of them as an argument; pytest gives methods of a unittest.TestCase none, "
-            "marked or not",
+            cause="fp8_case and fp8_pair need a case, which the mark names where the test, or a fixture that it takes, "
+            "has one of them as an argument; pytest gives methods of a unittest.TestCase none, marked or not",
             next_step="add the mark (pytest --markers shows its arguments); take fp8_pair as an argument in place of "
             "request.getfixturevalue('fp8_pair'); make a plain class of a unittest.TestCase",
         )
@@ -63,62 +60,6 @@ def fp8_pair(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workl
     except Fp8Error as error:
         # pytest.fail() would raise with this error as its context, and pytest would show both.
         raise pytest.fail.Exception(error.message, pytrace=False) from None
-
-
-@pytest.fixture(scope="session")
-def fp8_gpu() -> Gpu | None:
-    """The first GPU that a CUDA program started from here would see, or ``None``."""
-    from pytest_fp8.gpu import detect
-
-    return detect()[0]
-
-
-@pytest.fixture
-def bf16_model(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workload | None) -> Iterator[Any]:
-    """The case's model in BF16, in this process, for tests that touch its modules. To measure, use ``fp8_pair``."""
-    _require_workload(request, fp8_case, fp8_workload)
-    yield from _model(fp8_case, fp8_workload, convert=False)
-
-
-@pytest.fixture
-def fp8_model(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workload | None) -> Iterator[Any]:
-    """The same model with the same weights, converted to the case's recipe, in this process; uncompiled."""
-    _require_workload(request, fp8_case, fp8_workload)
-    yield from _model(fp8_case, fp8_workload, convert=True)
-
-
-def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any]:
-    """The one function outside ``worker/``, ``backends/`` and ``zoo/`` that imports torch."""
-    import torch
-
-    from pytest_fp8.backends import backend
-    from pytest_fp8.backends.linears import mark_skipped
-    from pytest_fp8.worker.training.given import converted
-    from pytest_fp8.worker.training.setup import TrainingSetup
-
-    device = "cpu" if case.emulated else "cuda"
-    chosen = backend(case.backend)
-    if chosen.brings_model or (convert and chosen.through_accelerate):
-        _fail(
-            R.CANNOT_RUN_HERE,
-            f"{case.backend} changes the whole process it is used in, so its models live in arms only",
-            next_step="use fp8_pair, or fp8_pair.fp8.call(function)",
-        )
-    model = TrainingSetup(case, workload, chosen, torch.device(device)).fresh_model(seed=0)
-    if convert:
-        mark_skipped(model, workload.leave if workload is not None else ())
-        usable, reason = chosen.usable(case.recipe, case.emulated)
-        if not usable:
-            _fail(R.CANNOT_RUN_HERE, f"recipe {case.recipe!r} cannot run here: {reason}")
-        if workload is not None and workload.convert is not None:
-            model = converted(workload.convert, model)
-        else:
-            made = chosen.prepare(model, lambda m: torch.optim.SGD(m.parameters(), lr=0.0), case)
-            model = made.model
-    yield model
-    del model
-    if device == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _require_workload(request: pytest.FixtureRequest, case: Case, given: object) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pytest_fp8.options import Settings
 
-FIXTURES = {"fp8_case", "fp8_pair", "bf16_model", "fp8_model"}
+FIXTURES = {"fp8_case", "fp8_pair"}
 """Fixtures that need a case."""
 
 

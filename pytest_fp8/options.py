@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse
@@ -19,8 +17,6 @@ LONGEST_REASON = 500
 FRESH_PAIRS = 4
 """Fresh pairs of processes that an update measures for each case: the speedup of one process is no evidence
 (:data:`pytest_fp8.stats.looks.RUNS_TO_FAIL`)."""
-OWN_VARIABLES = ("PYTEST_FP8_ARM", "PYTEST_FP8_NOT_FROM", "PYTEST_FP8_WATCH")
-"""What arms and watched scripts are given."""
 
 
 @dataclass(frozen=True)
@@ -51,24 +47,6 @@ class Settings:
         return bool(self.reason)
 
 
-RENAMED = {
-    "--fp8-base-git": "--fp8-base=REV",
-    "--fp8-base-python": "pytest-fp8 compare --base-python PYTHON",
-    "--fp8-baseline-dir": "--fp8-baselines=DIR",
-    "--fp8-baselines-from": "--fp8-base=REV, which reads the stored baselines of that revision, too",
-    "--fp8-report-dir": "--fp8-report=DIR",
-    "--fp8-update-baselines": '--fp8-update="why they change"',
-    "--fp8-reason": '--fp8-update="why they change"',
-    "--fp8-update-in-ci": '--fp8-update="why they change", which CI may give as well',
-    "--fp8-processes": "--fp8-update a second time: each session is stored beside the earlier ones",
-    "--fp8-undecided": "--fp8-strict, or neither",
-    "--fp8-undecided-budget": "--fp8-strict, or neither",
-    "--fp8-durations": "--fp8-report=DIR: report.json and the page have them",
-    "--fp8-cache-dir": "the variables TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR",
-    "--fp8-weights": "weights= in the mark",
-}
-"""Options of earlier versions -> what does the same now."""
-
 MARKER = (
     "fp8(*, cases=[...], question=None, backend='torchao', recipe='tensorwise', options={}, emulated=False, "
     "compile=True, name='', gpus=1, parallel='', steps=0, seeds=0, tolerance=0.02, floor=1.0): the FP8 cases that a "
@@ -89,21 +67,10 @@ def add_options(parser: pytest.Parser) -> None:
     parser.addini("fp8_strict", "Whether questions without an answer fail (as --fp8-strict)", type="bool")
     parser.addini("fp8_baselines", "Folder of stored baselines (as --fp8-baselines)", type="string", default="")
     parser.addini("fp8_report", "Folder for the report of each run (as --fp8-report)", type="string", default="")
-    for flag in RENAMED:
-        add(flag, action=_Renamed, nargs="?", dest="fp8_renamed", help=argparse.SUPPRESS)
-
-
-class _Renamed(argparse.Action):
-    """An option of an earlier version."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> NoReturn:
-        raise argparse.ArgumentError(self, f"is no option any more; instead: {RENAMED[str(option_string)]}")
 
 
 def read_settings(config: pytest.Config) -> Settings:
     """The settings of a session; raises :class:`SettingsError` for what cannot be honoured."""
-    if not hasattr(config, "workerinput"):
-        _require_no_variables()
     reason, base = _reason(_given(config, "fp8_update")), _given(config, "fp8_base").strip()
     if reason and base:
         refuse(
@@ -121,19 +88,6 @@ def read_settings(config: pytest.Config) -> Settings:
         reason=reason,
         base=base,
     )
-
-
-def _require_no_variables() -> None:
-    """A variable that changes nothing without a word would be taken for a setting. Raises :class:`SettingsError`."""
-    for name in sorted(name for name in os.environ if name.startswith("PYTEST_FP8_")):
-        if not name.startswith(OWN_VARIABLES):
-            refuse(
-                R.UNKNOWN_NAME,
-                f"the variable {name} is set, and pytest-fp8 reads no settings from variables",
-                expected="options, ini keys, or PYTEST_ADDOPTS, which is pytest's own",
-                seen=f"{name}={os.environ[name]!a}",
-                next_step='PYTEST_ADDOPTS="--fp8-gpu=h100", and unset the variable',
-            )
 
 
 def _given(config: pytest.Config, name: str, may_be_empty: bool = False) -> str:

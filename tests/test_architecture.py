@@ -28,8 +28,6 @@ TORCH = (
 )
 WITH_TORCH = ("worker", "backends", "zoo", "watch.observer", "watch.model")
 """What runs in an arm's process, or in a script that is watched."""
-MODEL_FIXTURES = {("fixtures", "_model")}
-"""The one function that imports torch in pytest's process, for the fixtures bf16_model and fp8_model."""
 PYTEST_S_SIDE = (
     "plugin",
     "session",
@@ -122,7 +120,7 @@ def test_torch_is_imported_on_the_arm_s_side_alone():
         for statement in tree(path).body
         if {name.partition(".")[0] for name in imported(statement)} & set(TORCH)
     }
-    assert where == MODEL_FIXTURES
+    assert where == set()
 
 
 def test_no_module_imports_itself_through_others():

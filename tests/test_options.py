@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_fp8.gpu import NAMES
-from pytest_fp8.options import RENAMED, read_settings
+from pytest_fp8.options import read_settings
 
 VALUED = ("--fp8-gpu", "--fp8-base", "--fp8-update", "--fp8-baselines")
 
@@ -56,11 +56,10 @@ def test_an_ini_file_has_no_key_for_what_is_set_for_one_run(pytester, key):
     result.stderr.fnmatch_lines([f"*Unknown config option: {key}*"])
 
 
-def test_the_help_names_options_and_ini_keys_and_no_old_ones(pytester):
+def test_the_help_names_options_and_ini_keys(pytester):
     said = pytester.runpytest("--help").stdout
     said.fnmatch_lines([f"*{flag}*" for flag in ("--fp8-gpu", "--fp8-strict", *VALUED[1:], "--fp8-report")])
     said.fnmatch_lines(["*fp8_strict (bool)*", "*fp8_baselines (*", "*fp8_report (*"])
-    assert not any(f"{flag}=" in said.str() or f"{flag} " in said.str() for flag in RENAMED)
 
 
 @pytest.mark.parametrize("flag", VALUED)
@@ -72,25 +71,7 @@ def test_a_value_that_is_given_and_empty_is_refused(pytester, flag):
     typed.stderr.fnmatch_lines([f"*{flag} is given and empty"])
 
 
-@pytest.mark.parametrize("flag", RENAMED)
-def test_an_option_of_an_earlier_version_names_what_does_the_same(pytester, flag):
-    for given in ([flag], [f"{flag}=x"], [flag, "x"]):
-        result = pytester.runpytest(*given)
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines([f"*{flag}: is no option any more; instead: {RENAMED[flag]}"])
-
-
-@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "two workers"])
-def test_a_variable_that_would_change_nothing_is_one_clear_error(pytester, monkeypatch, workers):
-    monkeypatch.setenv("PYTEST_FP8_STRICT", "1")
-    pytester.makepyfile("def test_it(): pass")
-    result = pytester.runpytest_subprocess(*workers)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*the variable PYTEST_FP8_STRICT is set*", "*PYTEST_ADDOPTS=*"])
-
-
 def test_pytest_s_own_variable_gives_options(pytester, monkeypatch):
-    monkeypatch.setenv("PYTEST_FP8_NOT_FROM", "/somewhere")
     monkeypatch.setenv("PYTEST_ADDOPTS", "'--fp8-update=torch 2.13'")
     assert settings_of(pytester).reason == "torch 2.13"
 

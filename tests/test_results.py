@@ -1,23 +1,23 @@
-"""``pytest-fp8 baselines results``: the stored baselines as tables by GPU and model."""
+"""``python -m benchmarks.results``: the stored baselines as tables by GPU and model."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.results import markdown
 from helpers.baselines import baseline, session
+from pytest_fp8.baselines.folder import read_folder, readable
 from pytest_fp8.baselines.metrics import check_agreement
 from pytest_fp8.baselines.store import write_baseline
 from pytest_fp8.baselines.strict import Unsound
-from pytest_fp8.cli import main
 
 H200 = {"name": "NVIDIA H200", "driver": "580.1", "power_limit": 700.0}
 
 
 @pytest.fixture
-def stored(tmp_path, monkeypatch, capsys):
+def stored(tmp_path, monkeypatch):
     """``stored(case, gpu, device, **metrics)`` writes a baseline of the project in the current folder."""
     monkeypatch.chdir(tmp_path)
 
@@ -32,30 +32,30 @@ def stored(tmp_path, monkeypatch, capsys):
     return write
 
 
-def lines(capsys, *more):
-    assert main(["baselines", "results", *more]) == 0
-    return capsys.readouterr().out.splitlines()
+def lines():
+    found = readable(read_folder(Path("baselines")))
+    return markdown([stored for _, stored in sorted(found.items())], Path("baselines"))
 
 
-def test_each_model_has_a_table_by_size_and_own_models_come_last(stored, capsys):
+def test_each_model_has_a_table_by_size_and_own_models_come_last(stored):
     for case in ("own.vit-torchao-tensorwise", "8b-te-block", "1b-te-block", "tiny-te-block"):
         stored(case)
-    found = [line for line in lines(capsys, "--markdown") if line.startswith("#")]
+    found = [line for line in lines() if line.startswith("#")]
     models = [f"### h200: {what}" for what in ("tiny", "1b", "8b", "own", "measurements")]
     assert found == ["# Results on each GPU", "## h200", *models]
 
 
-def test_a_row_has_the_figures_and_the_measurement_it_is_from(stored, capsys):
+def test_a_row_has_the_figures_and_the_measurement_it_is_from(stored):
     stored("1b-te-block", speedup=[[0.1, 0.1], [0.1, 0.1]])
     stored("1b-te-current", commit="ba9876543210")
-    page = lines(capsys, "--markdown")
+    page = lines()
     assert "NVIDIA H200, driver 580.1, 700 W." in page
     assert "| `1b-te-current` | 28 | - | - | - | - | - | - | 2 |" in page
     assert any(line.startswith("| `1b-te-block` | 28 | - | - | 100.00 ms | 90.48 ms | 1.105x [1.1") for line in page)
     assert "2. 2026-11-20, commit ba9876543210: torch 2.11.0, te 2.20.2" in page
 
 
-def test_what_the_newest_measurement_has_not_says_which_one_it_is_of(stored, capsys):
+def test_what_the_newest_measurement_has_not_says_which_one_it_is_of(stored):
     figures = {"fp8_share": [0.8], "speedup": [[0.1, 0.1], [0.1, 0.1]], "memory_ratio": [1.2]}
     sessions = [
         session(metrics={"loss_gap": [0.01, 0.02]}, commit="aaaaaaaaaaaa"),
@@ -64,19 +64,19 @@ def test_what_the_newest_measurement_has_not_says_which_one_it_is_of(stored, cap
     ]
     made = baseline("1b-te-block", "hash", "h200", {}, commit="x")
     write_baseline(Path("baselines"), replace(made, sessions=tuple(sessions)))
-    page = lines(capsys, "--markdown")
+    page = lines()
     [row] = [line for line in page if line.startswith("| `1b-te-block` | -")]
     assert row.endswith("| 1.100x | 1; FP8, speed 2; loss 3 |")
     for number, commit in enumerate("cba", 1):
         assert any(line.startswith(f"{number}. 2026-11-20, commit {commit * 12}") for line in page)
 
 
-def test_gpus_stand_side_by_side_in_one_row_of_each_case(stored, capsys):
+def test_gpus_stand_side_by_side_in_one_row_of_each_case(stored):
     stored("8b-te-block", speedup=[[0.1, 0.1], [0.1, 0.1]], memory_ratio=[1.2])
     stored("1b-te-block", speedup=[[0.2, 0.2], [0.2, 0.2]])
     stored("1b-te-block", gpu="h100", speedup=[[0.1, 0.1], [0.1, 0.1]], memory_ratio=[1.1])
     stored("own.moe-te-current")
-    page = lines(capsys, "--markdown")
+    page = lines()
     start = page.index("## Side by side")
     start = next(at for at in range(start, len(page)) if page[at].startswith("| case"))
     assert page[start] == "| case | speedup, h100 | speedup, h200 | memory, h100 | memory, h200 |"
@@ -86,27 +86,18 @@ def test_gpus_stand_side_by_side_in_one_row_of_each_case(stored, capsys):
     ]
     assert not page[start + 4], "a case without a figure has no row"
     assert page.index("## h100") < page.index("## h200")
-    assert not any("Side by side" in line for line in lines(capsys, "--markdown", "--gpu", "h200"))
 
 
-def test_an_arm_that_waits_for_its_host_is_compared_by_its_busy_time(stored, capsys):
+def test_an_arm_that_waits_for_its_host_is_compared_by_its_busy_time(stored):
     stored("1b-te-block", gpu="h100", speedup=[[0.0, 0.0]] * 2, busy_speedup=[[0.1, 0.1], [0.1, 0.1]])
     stored("1b-te-block", speedup=[[0.2, 0.2], [0.2, 0.2]])
-    assert "| `1b-te-block` | 1.105x (busy) | 1.221x | - | - |" in lines(capsys, "--markdown")
+    assert "| `1b-te-block` | 1.105x (busy) | 1.221x | - | - |" in lines()
 
 
-def test_gpu_chooses_and_emulated_baselines_have_no_driver(stored, capsys):
+def test_emulated_baselines_have_no_driver(stored):
     stored("1b-te-block")
     stored("tiny-torchao-rowwise-emulated", gpu="emulated", device={"name": "emulated"})
-    page = lines(capsys, "--markdown", "--gpu", "emulated")
-    assert "emulated." in page
-    assert not any("1b-te-block" in line for line in page)
-
-
-def test_a_terminal_gets_plain_tables_and_a_program_json(stored, capsys):
-    stored("1b-te-block")
-    assert any(line.startswith(" 1b-te-block") for line in lines(capsys))
-    assert [row["case"] for row in json.loads("\n".join(lines(capsys, "--json")))] == ["1b-te-block"]
+    assert "emulated." in lines()
 
 
 ACCOUNT = {
@@ -118,10 +109,10 @@ ACCOUNT = {
 }
 
 
-def test_the_account_of_a_baseline_is_a_row(stored, capsys):
+def test_the_account_of_a_baseline_is_a_row(stored):
     stored("1b-te-block", speedup=[[0.1, 0.1], [0.1, 0.1]], **ACCOUNT)
     stored("1b-te-current", speedup=[[0.1, 0.1], [0.1, 0.1]])
-    page = lines(capsys, "--markdown")
+    page = lines()
     start = page.index("### h200: where a step goes")
     rows = [line for line in page[start : page.index("### h200: measurements")] if line.startswith("| `")]
     # 90.48 - 100 + 20 - 9 is what neither products nor casts explain.
@@ -130,7 +121,7 @@ def test_the_account_of_a_baseline_is_a_row(stored, capsys):
     assert "## By the number of GPUs" not in page
 
 
-def test_one_work_on_each_gpu_is_told_by_the_number_of_gpus(stored, capsys):
+def test_one_work_on_each_gpu_is_told_by_the_number_of_gpus(stored):
     speed = {"speedup": [[0.1, 0.1], [0.1, 0.1]]}
     wire = {"bf16_wire_ms": [4.0], "fp8_wire_ms": [6.0]}
     stored("8b-torchao-rowwise-fsdp2.8-8x8192", **speed, **ACCOUNT, **wire)
@@ -138,7 +129,7 @@ def test_one_work_on_each_gpu_is_told_by_the_number_of_gpus(stored, capsys):
     stored("8b-torchao-rowwise-1x8192", **speed, **ACCOUNT)
     stored("8b-torchao-rowwise-fsdp2.2-4x4096", **speed, **ACCOUNT)
     stored("8b-torchao-tensorwise-fsdp2.2-2x8192", **speed, **ACCOUNT)
-    page = lines(capsys, "--markdown")
+    page = lines()
     start = page.index("## By the number of GPUs")
     told = page[start : page.index("## h200")]
     assert [line for line in told if line.startswith("`")] == ["`8b-torchao-rowwise` with 1x8192 tokens on each H200:"]

@@ -248,7 +248,6 @@ def test_pytests_process_does_not_import_the_library(pytester, tmp_path):
         from pytest_fp8 import Case
         pytestmark = pytest.mark.fp8(cases=[Case("tiny", "unsloth", "rowwise", lora=16)])
         def test_pair(fp8_pair): pass
-        def test_model(fp8_model): pass
         """
     )
     pytester.makeconftest("import sys\ndef pytest_unconfigure(config): print('UNSLOTH', 'unsloth' in sys.modules)")

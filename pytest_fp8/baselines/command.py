@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError, SettingsError, refuse
-from pytest_fp8.report.results import add_results
 
 if TYPE_CHECKING:
     from pytest_fp8.case import Case
@@ -73,7 +72,6 @@ def add_baselines(commands: Any) -> None:
     add.add_argument("--case", action="append", default=[], help="this one alone; may be repeated")
     add.add_argument("--reason", required=True, help="why the baselines change; stored with them")
     add.set_defaults(run=promote)
-    add_results(actions, common)
 
 
 def list_baselines(options: argparse.Namespace) -> int:

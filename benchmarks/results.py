@@ -1,17 +1,21 @@
-"""The stored baselines as tables of results: ``pytest-fp8 baselines results``, and the page ``docs/results.md``."""
+"""The stored baselines as tables of results, which are the page ``docs/results.md``.
+
+    python -m benchmarks.results [FOLDER] > docs/results.md
+
+FOLDER holds the baselines (default: ``baselines``).
+"""
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+from pytest_fp8.baselines.folder import read_folder, readable
 from pytest_fp8.baselines.record import Baseline, StoredSession
 from pytest_fp8.baselines.review import level
-from pytest_fp8.report.baselines import describe, libraries_of, shown_or_dash, speedup_of
+from pytest_fp8.report.baselines import libraries_of, shown_or_dash, speedup_of
 from pytest_fp8.report.tables import markdown_row, markdown_table
 
 COLUMNS = ("case", "FP8 layers", "FP8 FLOPs", "loss gap", "BF16 step", "FP8 step", "speedup (99 %)", "memory", "from")
@@ -20,7 +24,7 @@ FROM = {"fp8_share": "FP8", "loss_gap": "loss", "speedup": "speed", "memory_rati
 HEAD = """\
 # Results on each GPU
 
-Made by `pytest-fp8 baselines results --dir {folder} --markdown` from the stored baselines, not written by hand.
+Made by `python -m benchmarks.results {folder}` from the stored baselines, not written by hand.
 
 Each row is one case: FP8 training against its reference, the same training in BF16.
 
@@ -55,34 +59,6 @@ MEANING = (
 )
 SAME_WORK = re.compile(r"(?P<work>.+?)(?:-(?:ddp|fsdp2|zero3|own)\.(?P<gpus>\d+))?-(?P<batch>\d+)x(?P<seq>\d+)")
 """A case with its batch and sequence in its name, whose batch is that of all its GPUs."""
-
-
-def add_results(actions: Any, common: argparse.ArgumentParser) -> None:
-    """Add ``results`` to the sub-commands of ``pytest-fp8 baselines``."""
-    add = actions.add_parser("results", parents=[common], help="tables of results, by model")
-    add.add_argument("--markdown", action="store_true", help="as the page docs/results.md")
-    add.set_defaults(run=run)
-
-
-def run(options: argparse.Namespace) -> int:
-    """Print the results; gives the exit code 0. Raises :class:`BaselineError` for a file that cannot be read."""
-    from pytest_fp8.baselines.folder import read_folder, readable, require_gpu
-    from pytest_fp8.report.tables import table
-
-    found = readable(read_folder(options.dir))
-    require_gpu(options.gpu, {gpu for gpu, _ in found})
-    stored = [b for (gpu, _), b in sorted(found.items()) if options.gpu in ("", gpu)]
-    if options.json:
-        print(json.dumps([describe(baseline) for baseline in stored], indent=1, sort_keys=True))
-    elif options.markdown:
-        print("\n".join(markdown(stored, options.dir)))
-    else:
-        for gpu in gpus_of(stored):
-            origins: dict[str, int] = {}
-            print(f"{gpu}:")
-            table(COLUMNS, [cells(baseline, origins) for baseline in by_model(stored, gpu)])
-            print("\n".join(f"from {number}: {text}" for text, number in origins.items()))
-    return 0
 
 
 def markdown(stored: Sequence[Baseline], folder: Path) -> list[str]:
@@ -259,3 +235,8 @@ def gain_cells(
         f"{speedup:.3f}x" + (" (busy)" if on_busy else ""),
         f"{limit:.2f}x",
     ]
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[1] if len(sys.argv) > 1 else "baselines")
+    print("\n".join(markdown([stored for _, stored in sorted(readable(read_folder(where)).items())], where)))
