@@ -10,6 +10,7 @@ from benchmarks.healthy.loops import Net, apart, rows
 from benchmarks.healthy.run import Runner
 from benchmarks.healthy.sound import Sound
 from pytest_fp8 import Workload
+from pytest_fp8.codes import L
 
 pytestmark = pytest.mark.slow
 
@@ -65,10 +66,13 @@ def test_scales_that_are_rounded_otherwise_than_declared_fail(runner, declared):
     assert ROUNDED in decision.message
 
 
-@pytest.mark.xfail(
-    strict=True, reason="roles and formats are the case's for all layers until they are read from one recorded step"
-)
-def test_two_recipes_in_one_model_pass(runner):
+def test_two_recipes_in_one_model_pass_and_are_named(runner):
     convert = by(lambda name: "rowwise_with_gw_hp" if name == "last" else "tensorwise")
-    answers = list(runner.ask(entry("two recipes", {}, convert), "tensorwise"))
-    assert not [answer.message for answer in answers if answer.alarm]
+    answers = {each.question: each for each in runner.ask(entry("two recipes", {}, convert), "tensorwise")}
+    assert not [answer.message for answer in answers.values() if answer.alarm]
+    assert "by another recipe than tensorwise: last by rowwise_with_gw_hp" in answers["layers"].headline
+
+
+def test_a_recipe_that_no_layer_has_is_not_taken_for_a_second_one(runner):
+    decision = runner.pair(entry("other", {}, by(lambda name: "rowwise")), "tensorwise").layers()
+    assert decision.code is L.OTHER_RECIPE

@@ -100,7 +100,7 @@ class TorchAO(Backend):
     def is_fp8_layer(self, module: torch.nn.Module) -> bool:
         from torchao.float8.float8_linear import Float8Linear
 
-        return isinstance(module, Float8Linear)
+        return isinstance(module, Float8Linear) or _wrapped_by(module) is not None
 
     def row_multiple(self, layer: torch.nn.Module) -> int:
         # Emulated it pads nothing, and on a GPU what it multiplies along, which of the weight gradient is the rows.
@@ -114,6 +114,8 @@ class TorchAO(Backend):
     def recipe_in_force(self, module: torch.nn.Module) -> dict[str, Any]:
         from torchao.float8 import Float8LinearConfig
 
+        if wrapper := _wrapped_by(module):
+            return {"recipe": wrapper.float8_linear_recipe}
         config = getattr(module, "config", None)
         if config is None:
             return {"recipe": "off"}
@@ -125,6 +127,13 @@ class TorchAO(Backend):
             if powers == usual or (powers and recipe == "tensorwise"):
                 return {"recipe": recipe, **self._switches(config), **({POWERS: True} if powers != usual else {})}
         return {"recipe": "custom"}
+
+
+def _wrapped_by(module: torch.nn.Module) -> Any:
+    """The configuration of a weight that multiplies in FP8 whatever layer holds it (``Float8TrainingOpConfig``); else
+    ``None``."""
+    config = getattr(module._parameters.get("weight"), "config", None)
+    return config if hasattr(config, "float8_linear_recipe") else None
 
 
 def torchao_config(recipe: str, emulated: bool, **options: bool) -> Any:

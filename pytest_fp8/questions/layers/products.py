@@ -56,6 +56,11 @@ class Product:
     """GPU time of the kernels that the call launched; 0 on a CPU."""
     formats: tuple[str, ...] = ()
     """FP8 formats of the operands, ``e4m3`` or ``e5m2``, left and right; empty where they are not FP8 or not known."""
+    scales: tuple[str, ...] = ()
+    """Of the operands, left and right: what one scale is for, as :mod:`pytest_fp8.casts` calls it, or an empty string;
+    empty where they are not known."""
+    powers: bool = False
+    """Whether all scales are powers of two; only where they are known."""
     fast_accumulation: bool | None = None
     """Whether sums are kept in fewer bits than float32; ``None`` where the call does not say."""
 

@@ -20,7 +20,14 @@ def find_in_formats(case: Case, layers: LayersEvidence) -> Finding | None:
     judged where no layer of the library is: the recipe of FP8 of the user's own cannot be read."""
     if not layers.live_fp8:
         return None
-    casts = promised_casts(case.backend, case.recipe, case.full_options)
+    usual = promised_casts(case.backend, case.recipe, case.full_options)
+    # Of layers by another recipe of the library: products of their sizes may have its formats.
+    others = layers.other_recipes(case)
+    of_size = {
+        call.expected(role): promised_casts(case.backend, others[call.name], {})
+        for call in layers.calls
+        for role in (call.owed if call.name in others else ())
+    }
     fast = fast_accumulation(case.backend, case.recipe)
     # Where no hook runs, as in compiled code, recomputed products lie in the backward phase.
     recomputed = {call.expected(RECOMPUTE) for call in layers.calls if RECOMPUTE in call.owed}
@@ -32,7 +39,15 @@ def find_in_formats(case: Case, layers: LayersEvidence) -> Finding | None:
 
     for phase in ROLES_OF:
         mine = [p for p in ran if p.phase == phase]
-        promised = {p: {tuple(sorted(c.format for c in casts[r])) for r in roles(p) if r in casts} for p in mine}
+        promised = {
+            p: {
+                tuple(sorted(cast.format for cast in casts[role]))
+                for casts in (usual, of_size.get(p.extents, {}))
+                for role in roles(p)
+                if role in casts
+            }
+            for p in mine
+        }
         wrong = [p for p in mine if p.formats and promised[p] and tuple(sorted(p.formats)) not in promised[p]]
         if wrong:
             seen = " x ".join(sorted(wrong[0].formats))

@@ -47,7 +47,7 @@ def layers(engine: Engine) -> dict[str, Any]:
         "dropped_behaviour": engine.conversion.dropped_behaviour,
         "stacked_weights": stacked_weights(engine.model),
         "switches": engine.switches,
-        "own_conversion": engine.setup.own is not None and engine.setup.own.convert is not None,
+        "own_conversion": engine.converts_itself,
         "calls": to_plain(calls),
         "recipes": {named[name]: recipe for name, recipe in table.recipes.items()},
         **(_profiled(engine, [call.name for call in calls]) if engine.device.type == "cuda" else _unprofiled(table)),

@@ -149,5 +149,5 @@ def note_of(tensor: torch.Tensor) -> TensorNote:
 
 def fp8_layers(engine: Engine) -> list[str]:
     """Layers that are meant to be in FP8, and live ones that are."""
-    live = {name for name, module in engine.model.named_modules() if engine.backend.is_fp8_layer(module)}
+    live = {name for name, module in engine.model.named_modules() if engine.is_fp8_layer(module)}
     return sorted(plain_name(name) for name in live | set(engine.conversion.converted))

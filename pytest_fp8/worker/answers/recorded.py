@@ -134,7 +134,7 @@ def fit_scales(engine: Engine, draw: Callable[[], Any]) -> None:
     passes of a restart, on another batch, a gradient of a 1B model is 31 dB worse than the recipe's own casts make it.
     The same holds for layers of the user's own that keep numbers to scale by.
     """
-    is_fp8 = engine.backend.is_fp8_layer
+    is_fp8 = engine.is_fp8_layer
     own = any(is_fp8(module) and kept_numbers(module) for module in engine.model.modules())
     engine.calibrate(engine.calibration_passes or OWN_PASSES * own, lambda _: draw())
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from pytest_fp8.casts import BLOCK, LINE, MX, SQUARE, TENSOR
 from pytest_fp8.questions.layers.products import CONVOLUTION, FP8, RECURRENT, Product
-
-if TYPE_CHECKING:
-    import torch
 
 OPERANDS = {
     "mm": (0, 1),
@@ -60,7 +61,9 @@ def products_of_call(phase: str, operator: str, args: Any, result: Any) -> list[
     """The products that one call computes, with the operands' precision; attention's own are not counted."""
     if operator in OPERANDS:
         left, right = (args[index] for index in OPERANDS[operator])
-        return [_with_formats(product_of(phase, operator, tuple(left.shape), tuple(right.shape), ""), left, right)]
+        scales = args[2:4] if operator == "_scaled_mm" else [_scale(left), _scale(right)]
+        product = product_of(phase, operator, tuple(left.shape), tuple(right.shape), "")
+        return [_with_formats(product, left, right, scales)]
     if operator in ("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"):
         transposed = operator == "convolution" and args[6]
         return [_convolution(phase, args[0], args[1], result, transposed)]
@@ -72,13 +75,32 @@ def products_of_call(phase: str, operator: str, args: Any, result: Any) -> list[
     return _of_another_operator(phase, operator, args, result)
 
 
-def _with_formats(product: Product, left: Any, right: Any) -> Product:
+def _with_formats(product: Product, left: Any, right: Any, scales: Sequence[Any] = ()) -> Product:
     """The product's kind: ``fp8`` where both operands hold FP8 values, ``mixed`` where one does, else the left
-    operand's dtype; and the formats of FP8 values."""
+    operand's dtype; and the formats and scales of FP8 values."""
     dtypes = [_values(operand).dtype for operand in (left, right)]
     fp8 = {str(dtype) in _FLOAT8 for dtype in dtypes}
     kind = FP8 if fp8 == {True} else "mixed" if len(fp8) == 2 else dtype_name(left)
-    return replace(product, kind=kind, formats=operand_formats(*map(str, dtypes)))
+    product = replace(product, kind=kind, formats=operand_formats(*map(str, dtypes)))
+    if kind != FP8 or len(scales) != 2 or any(scale is None for scale in scales):
+        return product
+    granularity = [_granularity(s, size, product.inner) for s, size in zip(scales, product.outer, strict=True)]
+    powers = all(bool((torch.frexp(scale.float()).mantissa == 0.5).all()) for scale in scales)
+    return replace(product, scales=tuple(granularity), powers=powers)
+
+
+def _scale(operand: Any) -> Any:
+    """The scales of one of torchao's tensors; ``None`` of others."""
+    return next((getattr(operand, name) for name in ("_scale", "scale") if hasattr(operand, name)), None)
+
+
+def _granularity(scale: torch.Tensor, lines: int, inner: int) -> str:
+    """What one scale of an operand is for, by their number; an empty string where that is nothing known."""
+    blocks, squares = math.ceil(inner / 128), math.ceil(lines / 128)
+    # Of equal numbers the coarsest.
+    counts = (1, squares * blocks, lines, lines * blocks, lines * math.ceil(inner / 32))
+    known = zip(counts, (TENSOR, SQUARE, LINE, BLOCK, MX), strict=True)
+    return next((name for count, name in known if count == scale.numel()), "")
 
 
 def _values(operand: Any) -> Any:

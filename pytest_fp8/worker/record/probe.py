@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fp8.casts import E4M3, GRADIENT, INPUT, LINE, SQUARE, TENSOR, WEIGHT, Cast, promised_casts
+from pytest_fp8.casts import E4M3, GRADIENT, INPUT, LINE, SQUARE, TENSOR, WEIGHT, Cast, Casts, promised_casts
 from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.questions.loss.evidence import LayerCalls, Look
@@ -160,8 +160,9 @@ def _with_views(call: Call) -> Any:
 
 
 def _can_be_viewed(weight: torch.Tensor) -> bool:
-    """Plain parameters, and torchao's for FSDP2, of which a view is one of them."""
-    return type(weight) is torch.nn.Parameter or "WeightWithDynamicFloat8" in type(weight).__name__
+    """Plain parameters, and torchao's of which a view is one of them: for FSDP2, and wrappers that multiply in FP8."""
+    wrapper = ("WeightWithDynamicFloat8", "TrainingWeightWrapper")
+    return type(weight) is torch.nn.Parameter or any(name in type(weight).__name__ for name in wrapper)
 
 
 def _is_quantized(weight: torch.Tensor) -> bool:
@@ -191,13 +192,13 @@ class ProductChecks(Probe):
     views = True
 
     def __init__(self, engine: Engine) -> None:
-        case, backend = engine.case, engine.backend
+        case = engine.case
         modules = dict(engine.model.named_modules())
         reference = case == case.reference()
         layers = {
             name: modules[name]
             for name in (engine.originals if reference else modules)
-            if (reference or backend.is_fp8_layer(modules[name])) and is_product(modules[name])
+            if (reference or engine.is_fp8_layer(modules[name])) and is_product(modules[name])
         }
         # None under ZeRO-3, which holds no whole weight between steps.
         super().__init__(layers, engine.device)
@@ -289,7 +290,7 @@ class ProductChecks(Probe):
         expected = Expected(
             Operand(given[rows], given.abs().amax(), scale=call.scales.get(INPUT)),
             self._weight(call, outs, FPROP),
-            self._casts.get(FPROP),
+            self._casts_of(call.name).get(FPROP),
             seen.dtype,
             bias[outs] if bias is not None else None,
         )
@@ -303,12 +304,12 @@ class ProductChecks(Probe):
             weight = call.lines or self._weight(call, self._some(call.weight.shape[1]), DGRAD)  # type: ignore[union-attr]
             scale = self._operand_scales(call.layer).get(GRADIENT)
             left = Operand(gradient[self._some(len(gradient))], amax, scale=scale)
-            call.expected[DGRAD] = Expected(left, weight, self._casts.get(DGRAD), gradient.dtype)
+            call.expected[DGRAD] = Expected(left, weight, self._casts_of(call.name).get(DGRAD), gradient.dtype)
             if call.columns is None or call.amax is None:
                 return
             left = Operand(gradient[:, self._some(gradient.shape[1])].t(), amax, scale=scale)
             right = Operand(call.columns.t(), call.amax, scale=call.scales.get(INPUT))
-            call.expected[WGRAD] = Expected(left, right, self._casts.get(WGRAD), gradient.dtype)
+            call.expected[WGRAD] = Expected(left, right, self._casts_of(call.name).get(WGRAD), gradient.dtype)
             call.columns = None
 
     def _compare(self, call: Call, role: Role, seen: torch.Tensor | None) -> None:
@@ -356,6 +357,9 @@ class ProductChecks(Probe):
         kept = self._engine.backend.scaling(layer)
         return {operand: scale.clone() for operand, scale in kept.operands.items()} if kept is not None else {}
 
+    def _casts_of(self, name: str) -> Casts:
+        return self._engine.own_fp8.casts.get(name, self._casts)
+
     def _some(self, size: int) -> torch.Tensor:
         return self.lines(size, LINES)
 
@@ -373,7 +377,7 @@ class ProductChecks(Probe):
         quantized = _is_quantized(weight)
         dense = weight.detach().dequantize() if quantized else weight.detach()
         dense = dense if role == FPROP else dense.t()
-        casts = self._casts.get(role)
+        casts = self._casts_of(call.name).get(role)
         squares = None
         if casts is not None and casts[1].scales == SQUARE:
             squares = square_amax(dense)[torch.div(lines, 128, rounding_mode="floor")]
@@ -410,7 +414,7 @@ class StaleCopies(Probe):
         self._engine = engine
         self.unchecked = ""
         """Why layers were not looked at, in words; empty where all were."""
-        live = {name: layer for name, layer in engine.model.named_modules() if engine.backend.is_fp8_layer(layer)}
+        live = {name: layer for name, layer in engine.model.named_modules() if engine.is_fp8_layer(layer)}
         if live and engine.backend.brings_model:
             self.unchecked, live = "the library computes FP8 layers without calling them", {}
         trained = {
@@ -511,7 +515,7 @@ class StepLooks(Probe):
 
     def __init__(self, engine: Engine, seed: int) -> None:
         watched = not (engine.compiled or engine.backend.brings_model)
-        layers = {n: m for n, m in engine.model.named_modules() if watched and engine.backend.is_fp8_layer(m)}
+        layers = {n: m for n, m in engine.model.named_modules() if watched and engine.is_fp8_layer(m)}
         super().__init__(layers, engine.device)
         # Scales of past steps may not fit a product, which is no fault of it.
         past = engine.calibration_passes

@@ -25,6 +25,7 @@ from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.shipping import unship_in_arm
 from pytest_fp8.worker.first_step import definition_of, first_step
 from pytest_fp8.worker.notes import weights_of
+from pytest_fp8.worker.own_fp8 import OwnFp8, own_fp8
 from pytest_fp8.worker.run.dropped_behaviour import dropped_behaviour, with_behaviour
 from pytest_fp8.worker.state.seed_weights import copy_model, copy_values
 from pytest_fp8.worker.state.snapshot import Snapshot, unchanged
@@ -74,11 +75,13 @@ class Engine:
         _require_recipe(self.backend, self.case)
         self.calibration_passes = recipe_facts(self.case.backend, self.case.recipe).calibration_passes
         self.attention = prefer_fast_attention(self.device)
+        self.own_fp8 = OwnFp8()
         self.build()
         with self._timed("definition"):
             self.first_step = first_step(self)
         self.timing_batches = [self.timing_batch(step) for step in range(4)]
         self.warm_up(explain_failure)
+        self.own_fp8 = own_fp8(self)
         # Freeze the heap, so that collections before a turn skip it; the GPU would idle meanwhile.
         gc.collect()
         gc.freeze()
@@ -164,6 +167,16 @@ class Engine:
         """The library's own, where it makes one with its wrapper; else a new one of the setup."""
         return self._library_optimizer or self.setup.optimizer(self.model)
 
+    @property
+    def converts_itself(self) -> bool:
+        """Whether the workload's own conversion puts layers in FP8."""
+        own = self._own_fp8()
+        return own is not None and own.convert is not None
+
+    def is_fp8_layer(self, module: torch.nn.Module) -> bool:
+        """Whether a module is an FP8 layer: by its class, or by its products."""
+        return module in self.own_fp8.modules or self.backend.is_fp8_layer(module)
+
     def _own_fp8(self) -> Workload | None:
         """The workload in the FP8 arm, whose own conversion and precision count there; ``None`` in the reference."""
         return self.setup.own if recipe_facts(self.case.backend, self.case.recipe).roles else None
@@ -235,7 +248,7 @@ class Engine:
 
     def calibrate(self, passes: int, draw: Callable[[int], Any]) -> None:
         """Run so many passes over the batches that ``draw`` gives. They change scaling state and nothing else."""
-        is_fp8 = self.backend.is_fp8_layer
+        is_fp8 = self.is_fp8_layer
         scaled = {part for layer in self.model.modules() if is_fp8(layer) for part in layer.modules()}
         for index in range(passes):
             with unchanged(self, besides=scaled):
