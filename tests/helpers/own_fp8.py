@@ -42,6 +42,56 @@ class ForwardAlone(Fp8):
         return given @ weight, given.t() @ x
 
 
+class NoDgrad(Fp8):
+    """The input's gradient alone stays in BF16."""
+
+    @staticmethod
+    def backward(ctx, given):
+        x, weight = ctx.saved_tensors
+        return given @ weight, multiply(given.t(), x)
+
+
+class NoWgrad(Fp8):
+    """The weight's gradient alone stays in BF16."""
+
+    @staticmethod
+    def backward(ctx, given):
+        x, weight = ctx.saved_tensors
+        return multiply(given, weight), given.t() @ x
+
+
+class HalfDgrad(Fp8):
+    """The input's gradient is half as large as it should be: a scale that is applied twice."""
+
+    @staticmethod
+    def backward(ctx, given):
+        x, weight = ctx.saved_tensors
+        return multiply(given, weight) / 2, multiply(given.t(), x)
+
+
+class OfOtherRows(Fp8):
+    """The weight's gradient is that of the rows in another order."""
+
+    @staticmethod
+    def backward(ctx, given):
+        x, weight = ctx.saved_tensors
+        return multiply(given, weight), multiply(given.t(), x.roll(1, 0))
+
+
+class KeepsItsWeight(torch.nn.Module):
+    """Multiplies by the FP8 weight of its first step for good."""
+
+    def __init__(self, old):
+        super().__init__()
+        self.weight, self.bias, self.kept = old.weight, old.bias, None
+
+    def forward(self, x):
+        if self.kept is None:
+            self.kept = self.weight.detach().clone()
+        # The gradient goes to the weight all the same.
+        return Fp8.apply(x, self.kept + self.weight - self.weight.detach()) + self.bias
+
+
 class OwnLinear(torch.nn.Module):
     """No class that a library knows. ``on()``: whether it multiplies in FP8 now."""
 
@@ -55,17 +105,52 @@ class OwnLinear(torch.nn.Module):
         return functional.linear(x, self.weight, self.bias)
 
 
-def with_own_layers(*names, **given):
+def with_own_layers(*names, kind=OwnLinear, **given):
     """A conversion that puts :class:`OwnLinear` in the place of these Linears; of all without names."""
 
     def convert(model):
         linears = {name: each for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
         for name in names or linears:
             parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, OwnLinear(linears[name], **given))
+            setattr(model.get_submodule(parent), last, kind(linears[name], **given))
         return model
 
     return convert
+
+
+def with_wrapped_weights(config="Float8TrainingOpConfig", break_it=lambda model: None, **fields):
+    """A conversion by torchao's weight wrappers: Linears keep their class."""
+
+    def convert(model):
+        from torchao.prototype.moe_training import config as configs
+        from torchao.quantization import quantize_
+
+        made = getattr(configs, config)(**fields)
+        quantize_(model, config=made, filter_fn=lambda module, _: isinstance(module, torch.nn.Linear))
+        break_it(model)
+        return model
+
+    return convert
+
+
+class Unwrapped(torch.autograd.Function):
+    """Multiplies in BF16 with a weight that would multiply in FP8."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return x @ weight._data.t() + bias._data
+
+    @staticmethod
+    def backward(ctx, given):
+        x, weight = ctx.saved_tensors
+        return given @ weight._data, given.t() @ x, given.sum(0)
+
+
+def past_its_wrapper(model):
+    """One layer multiplies with what its weight's wrapper holds."""
+    layer = model.get_submodule("blocks.0.up")
+    layer.forward = lambda x: Unwrapped.apply(x, layer.weight, layer.bias)
 
 
 def with_function_in_blocks(function=Fp8):
