@@ -264,30 +264,3 @@ def test_where_operators_were_not_recorded_the_recipe_says_what_is_expected():
 )
 def test_a_family_is_a_kernel_without_its_size(name, family):
     assert kernel_family(name) == family
-
-
-@pytest.mark.slow
-def test_products_are_known_by_their_operands_whatever_the_operator_is_called():
-    torch = pytest.importorskip("torch")
-    from pytest_fp8.worker.record.operators import products_of_call
-
-    def fp8(*shape):
-        return torch.empty(shape, dtype=torch.float8_e4m3fn, device="meta")
-
-    def made(*shape):
-        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
-
-    # A library's own kernel, whose right operand is a weight as it is stored.
-    [product] = products_of_call("forward", "mine::gemm_nt", (fp8(96, 64), None, fp8(32, 64), None), made(96, 32))
-    assert (product.kind, product.extents) == (FP8, ("forward", 64, (32, 96)))
-    # The experts of a mixture, all rows in one product. It runs on a GPU alone.
-    [product] = products_of_call(
-        "forward", "_scaled_grouped_mm", (fp8(96, 64), fp8(4, 64, 32), None, None), made(96, 32)
-    )
-    assert (product.kind, product.extents) == (FP8, ("forward", 64, (32, 96)))
-    for operator, args, result in (
-        ("mine::cast", (fp8(96, 64), fp8(96, 64)), fp8(96, 64)),
-        ("eq", (fp8(64, 64), fp8(64, 64)), torch.empty(64, 64, dtype=torch.bool, device="meta")),
-        ("mine::weight_only", (made(96, 64), fp8(32, 64)), made(96, 32)),
-    ):
-        assert not products_of_call("forward", operator, args, result)

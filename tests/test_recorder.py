@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pytest_fp8.questions.layers.products import FP8, recorded_step
+from pytest_fp8.worker.record.operators import products_of_call
 from pytest_fp8.worker.record.recorder import StepRecorder
 from pytest_fp8.worker.record.tables import layer_table, products_of
 
@@ -122,3 +123,26 @@ def test_a_product_belongs_to_the_module_that_made_its_node():
         ("1", "backward"),
         ("1", "forward"),
     ]
+
+
+def test_products_are_known_by_their_operands_whatever_the_operator_is_called():
+    def fp8(*shape):
+        return torch.empty(shape, dtype=torch.float8_e4m3fn, device="meta")
+
+    def made(*shape):
+        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+    # A library's own kernel, whose right operand is a weight as it is stored.
+    [product] = products_of_call("forward", "mine::gemm_nt", (fp8(96, 64), None, fp8(32, 64), None), made(96, 32))
+    assert (product.kind, product.extents) == (FP8, ("forward", 64, (32, 96)))
+    # The experts of a mixture, all rows in one product. It runs on a GPU alone.
+    [product] = products_of_call(
+        "forward", "_scaled_grouped_mm", (fp8(96, 64), fp8(4, 64, 32), None, None), made(96, 32)
+    )
+    assert (product.kind, product.extents) == (FP8, ("forward", 64, (32, 96)))
+    for operator, args, result in (
+        ("mine::cast", (fp8(96, 64), fp8(96, 64)), fp8(96, 64)),
+        ("eq", (fp8(64, 64), fp8(64, 64)), torch.empty(64, 64, dtype=torch.bool, device="meta")),
+        ("mine::weight_only", (made(96, 64), fp8(32, 64)), made(96, 32)),
+    ):
+        assert not products_of_call("forward", operator, args, result)

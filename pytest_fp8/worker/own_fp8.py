@@ -17,7 +17,6 @@ from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
 from pytest_fp8.recipes import DGRAD, FPROP, ROLES, known_backend
 from pytest_fp8.worker.record.accuracy import is_product
 from pytest_fp8.worker.record.recorder import StepRecorder
-from pytest_fp8.worker.record.room import uncompiled
 from pytest_fp8.worker.record.tables import layer_table
 from pytest_fp8.worker.state.snapshot import unchanged
 from pytest_fp8.worker.tensors import plain_name
@@ -44,7 +43,7 @@ def own_fp8(engine: Any) -> OwnFp8:
         if (w := m._parameters["weight"]) is not None
     }
     recorder = StepRecorder(engine.model, engine.backend, sizes)
-    with unchanged(engine), uncompiled(engine), recorder.watching():
+    with unchanged(engine), torch.compiler.set_stance("force_eager"), recorder.watching():
         engine.step(engine.timing_batch(0), recorder.in_phase)
     engine.park()
     table = recorder.table

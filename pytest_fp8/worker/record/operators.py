@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.casts import BLOCK, LINE, MX, SQUARE, TENSOR
 from pytest_fp8.questions.layers.products import CONVOLUTION, FP8, RECURRENT, Product
+
+if TYPE_CHECKING:
+    import torch
 
 OPERANDS = {
     "mm": (0, 1),
@@ -85,7 +86,7 @@ def _with_formats(product: Product, left: Any, right: Any, scales: Sequence[Any]
     if kind != FP8 or len(scales) != 2 or any(scale is None for scale in scales):
         return product
     granularity = [_granularity(s, size, product.inner) for s, size in zip(scales, product.outer, strict=True)]
-    powers = all(bool((torch.frexp(scale.float()).mantissa == 0.5).all()) for scale in scales)
+    powers = all(bool((scale.float().frexp().mantissa == 0.5).all()) for scale in scales)
     return replace(product, scales=tuple(granularity), powers=powers)
 
 
