@@ -13,7 +13,7 @@ from helpers.evidence import verdict_of
 from helpers.loops import CASE, judge_both, loop, serve
 from pytest_fp8 import Verdict
 from pytest_fp8.worker.answers.token_count import TokenCountError
-from pytest_fp8.worker.training.restored import around, followed, hooked
+from pytest_fp8.worker.training.restored import followed, hooked
 
 pytestmark = pytest.mark.slow
 
@@ -73,9 +73,10 @@ def watched(layer):
     seen = []
 
     def noting(what):
-        return lambda name: lambda *_: seen.append(what)
+        return lambda *_: seen.append(what)
 
-    return around({"": layer}, noting("begins"), noting("ends")), seen
+    hooks = [layer.register_forward_pre_hook(noting("begins")), layer.register_forward_hook(noting("ends"))]
+    return [*followed([layer]), *hooks], seen
 
 
 def linear(kind=None):

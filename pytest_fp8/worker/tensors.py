@@ -97,6 +97,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part, in its own memory: a write to it changes the tensor. Without torchao's wrapper for FSDP2."""
     if not is_sharded(tensor):
         return tensor
+    # Private: the public ``to_local()`` is a node of autograd's, and gives a view.
     part: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
     while hasattr(part, "__tensor_flatten__") and len(part.__tensor_flatten__()[0]) == 1:
         part = getattr(part, part.__tensor_flatten__()[0][0])

@@ -150,6 +150,7 @@ def marked_evaluation(name: str) -> Iterator[None]:
 
 def _mark(times: int = 1) -> None:
     for _ in range(times):
+        # Private: a kernel of one's own would have to be compiled.
         torch.cuda._sleep(1)
 
 
@@ -196,6 +197,7 @@ def forget_workspaces(synchronize: Callable[[], None]) -> None:
     That the workspaces stay until this call is said in PyTorch's notes on CUDA semantics, "cuBLAS workspaces".
     """
     synchronize()
+    # Private: the notes name no public way.
     torch._C._cuda_clearCublasWorkspaces()
 
 

@@ -12,7 +12,7 @@ import torch
 
 from pytest_fp8.worker.state.snapshot import values_kept
 from pytest_fp8.worker.tensors import change
-from pytest_fp8.worker.training.restored import around, hooked
+from pytest_fp8.worker.training.restored import followed, hooked
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
@@ -57,54 +57,30 @@ def moved_operands(engine: Engine, seed: int) -> Iterator[None]:
     still cancels. FP8 rounds each row on its own.
     """
     modules = dict(engine.model.named_modules())
-
-    def moved(name: str, values: Any) -> Any:
-        if not (isinstance(values, torch.Tensor) and values.is_floating_point()):
-            return values
-        return _moved_values(values, _seed_of(values, f"{seed} {name}"))
-
-    def before(name: str) -> Callable[..., Any]:
-        def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return tuple(moved(name, each) for each in args), {key: moved(name, kwargs[key]) for key in kwargs}
-
-        return hook
-
-    def after(name: str) -> Callable[..., None]:
-        def hook(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if isinstance(output, torch.Tensor) and output.requires_grad:
-                output.register_hook(partial(moved, name))
-
-        return hook
-
-    handles = around({name: modules[name] for name in engine.originals}, before, after)
+    handles = followed(modules[name] for name in engine.originals)
+    for name in engine.originals:
+        move = partial(_moved_by_itself, where=f"{seed} {name}")
+        handles.append(modules[name].register_forward_pre_hook(partial(_move_given, move), with_kwargs=True))
+        handles.append(modules[name].register_forward_hook(partial(_move_gradient, move)))
     with hooked(handles), torch.compiler.set_stance("force_eager"):
         yield
 
 
-class _MovedValues(torch.autograd.Function):
-    """Values moved. The factors are drawn again for the gradient: kept ones would take twice what the values take."""
-
-    @staticmethod
-    def forward(values: torch.Tensor, seed: int) -> torch.Tensor:
-        generator = torch.Generator(device=values.device).manual_seed(seed)
-        factors = _factors(torch.rand(values.shape, generator=generator, device=values.device))
-        return (values * factors).to(values.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, int], output: torch.Tensor) -> None:
-        ctx.seed = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _moved_values(gradient, ctx.seed), None
+def _move_given(move: Callable[[Any], Any], _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return tuple(map(move, args)), {key: move(value) for key, value in kwargs.items()}
 
 
-def _moved_values(values: torch.Tensor, seed: int) -> torch.Tensor:
-    moved: torch.Tensor = _MovedValues.apply(values, seed)  # type: ignore[no-untyped-call]
-    return moved
+def _move_gradient(move: Callable[[Any], Any], _: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    if isinstance(output, torch.Tensor) and output.requires_grad:
+        output.register_hook(move)
 
 
-def _seed_of(values: torch.Tensor, where: str) -> int:
-    """By what the values are: what activation checkpointing recomputes is moved as it was, or a router would send rows
-    elsewhere then; and other values, as another choice's, are moved in another way."""
-    return zlib.crc32(f"{where} {float(values.detach().sum(dtype=torch.float64))}".encode())
+def _moved_by_itself(values: Any, where: str) -> Any:
+    """By factors that follow from the values: what activation checkpointing recomputes is moved as it was, or a router
+    would send rows elsewhere then; and other values, as another choice's, are moved in another way."""
+    if not (isinstance(values, torch.Tensor) and values.is_floating_point()):
+        return values
+    seed = zlib.crc32(f"{where} {float(values.detach().sum(dtype=torch.float64))}".encode())
+    generator = torch.Generator(device=values.device).manual_seed(seed)
+    # In the values' own type: autograd keeps the factors.
+    return values * _factors(torch.rand(values.shape, generator=generator, device=values.device)).to(values.dtype)

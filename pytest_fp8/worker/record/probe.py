@@ -580,6 +580,7 @@ def _multiplied_in_fp8(node: Any, began: int) -> bool:
         node = nodes.pop()
         if isinstance(node, torch.autograd.function.BackwardCFunction) and getattr(node, "fp8", True):
             return True
+        # Private: a node's number is public in a profile alone.
         nodes += [n for n, _ in node.next_functions if n is not None and began <= n._sequence_nr() < _ACCUMULATES]
     return False
 

@@ -10,9 +10,9 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.questions.layers.products import LayerCall, Product
+from pytest_fp8.worker.record.samples import unwatched
 from pytest_fp8.zoo.batch import with_tensors
 
 if TYPE_CHECKING:
@@ -83,14 +83,13 @@ def saved_on_host() -> AbstractContextManager[Any]:
     def pack(tensor: torch.Tensor) -> Any:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return tensor
-        # Private: torch has no public way to keep a copy out of the modes that record operators.
-        with _disable_current_modes():
+        with unwatched():
             return plain.pack_hook(tensor)
 
     def unpack(packed: Any) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed
-        with _disable_current_modes():
+        with unwatched():
             tensor: torch.Tensor = plain.unpack_hook(packed)
         return tensor
 

@@ -220,6 +220,7 @@ def replaced_call(model: torch.nn.Module, instead: Callable[[Call, Any, Any], An
     Not by hooks: those of a model that is compiled whole run inside its compiled code, and a hook that is new in each
     step would have it compiled again.
     """
+    # Private: without ``model.compile()`` a module has no public place for another call.
     inner = model._compiled_call_impl or model._call_impl
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -37,6 +37,7 @@ def recompute_with(model: torch.nn.Module, recompute: Recompute) -> None:
     # Uncompiled, because a library keeps its own checkpointing hooks out of compiled code too.
     untraced = torch.compiler.disable(call)
     for block in blocks:
+        # Private: what gradient_checkpointing_enable() sets; an argument of it would replace this.
         block._gradient_checkpointing_func = untraced
 
 

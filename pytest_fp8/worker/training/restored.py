@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType, MethodType
 from typing import Any
@@ -42,18 +42,6 @@ def replaced_method(owner: Any, name: str, instead: Callable[..., Any]) -> Itera
             yield
     finally:
         is_open = False
-
-
-def around(
-    modules: Mapping[str, torch.nn.Module], before: Callable[[str], Any], after: Callable[[str], Any]
-) -> list[Any]:
-    """Register hooks before and after the calls of these modules, made for each by its name; gives their handles.
-    ``before`` makes one that is given keyword arguments, too."""
-    handles = followed(modules.values())
-    for name, module in modules.items():
-        handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
-        handles.append(module.register_forward_hook(after(name)))
-    return handles
 
 
 def followed(modules: Iterable[torch.nn.Module]) -> list[Any]:
