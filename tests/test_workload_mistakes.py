@@ -13,7 +13,7 @@ from pytest_fp8.arms.arm import Arm
 from pytest_fp8.codes import R
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.shipping import ship
-from pytest_fp8.worker.answers.token_count import LaterBatchError, explain_rows
+from pytest_fp8.worker.answers.token_count import TokenCountError, explain_rows
 from pytest_fp8.worker.known_errors import known_cause
 from pytest_fp8.worker.training.step import WorkloadError
 
@@ -200,7 +200,7 @@ def test_a_short_last_batch_is_named_with_its_rows_and_what_to_do(parts):
     server = serve(batch=short_last, **parts)
     server.curve(seed=1, steps=5)
     with pytest.raises(
-        LaterBatchError, match=r"given 13 rows .* from batch\(step=5\) of seed 1 \(\(13, 32\)\)"
+        TokenCountError, match=r"given 13 rows .* from batch\(step=5\) of seed 1 \(\(13, 32\)\)"
     ) as error:
         server.curve(seed=1, steps=6)
     assert "drop_last=True" in error.value.fp8_next
@@ -208,7 +208,7 @@ def test_a_short_last_batch_is_named_with_its_rows_and_what_to_do(parts):
 
 
 def test_a_short_batch_of_the_warm_up_is_a_later_one_too():
-    with pytest.raises(LaterBatchError, match=r"batch\(step=2\)"):
+    with pytest.raises(TokenCountError, match=r"batch\(step=2\)"):
         serve(batch=lambda step: batch(step)[: 8 if step == 2 else 96], loss=loss)
 
 
@@ -224,7 +224,7 @@ def test_after_a_librarys_error_the_rows_are_looked_at():
         raise RuntimeError("mat1 is not divisible by 16")
 
     server.curve = failing
-    with pytest.raises(LaterBatchError, match=r"from batch\(step=5\) of seed 2"):
+    with pytest.raises(TokenCountError, match=r"from batch\(step=5\) of seed 2"):
         server.answer("curve", {"seed": 2, "steps": 6})
     with pytest.raises(RuntimeError, match="not divisible"):
         server.answer("curve", {"seed": 2, "steps": 5})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.backends.base import ALIGNMENT
-from pytest_fp8.codes import R
+from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.state.snapshot import unchanged
 from pytest_fp8.worker.training.restored import Hook, followed, hooked
 from pytest_fp8.zoo.batch import tensors_in
@@ -23,45 +23,17 @@ REFUSED = f"divisible by {ALIGNMENT}"
 """What torch says of a size that its FP8 products do not take."""
 
 
-class TokenCountError(ValueError):
+class TokenCountError(WorkloadError):
     """A converted layer was given a number of rows that no FP8 kernel takes."""
 
-    layer = ""
-    rows = 0
-    fp8_code = R.ROWS_OF_A_LAYER
-    fp8_cause = "the weight gradient's inner size is the number of tokens, and FP8 kernels take multiples of 16"
-    fp8_next = (
-        "pad the batch with pytest_fp8.pad_to_multiple(batch), or choose batch x sequence length as a multiple of 16: "
-        "a batch of 16 always is one, whatever a model makes of pictures or sound; for rows that a router chose: "
-        "pytest_fp8.pad_to_multiple(rows) before the layer, [: len(rows)] after it; where these lines are a library's, "
-        "leave its layers in BF16: Workload(leave=(names,))"
-    )
+    def __init__(self, which: str, layer: str, rows: int, shape: tuple[int, ...], whence: str) -> None:
+        """``shape``: of the input. ``whence``: the batch, where it is not the first, or an empty string."""
+        self.layer, self.rows, self.shape, self.whence = layer, rows, shape, whence
+        super().__init__(which, layer=layer, rows=rows, shape=shape, whence=whence)
 
-
-class LaterBatchError(TokenCountError):
-    """The first batch had a number of rows that FP8 kernels take, and a later one of another shape has not."""
-
-    fp8_cause = (
-        "the first batch was taken and this one is not: a loader's last batch is shorter, or sequences differ in "
-        "length; the weight gradient's inner size is the number of rows, and FP8 kernels take multiples of 16"
-    )
-    fp8_next = (
-        "DataLoader(..., drop_last=True) leaves a short batch out; or pad it: pytest_fp8.pad_to_multiple(batch) pads a "
-        "dict of sequences, and the rows of a single tensor"
-    )
-
-
-class UnreadOutputError(TokenCountError):
-    """A layer whose output no loss reads was compiled, with a number of rows that FP8 kernels do not take."""
-
-    fp8_cause = (
-        "no loss reads what this layer gives, and torch.compile traces its backward pass all the same; the weight "
-        "gradient's inner size is the number of rows, and FP8 kernels take multiples of 16"
-    )
-    fp8_next = (
-        "leave the layer in BF16, Workload(leave=(names,)); or give it a multiple of 16 rows; with compile=False in "
-        "the mark it takes any number of them"
-    )
+    def unread(self) -> TokenCountError:
+        """What is said where no loss reads the layer's output, and the layer was compiled with its backward pass."""
+        return TokenCountError("rows_unread", self.layer, self.rows, self.shape, self.whence)
 
 
 def require_aligned_rows(engine: Engine, failed: Exception | None) -> None:
@@ -142,13 +114,8 @@ class RowWatch:
     def _error(self, name: str, rows: int, given: torch.Tensor) -> TokenCountError:
         drawn = self._engine.setup.drawn
         later = drawn.shapes != self._engine.setup.first.shapes
-        whence = f" from {drawn}" if later else ""
-        error = (LaterBatchError if later else TokenCountError)(
-            f"layer {name!r} was given {rows} rows of input (shape {tuple(given.shape)}){whence}; "
-            f"FP8 needs a multiple of {ALIGNMENT}"
-        )
-        error.layer, error.rows = name, rows
-        return error
+        which, whence = ("rows_later", f" from {drawn}") if later else ("rows", "")
+        return TokenCountError(which, name, rows, tuple(given.shape), whence)
 
 
 def _look_again(engine: Engine, draw: Callable[[], Any], failed: Exception | None) -> None:
@@ -173,5 +140,5 @@ def _look_again(engine: Engine, draw: Callable[[], Any], failed: Exception | Non
             return  # the step's own error is the one to show
         else:
             if watch.odd and REFUSED in str(failed):
-                raise UnreadOutputError(str(next(iter(watch.odd.values())))) from failed
+                raise next(iter(watch.odd.values())).unread() from failed
             return
