@@ -17,7 +17,6 @@ from pytest_fp8.compare.command import add_compare
 from pytest_fp8.doctor import add_doctor
 from pytest_fp8.ending import Endings
 from pytest_fp8.errors import Fp8Error
-from pytest_fp8.first_test import add_init
 from pytest_fp8.libraries import docs_address, library_versions
 from pytest_fp8.report.files import add_report
 from pytest_fp8.suites_command import add_suites
@@ -59,8 +58,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="pytest-fp8",
         description="Tests of FP8 training: is it on, is it right, is it faster?",
-        epilog="a first test:\n  pytest-fp8 init test_fp8.py\n  pytest test_fp8.py"
-        + (f"\n\ndocumentation: {address}" if address else ""),
+        epilog=f"documentation: {address}" if address else "",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     version = library_versions(["pytest-fp8"]).get("pytest-fp8", "(not installed)")
@@ -70,7 +68,6 @@ def parser() -> argparse.ArgumentParser:
     add_compare(commands)
     add_doctor(commands)
     add_explain(commands)
-    add_init(commands)
     add_report(commands)
     add_suites(commands)
     add_watch(commands)

@@ -15,7 +15,7 @@ from textwrap import TextWrapper
 from typing import Any
 
 from pytest_fp8 import gpu as gpus
-from pytest_fp8.arms.env import arm_env
+from pytest_fp8.arms.environment import arm_env
 from pytest_fp8.arms.memory_plan import GIB, exceed_together, peak_bytes
 from pytest_fp8.arms.scratch import temporary_folder
 from pytest_fp8.case import Case

@@ -8,9 +8,9 @@ import pytest
 
 from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case
-from pytest_fp8.arms import not_started
 from pytest_fp8.arms.pair import PairArms, make_arm
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.arms.process import told_as_arm_error
 
 WORKLOAD = """
     import pytest
@@ -44,7 +44,7 @@ def test_a_full_temporary_folder_is_one_clear_error(pytester):
         [
             "FP8-R08: the arm 'own-bf16-emulated on cpu' could not be started: No space left on device",
             "*expected:*folder below*",
-            "*cause:*the temporary folder is full*",
+            "*cause:*the temporary folder's disk is full*",
             "*next:*df -h*",
         ]
     )
@@ -95,5 +95,5 @@ def test_a_machine_without_any_temporary_folder_is_told_so_too(monkeypatch):
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
 
     monkeypatch.setattr(tempfile, "gettempdir", nowhere)
-    with pytest.raises(ArmError, match="No usable temporary directory"), not_started.told_as_arm_error("an arm"):
+    with pytest.raises(ArmError, match="No usable temporary directory"), told_as_arm_error("an arm"):
         tempfile.gettempdir()

@@ -22,8 +22,9 @@ pytestmark = pytest.mark.slow
 SUITE = """
     import os, time
     import pytest
+    from pytest_fp8 import Case
 
-    CASE = dict(model="micro", backend="torchao", recipe="tensorwise", emulated=True)
+    CASE = dict(cases=[Case("micro", "torchao", "tensorwise", emulated=True)])
 
     @pytest.mark.fp8(**CASE, question="layers")
     def test_layers(fp8_pair):

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from helpers.arms import call, fresh_process, live_arm, spec
-from pytest_fp8.arms.left_behind import MARK
 from pytest_fp8.arms.process import ArmProcess
+from pytest_fp8.arms.scratch import MARK
 
 pytestmark = pytest.mark.slow
 

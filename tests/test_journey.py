@@ -119,14 +119,6 @@ def test_a_broken_model_fails_in_the_same_test_and_says_where(tmp_path, installe
 
 
 @pytest.mark.nightly
-def test_what_init_writes_passes(tmp_path, installed):
-    assert python(tmp_path, installed, "-m", "pytest_fp8.cli", "init")[0] == 0
-    code, output = python(tmp_path, installed, "-m", "pytest", "-p", "no:cacheprovider", "-k", "emulated")
-    assert code == 0, output
-    assert "1 passed" in output
-
-
-@pytest.mark.nightly
 def test_the_suites_come_with_the_wheel(tmp_path, installed):
     code, output = python(tmp_path, installed, "-m", "pytest_fp8.cli", "suites", "--collect-only", "-q")
     assert code == 0, output

@@ -13,8 +13,10 @@ from pytest_fp8.verdicts import Decision, Verdict
 
 HEAD = """
 import pytest
+from pytest_fp8 import Case
 
-CASE = dict(model="tiny", backend="torchao", recipe="rowwise")
+CASE = dict(cases=[Case("tiny", "torchao", "rowwise")])
+OTHER = dict(cases=[Case("tiny", "torchao", "tensorwise")])
 KNOWN = pytest.mark.xfail(reason="somelib 1.2: leaves its backward in BF16")
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def test_another_failure_of_the_same_case_is_not_called_known(files):
 
 
 def test_a_case_of_which_all_fails_as_known_is_counted_by_itself(files):
-    other = LAYERS.replace("test_layers", "test_other").replace("**CASE", "**{**CASE, 'recipe': 'tensorwise'}")
+    other = LAYERS.replace("test_layers", "test_other").replace("**CASE", "**OTHER")
     _, _, summary, html = files(other)
     assert summary.splitlines()[0] == "## FP8: 1 FAIL as known, 1 PASS"
     if html is None:
@@ -99,7 +101,7 @@ IN_SET_UP = """
 def test_in_set_up(checked): ...
 
 @KNOWN
-@pytest.mark.fp8(**{**CASE, "recipe": "tensorwise"}, question="memory")
+@pytest.mark.fp8(**OTHER, question="memory")
 def test_neighbour(fp8_pair):
     assert fp8_pair.memory().numbers["ratio"] < 0.1
 """
@@ -166,7 +168,7 @@ def test_own(fp8_pair):
 def test_an_arm_that_fails_as_known_is_no_error_of_its_case(files, where):
     dies = f"""
 @KNOWN
-@pytest.mark.fp8(**{{**CASE, "recipe": "tensorwise"}})
+@pytest.mark.fp8(**OTHER)
 def test_dies({where}):
     {where}.assert_layers()
 """
@@ -193,7 +195,7 @@ def test_a_question_that_fails_as_known_and_otherwise_is_both_in_any_order():
 def test_the_reason_of_a_known_failure_is_one_line_of_plain_text(files):
     mark = "@pytest.mark.xfail(reason='a\\n::error::b \\x1b[31m' + 'c' * 5000, strict=True)\n"
     fails = f"""
-{mark}@pytest.mark.fp8(**{{**CASE, "recipe": "tensorwise"}})
+{mark}@pytest.mark.fp8(**OTHER)
 def test_dies(fp8_pair):
     fp8_pair.assert_layers()
 """

@@ -76,16 +76,6 @@ def test_a_shell_in_which_somebody_has_looked_at_the_folder_is_left_alone(base):
         os.kill(pid, 9)
 
 
-@pytest.mark.parametrize("boot_id", ["none", "."], ids=["missing", "not to be read"])
-def test_without_a_boot_id_nothing_is_swept(base, monkeypatch, boot_id):
-    """There the name of a folder says nothing: it may be a user's own."""
-    monkeypatch.setattr(scratch, "BOOT_ID", base / boot_id)
-    monkeypatch.setattr("tempfile.tempdir", str(base))
-    (base / "fp8-datasets").mkdir()
-    scratch._sweep(base)
-    assert (base / "fp8-datasets").is_dir()
-
-
 def test_only_real_folders_of_such_a_name_are_swept(base, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "mine").touch()

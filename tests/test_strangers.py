@@ -10,7 +10,7 @@ import pytest
 from helpers.fakes import H100, H200, install
 from helpers.later_arms import arms_of, pairs, spares
 from pytest_fp8 import gpu as gpus
-from pytest_fp8.arms.env import arm_env
+from pytest_fp8.arms.environment import arm_env
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.gpu import CLOCKS, NEIGHBOURS, Conditions, conditions, strangers
 

@@ -19,10 +19,11 @@ from benchmarks.faults.catalogue import ends, users_of
 
 SUITE = """
 import pytest
+from pytest_fp8 import Case
 
 GPU = %r
 CASES = [
-    dict(model="tiny" if GPU else "micro", backend="torchao", recipe=recipe, emulated=not GPU)
+    dict(cases=[Case("tiny" if GPU else "micro", "torchao", recipe, emulated=not GPU)])
     for recipe in ("tensorwise", "rowwise")
 ]
 

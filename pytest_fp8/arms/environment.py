@@ -1,20 +1,23 @@
-"""An arm in another interpreter or on another commit of the project, measured by this same pytest_fp8."""
+"""The environment of an arm: its variables; another interpreter or another commit of the project, measured by this same
+pytest_fp8."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest_fp8
-from pytest_fp8.arms.scratch import temporary_folder
+from pytest_fp8.arms.scratch import MARK, sockets_fit, temporary_folder
 from pytest_fp8.codes import R
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.git import GitError, agrees, commit_named, git
@@ -54,6 +57,8 @@ COMMON = ("benchmarks", "docs", "examples", "scripts", "src", "test", "tests", "
 
 CHECKOUT_SECONDS = 120
 """A large checkout takes its time."""
+FEW_CORES = 4
+"""With more cores than this, threads that spin while they wait take nothing from two arms."""
 
 
 @dataclass(frozen=True)
@@ -245,3 +250,53 @@ def _not_written(revision: str, folder: Path, error: GitError) -> SettingsError:
         else "a filter of git's configuration that is not installed, or a partial clone's server is gone",
         next_step=error.next_step or (f"df -h {folder}; TMPDIR names another folder" if full else by_hand),
     )
+
+
+def arm_env(backend: str, folder: Path, environment: ArmEnvironment | None = None) -> dict[str, str]:
+    """The variables of an arm of this backend. ``folder``: the arm's own, for its temporary files.
+
+    ``environment``: another interpreter or another checkout; without it the arm runs as this process does.
+
+    Transformer Engine looks for a system cuDNN before the one that came with torch. Where both exist, torch may load a
+    version that it was not built for; then it silently picks another attention kernel, or loading fails.
+    ``CUDNN_HOME`` and ``LD_LIBRARY_PATH`` name torch's own in every arm, since torch works with no other.
+    """
+    env = {"HF_HUB_DISABLE_TELEMETRY": "1", **os.environ}
+    if environment is None:
+        env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        cudnn = ""
+        with contextlib.suppress(ModuleNotFoundError, ValueError):
+            spec = importlib.util.find_spec("nvidia.cudnn")
+            cudnn = next(iter(spec.submodule_search_locations or ()), "") if spec is not None else ""
+    else:
+        env |= environment.env(instrument(folder))
+        cudnn = environment.cudnn
+    if cudnn:
+        env["CUDNN_HOME"] = cudnn
+        # The loader finds cuDNN's parts (libcudnn_graph, ...). It does not read CUDNN_HOME.
+        paths = [str(Path(cudnn) / "lib"), *filter(None, [env.get("LD_LIBRARY_PATH")])]
+        env["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
+    if len(os.sched_getaffinity(0)) <= FEW_CORES:
+        # Threads that spin while they wait take the cores from the threads they wait for, once anything else runs
+        # beside them: 1.3 s became 41 s on two busy cores.
+        env.setdefault("OMP_WAIT_POLICY", "passive")
+    # CUDA by itself counts the fastest GPU first. An arm must run on the GPU that NVML, which counts by bus, described.
+    return {**env, **_temporary_files(backend, folder), "CUDA_DEVICE_ORDER": "PCI_BUS_ID", MARK: str(folder)}
+
+
+def _temporary_files(backend: str, folder: Path) -> dict[str, str]:
+    """Variables that make the arm's temporary folder its own one, so that nothing of a killed arm stays behind.
+
+    A library that patches others writes more: Unsloth writes quantized copies of weights to the temporary folder, for
+    whoever comes next, and generated code to the current one.
+    """
+    from pytest_fp8.recipes import backend_type
+
+    alone = backend_type(backend).brings_model
+    if not alone and not sockets_fit(folder):
+        # Below a folder with a long name a user's DataLoader could not have the sockets that it has without us.
+        return {}
+    # Compiled code is kept across arms: building it again takes half a minute.
+    compiled = Path(tempfile.gettempdir()) / f"torchinductor_fp8_{os.getuid()}"
+    env = {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled)), "TMPDIR": str(folder)}
+    return {**env, **({"UNSLOTH_COMPILE_LOCATION": str(folder / "compiled")} if alone else {})}

@@ -16,8 +16,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
-from pytest_fp8.arms.left_behind import MARK
-from pytest_fp8.arms.scratch import made_again, session_folder, sockets_fit
+from pytest_fp8.arms.scratch import MARK, session_folder, sockets_fit
 from pytest_fp8.environ import environment
 
 PRELOAD = "pytest_fp8.worker.preload"
@@ -85,10 +84,7 @@ def can_fork(env: Mapping[str, str]) -> bool:
 def _has_socket() -> bool:
     """Whether the fork server can be asked: somebody may have deleted the folder of its socket."""
     folder = Path(get_temp_dir())
-    # multiprocessing removes it at exit, and complains where it is gone.
-    made_again(folder.parent)
-    folder.mkdir(exist_ok=True)
-    return any(folder.iterdir())
+    return folder.is_dir() and any(folder.iterdir())
 
 
 def _started_by_pytest() -> bool:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_fp8.arms.arm import Arm
-from pytest_fp8.arms.folders import CHECKPOINTS
 from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.arms.scratch import temporary_folder
+from pytest_fp8.arms.scratch import CHECKPOINTS, temporary_folder
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.case import Case
 from pytest_fp8.codes import R

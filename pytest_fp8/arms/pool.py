@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.arms import memory_plan, not_started
+from pytest_fp8.arms import memory_plan
 from pytest_fp8.arms.arm import Arm
-from pytest_fp8.arms.folders import Folders
-from pytest_fp8.arms.process import BUILD_SECONDS, ArmProcess
+from pytest_fp8.arms.process import BUILD_SECONDS, ArmProcess, told_as_arm_error
 from pytest_fp8.arms.residence import Residences
 from pytest_fp8.arms.room import Room
+from pytest_fp8.arms.scratch import Folders
 from pytest_fp8.arms.sequence import Sequences
 from pytest_fp8.arms.spares import Spares
 from pytest_fp8.arms.spec import ArmSpec
@@ -249,7 +249,7 @@ class ArmPool:
 
     def _new_process(self, spec: ArmSpec, environment: ArmEnvironment | None = None) -> ArmProcess:
         how = spec.case.backend, environment, self.gpu is None and spec.device == "cpu"
-        with not_started.told_as_arm_error(spec.name):
+        with told_as_arm_error(spec.name):
             return ArmProcess(*how, spec.device, spec.case.gpus)
 
     def tight(self, *arms: Arm, looked_at: bool = False) -> bool:

@@ -18,28 +18,25 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_fp8.arms import ranks as several
 from pytest_fp8.arms.channel import LOOK_SECONDS, Channel, Unreadable
-from pytest_fp8.arms.env import arm_env
+from pytest_fp8.arms.environment import ArmEnvironment, arm_env
 from pytest_fp8.arms.forked import ForkedProcess, can_fork
-from pytest_fp8.arms.left_behind import end_processes_of
 from pytest_fp8.arms.merging import RanksDisagree, merged
 from pytest_fp8.arms.output import printable, tail_of
-from pytest_fp8.arms.scratch import new_folder, remove
+from pytest_fp8.arms.scratch import end_processes_of, new_folder, remove
 from pytest_fp8.arms.spec import STORE, ArmSpec
 from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError, first_line
 from pytest_fp8.plain import to_plain
-
-if TYPE_CHECKING:
-    from pytest_fp8.arms.environment import ArmEnvironment
 
 BUILD_SECONDS = 420.0
 REQUEST_SECONDS = 300.0
@@ -376,6 +373,24 @@ class ArmProcess:
             cause=_cause_of(code, tail),
             next_step="read the output above; `dmesg | tail` names a process the system killed",
         )
+
+
+@contextlib.contextmanager
+def told_as_arm_error(name: str) -> Iterator[None]:
+    """An :class:`OSError` of the block, which starts the arm ``name``, becomes an :class:`ArmError`."""
+    try:
+        yield
+    except OSError as error:
+        place = tempfile.tempdir or os.environ.get("TMPDIR") or "/tmp"  # gettempdir() raises where none can be written
+        raise ArmError(
+            R.NOT_STARTED,
+            f"the arm {name!r} could not be started: {error.strerror or error}",
+            expected=f"room for another process, for its open files, and for a folder below {place}",
+            seen=f"{type(error).__name__}: {error}",
+            cause="the temporary folder's disk is full or cannot be written; or no process, open file "
+            "or memory is left",
+            next_step=f"df -h {place}; df -i {place}; ulimit -a; TMPDIR=FOLDER names another place",
+        ) from None
 
 
 def _cause_of(code: int | None, tail: str) -> str:
