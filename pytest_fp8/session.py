@@ -345,7 +345,8 @@ class Session:
 
             end_workers(self.config)
         if self.progress is not None:
-            self.progress.keep(self.config, self.pairs.gpu_key, self.record.open_tests)
+            done = {*self.record.tests.values()} - self.record.open_tests.keys()
+            self.progress.keep(self.config, self.pairs.gpu_key, done)
         if self.is_worker:
             return
         self.record.stopped = bool(session.shouldstop or session.shouldfail)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pytest_fp8.case import QUESTIONS
 from pytest_fp8.verdicts import WORST_FIRST
 
-COLUMNS = (
-    *("FP8 layers", "FP8 FLOPs", "gradients off BF16", "loss gap"),
-    *("speedup", "baseline", "memory", "switch back"),
-)
-"""Of the tables of cases in files. The closing summary has fewer."""
 NONE = "-"
 MOST = 1e300
 """No figure of a report is larger."""
@@ -90,34 +86,19 @@ def tally(entries: Iterable[Mapping[str, Any]]) -> list[tuple[str, bool, int]]:
     return [(verdict, known, count) for (verdict, known), count in counts.items()]
 
 
-def figures_of(entry: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """For each of :data:`COLUMNS` the decision that it shows, which may be missing, and its figures in words."""
-    said = entry["decisions"]
-
-    def of(question: str, name: str) -> float | None:
-        return number(said, question, "numbers", name)
-
-    speed, carried = speed_in(said), said.get("checkpoints")
-    found = (
-        (said.get("layers"), say("{:.0f}/{:.0f}", of("layers", "converted"), of("layers", "linears"))),
-        (said.get("layers"), say("{:.1%}", of("layers", "fp8_share"))),
-        (said.get("numerics"), gradients_of(said.get("numerics", {}).get("numbers"))),
-        (said.get("loss"), gap_of(said.get("loss", {}).get("numbers"))),
-        (speed, say("{:.3f}x", interval_of(entry)[0])),
-        (speed, baseline_of(speed.get("numbers", {}))),
-        (said.get("memory"), say("{:.2f}x", of("memory", "ratio"))),
-        (carried, "yes" if carried and carried["verdict"] == "PASS" else ""),
-    )
-    return dict(zip(COLUMNS, found, strict=True))
-
-
 def cells_of(entry: Mapping[str, Any]) -> list[str]:
     """The cells of :data:`COLUMNS` for files: the interval's ends, and no marks of verdicts."""
-    found = figures_of(entry)
-    carried, said = found["switch back"]
-    texts = {name: text for name, (_, text) in found.items()} | {"speedup": speedup_of(entry)}
-    texts["switch back"] = said or (carried["verdict"] if carried else NONE)
-    return [text or NONE for text in texts.values()]
+    return [(column.whole or column.figures)(entry) or NONE for column in COLUMNS.values()]
+
+
+def of(question: str, text: str, *names: str) -> Callable[[Mapping[str, Any]], str]:
+    """``text.format()`` with these numbers of an entry's answer; empty where one is missing."""
+
+    def figures(entry: Mapping[str, Any]) -> str:
+        values = [number(entry["decisions"], question, "numbers", name) for name in names]
+        return "" if None in values else text.format(*values)
+
+    return figures
 
 
 def gradients_of(numbers: Any) -> str:
@@ -196,3 +177,33 @@ def speed_in(decisions: Mapping[str, Any]) -> Any:
 def say(text: str, *values: float | None) -> str:
     """``text.format(*values)``; a dash where one is missing."""
     return NONE if None in values else text.format(*values)
+
+
+def carried_of(entry: Mapping[str, Any]) -> str:
+    verdict: str = entry["decisions"].get("checkpoints", {}).get("verdict", "")
+    return "yes" if verdict == "PASS" else verdict
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the tables of cases: in the closing summary, in Markdown and on the page."""
+
+    question: str
+    """With those of one question it makes one column of the closing summary."""
+    figures: Callable[[Mapping[str, Any]], str]
+    """The figures of an entry in words; empty without any."""
+    whole: Callable[[Mapping[str, Any]], str] | None = None
+    """The same for files, where it says more there."""
+
+
+COLUMNS = {
+    "FP8 layers": Column("layers", of("layers", "{:.0f}/{:.0f}", "converted", "linears")),
+    "FP8 FLOPs": Column("layers", of("layers", "{:.1%}", "fp8_share")),
+    "gradients off BF16": Column("numerics", lambda e: gradients_of(e["decisions"].get("numerics", {}).get("numbers"))),
+    "loss gap": Column("loss", lambda e: gap_of(e["decisions"].get("loss", {}).get("numbers"))),
+    "speedup": Column("speedup", lambda e: say("{:.3f}x", interval_of(e)[0]).strip(NONE), speedup_of),
+    "baseline": Column("speedup", lambda e: baseline_of(speed_in(e["decisions"]).get("numbers", {}))),
+    "memory": Column("memory", of("memory", "{:.2f}x", "ratio")),
+    "switch back": Column("checkpoints", lambda e: "yes" if carried_of(e) == "yes" else "", carried_of),
+}
+"""Name -> column."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -10,10 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
-BREAK = re.compile("(?<=[- ])")
-"""Where a name may be folded: behind hyphens and spaces."""
 NARROWEST, WIDEST = 126, 150
 """Columns of text; a log or a pipe has no width of its own, and gets what the table needs between these."""
 
@@ -35,56 +31,10 @@ def new_table(title: str = "", close: bool = False) -> Table:
     return Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=padding)
 
 
-def fitted(headers: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Table:
-    """A table that is no wider than ``room``, if that can be. Cells are rich's markup.
-
-    Where it is too wide, the columns come closer. Then the widest gives way first: texts are folded between words, the
-    names in the first column also behind hyphens.
-    """
-    from rich.text import Text
-
-    columns = [[Text(header), *map(Text.from_markup, cells)] for header, *cells in zip(headers, *rows, strict=True)]
-    close = _width([_widest(cells) for cells in columns], gap=3) > room
-    widths = [_widest(cells) for cells in columns]
-    least = [
-        max(
-            _widest(cells[:1]),
-            *(len(word) for cell in cells[1:] for word in re.split(" " if index else BREAK, cell.plain)),
-        )
-        for index, cells in enumerate(columns)
-    ]
-    while close and _width(widths, gap=2) > room and widths != least:
-        _, index = max((width, index) for index, width in enumerate(widths) if width > least[index])
-        widths[index] -= 1
-    drawn = new_table(close=close)
-    for cells, width in zip(columns, widths, strict=True):
-        drawn.add_column(cells[0], width=width, overflow="fold")
-    for name, *others in list(zip(*columns, strict=True))[1:]:
-        drawn.add_row(Text(_folded(name.plain, widths[0])), *others)
-    return drawn
-
-
-def _width(columns: Sequence[int], gap: int) -> int:
-    return sum(columns, 1) + gap * (len(columns) - 1)
-
-
-def _widest(cells: Iterable[Text]) -> int:
-    return max(len(line) for cell in cells for line in cell.plain.split("\n"))
-
-
-def _folded(name: str, width: int) -> str:
-    lines = [""]
-    for part in re.split(BREAK, name):
-        if len((lines[-1] + part).rstrip()) > width:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(lines)
-
-
 def lines_of(table: Table, console: Console) -> list[str]:
     """The table as lines of text, without empty lines and trailing spaces."""
     with console.capture() as captured:
-        console.print(table)
+        console.print(table, crop=False)
     return [line.rstrip() for line in captured.get().splitlines() if line.strip()]
 
 

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 from pytest_fp8.libraries import documentation
 from pytest_fp8.questions.findings import some
 from pytest_fp8.report.baselines import revision_lines
-from pytest_fp8.report.cells import NONE, figures_of, slower_of
+from pytest_fp8.report.cells import COLUMNS, NONE, slower_of, speed_in
 from pytest_fp8.report.exports import OTHERS, below, commands
 from pytest_fp8.report.footnotes import folded, footnotes, lines_of, numbers_of
-from pytest_fp8.report.progress import encoding_of
 from pytest_fp8.report.record import Closing, Record, Row
 from pytest_fp8.report.shift import shift_lines
 from pytest_fp8.report.summary import not_finished
@@ -50,7 +49,7 @@ HEADS = {
 ON_A_GPU = ("speedup", "memory")
 """Questions that no emulated case answers."""
 WIDTH, WIDEST = 100, 400
-"""The table's width in a log, in columns of text, and where names are so long that it cannot be kept."""
+"""The table's width in a log, in columns of text, and one that is wide enough for any."""
 CODE = re.compile(r"\bFP8-[A-Z]\d\d\b")
 TESTS_SHOWN = 3
 """Names of tests in the line about tests that did not run."""
@@ -64,17 +63,25 @@ def summary(
     if not record.entries:
         return ""
     from rich.console import Console
+    from rich.text import Text
 
     from pytest_fp8.report import tables
 
-    shown = answered(record)
-    rows = []
-    for entry in record.entries.values():
-        cells = dict(zip(HEADS, row(entry), strict=True))
-        rows.append([_escape(entry.case + numbers_of(notes, entry.case)), *(cells[each] for each in shown)])
+    # rich leaves a space at the right edge, which is stripped.
+    shown, room = answered(record), (width or WIDTH) + 1
     # On a file of its own: rich would look at the width of the real one.
-    console = Console(file=io.StringIO(), width=WIDEST, force_terminal=color, no_color=not color, highlight=False)
-    drawn = tables.fitted(("case", *(HEADS[each] for each in shown)), rows, width or WIDTH)
+    console = Console(file=io.StringIO(), width=room, force_terminal=color, no_color=not color, highlight=False)
+    for close in (False, True):
+        drawn = tables.new_table(close=close)
+        drawn.add_column("case", overflow="fold")
+        rows = [dict(zip(HEADS, map(Text.from_markup, row(entry)), strict=True)) for entry in record.entries.values()]
+        for each in shown:
+            words = (word for cell in (HEADS[each], *(cells[each].plain for cells in rows)) for word in cell.split())
+            drawn.add_column(HEADS[each], min_width=max(map(len, words)), overflow="fold")
+        for entry, cells in zip(record.entries.values(), rows, strict=True):
+            drawn.add_row(Text(entry.case + numbers_of(notes, entry.case)), *(cells[each] for each in shown))
+        if console.measure(drawn, options=console.options.update(max_width=WIDEST)).maximum <= room:
+            break
     return "\n".join(tables.lines_of(drawn, console))
 
 
@@ -103,26 +110,18 @@ def remarks(record: Record) -> list[str]:
 
 def row(entry: Row) -> list[str]:
     """The cells of one case, in the order of :data:`HEADS`; a question that was not asked is a dash."""
-    told = figures_of(vars(entry))
-    layers = [text for name in ("FP8 layers", "FP8 FLOPs") if (text := told[name][1]) != NONE]
-    speed, speedup = told["speedup"]
-    stored = told["baseline"][1].removesuffix("x") or "none"
-    shown = {
-        "layers": (told["FP8 layers"][0], " ".join(layers)),
-        "numerics": told["gradients off BF16"],
-        "loss": told["loss gap"],
-        "speedup": (speed, NONE if speedup == NONE else f"{speedup} ({stored})"),
-        "memory": told["memory"],
-        "checkpoints": told["switch back"],
-    }
-    cells = []
-    for question, (decision, figures) in shown.items():
+    told, cells = vars(entry), []
+    for question in HEADS:
+        texts = [text for column in COLUMNS.values() if column.question == question and (text := column.figures(told))]
+        decision = speed_in(entry.decisions) if question == "speedup" else entry.decisions.get(question)
         style, mark = MARKS[decision["verdict"]] if decision else ("dim", "")
-        if question == "speedup" and (slower := slower_of(vars(entry))):
-            style, mark = SLOWER, f" {slower}"
+        if question == "speedup":
+            stored = texts.pop().removesuffix("x") if len(texts) > 1 else "none"
+            texts += [f"({stored})"] if texts else []
+            if slower := slower_of(told):
+                style, mark = SLOWER, f" {slower}"
         # A decision may have no numbers, as that of an arm that the GPU cannot hold.
-        known = "" if figures == NONE else figures
-        cells.append(f"[{style}]{_escape((known + mark).strip() or NONE)}[/]")
+        cells.append(f"[{style}]{_escape((' '.join(texts) + mark).strip() or NONE)}[/]")
     return cells
 
 
@@ -161,7 +160,8 @@ def write_summary(reporter: pytest.TerminalReporter, record: Record, said: Closi
     named the GPU."""
     from pytest_fp8.report import tables
 
-    encoding = encoding_of(reporter)
+    # pytest offers no public name for the file that its reporter writes to.
+    encoding = getattr(reporter._tw._file, "encoding", None) or "utf-8"
     width = shutil.get_terminal_size().columns if reporter.isatty else None
     notes = footnotes(record)
     table = summary(record, reporter.hasmarkup, width, notes)
