@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -11,6 +12,7 @@ from pytest_fp8.codes import R
 if TYPE_CHECKING:
     from pytest_fp8.case import Case
     from pytest_fp8.pair import Fp8Pair
+    from pytest_fp8.verdicts import Decision
     from pytest_fp8.workload import Workload
 
 
@@ -60,6 +62,18 @@ def fp8_pair(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workl
     except Fp8Error as error:
         # pytest.fail() would raise with this error as its context, and pytest would show both.
         raise pytest.fail.Exception(error.message, pytrace=False) from None
+
+
+@pytest.fixture
+def fp8_check(request: pytest.FixtureRequest, fp8_pair: Fp8Pair) -> Callable[[], Decision]:
+    """Asks one question of the case, and fails the test where the answer is FAIL. pytest makes a test of each question
+    that the case answers, as ``test_fp8[own-torchao-tensorwise-loss]``, so ``-k loss`` asks the loss alone::
+
+        @pytest.mark.fp8(backend="torchao", recipe="tensorwise")
+        def test_fp8(fp8_check):
+            fp8_check()
+    """
+    return getattr(fp8_pair, f"assert_{request.param}")  # type: ignore[no-any-return]
 
 
 def _require_workload(request: pytest.FixtureRequest, case: Case, given: object) -> None:

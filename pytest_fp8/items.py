@@ -10,14 +10,25 @@ from pytest_fp8.errors import Fp8Error
 if TYPE_CHECKING:
     import pytest
 
+    from pytest_fp8.case import Case
     from pytest_fp8.options import Settings
 
-FIXTURES = {"fp8_case", "fp8_pair"}
+FIXTURES = {"fp8_case", "fp8_pair", "fp8_check"}
 """Fixtures that need a case."""
+CHECK = "fp8_check"
+"""The fixture that makes a test of each question."""
+
+
+def questions_of(case: Case) -> list[str]:
+    """What :data:`CHECK` asks of a case, by the names of ``assert_...()``: a speed is held against BF16's, too."""
+    return [each for asked in case.questions for each in (["faster", "speedup"] if asked == "speedup" else [asked])]
 
 
 def question_of(item: pytest.Item) -> str | None:
-    """The question that a test's marks name, the nearest one first; ``None`` where they name none."""
+    """The question that a test is made for, or that its marks name, the nearest one first; ``None`` where any may be
+    asked."""
+    if checked := checked_by(item):
+        return "speedup" if checked == "faster" else checked
     named = (mark.kwargs["question"] for mark in item.iter_markers("fp8") if "question" in mark.kwargs)
     return next(named, None)
 
@@ -31,6 +42,18 @@ def case_of(item: pytest.Item) -> Any:
     from pytest_fp8.case import Case
 
     return given if isinstance(given, Case) else None
+
+
+def checked_by(item: pytest.Item) -> str:
+    """The question of a test with the fixture :data:`CHECK`; empty for others."""
+    callspec = getattr(item, "callspec", None)
+    return str(callspec.params.get(CHECK, "")) if callspec is not None else ""
+
+
+def can_be_asked(item: pytest.Item) -> bool:
+    """False for a test of a question that its case does not answer, where others of its function's cases do."""
+    checked, case = checked_by(item), case_of(item)
+    return not checked or case is None or checked in questions_of(case)
 
 
 def paired(items: list[pytest.Item]) -> list[Any]:

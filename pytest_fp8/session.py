@@ -20,7 +20,19 @@ import pytest
 from pytest_fp8.codes import R
 from pytest_fp8.ending import Endings, when_parent_ends
 from pytest_fp8.errors import Fp8Error, refuse
-from pytest_fp8.items import FIXTURES, case_of, check_mark, check_pair, check_param, in_order, paired, question_of
+from pytest_fp8.items import (
+    CHECK,
+    FIXTURES,
+    can_be_asked,
+    case_of,
+    check_mark,
+    check_pair,
+    check_param,
+    in_order,
+    paired,
+    question_of,
+    questions_of,
+)
 from pytest_fp8.options import Settings
 from pytest_fp8.pairs import Pairs
 from pytest_fp8.report.record import (
@@ -129,10 +141,15 @@ class Session:
             # pytest.fail() would raise with this error as its context, and pytest would show both.
             raise pytest.fail.Exception(error.message, pytrace=False) from None
         metafunc.parametrize("fp8_case", cases, indirect=True, ids=[case.id for case in cases], scope="session")
+        if CHECK in metafunc.fixturenames:
+            # Known from collection on: a test of each question, which -k finds by its name.
+            questions = dict.fromkeys(question for case in cases for question in questions_of(case))
+            metafunc.parametrize(CHECK, list(questions), indirect=True)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if any(case_of(item) is not None for item in items):
+            items[:] = filter(can_be_asked, items)
             in_order(items, largest_first=self.is_worker and self.settings.declared)
 
     def pytest_deselected(self) -> None:
