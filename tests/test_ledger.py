@@ -18,7 +18,7 @@ from pytest_fp8.questions.layers.products import Product
 from pytest_fp8.questions.ledger.compare import compare, find_in_ledger
 from pytest_fp8.questions.ledger.differences import outermost
 from pytest_fp8.questions.ledger.evidence import OwnedProduct, TwoLedgers
-from pytest_fp8.questions.ledger.work_rows import evaluated_otherwise
+from pytest_fp8.questions.ledger.rows import evaluated_otherwise
 from pytest_fp8.verdicts import Verdict
 
 

@@ -101,7 +101,7 @@ def test_another_mask_in_the_fp8_arm_is_named_with_the_layer(reentrant, parts):
 def test_a_mask_that_no_layer_sees_is_named_by_who_draws_it():
     both = ledgers(build=dropping(inside=0.0, after=0.1), convert=forgetting, loss=squares)
     found = find_in_ledger(both, "loss")
-    assert found.verdict is Verdict.INVALID
+    assert found.verdict is Verdict.FAIL
     assert HEADLINE in found.headline
     assert "blocks.1" in found.cause
 

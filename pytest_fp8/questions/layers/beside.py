@@ -13,7 +13,7 @@ from pytest_fp8.questions.layers.wire import same_on_all_ranks
 from pytest_fp8.questions.ledger.compare import never_called
 from pytest_fp8.questions.ledger.differences import outermost
 from pytest_fp8.questions.ledger.evidence import OwnedProduct, TwoLedgers
-from pytest_fp8.questions.ledger.work_rows import evaluated_otherwise
+from pytest_fp8.questions.ledger.rows import evaluated_otherwise
 from pytest_fp8.recipes import Stays
 
 WORTH_NAMING = 0.02

@@ -1,50 +1,22 @@
 """Compares the arms' ledgers row by row, and says of each difference that FP8 does not explain what it means. Pure.
 
-A new class of fault needs a row in :data:`ROWS`, not a new check.
+A new class of fault needs a row in :data:`pytest_fp8.questions.ledger.rows.ROWS`, not a new check.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from pytest_fp8.codes import C
 from pytest_fp8.questions.findings import SHOWN
-from pytest_fp8.questions.ledger import conversion_rows, step_rows, work_rows
 from pytest_fp8.questions.ledger.differences import Difference, Explained
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
+from pytest_fp8.questions.ledger.rows import ROWS, gradients_there
 from pytest_fp8.verdicts import Decision, Finding, Verdict
-
-Row = Callable[[TwoLedgers, Explained], Iterator[Difference]]
-ROWS: tuple[Row, ...] = (
-    # What a conversion answers for.
-    conversion_rows.weights_kept,
-    conversion_rows.weights_trained,
-    conversion_rows.layers_called,
-    # Causes before what follows from them.
-    conversion_rows.same_start,
-    step_rows.entered_alike,
-    step_rows.switches_alike,
-    step_rows.modes_alike,
-    work_rows.recomputed_alike,
-    work_rows.recomputed_the_same,
-    step_rows.passes_alike,
-    step_rows.optimizer_alike,
-    step_rows.updates_alike,
-    work_rows.calls_alike,
-    work_rows.products_alike,
-    work_rows.operators_alike,
-    step_rows.losses_alike,
-    step_rows.clipped_alike,
-    work_rows.waits_alike,
-    conversion_rows.gradients_there,
-    step_rows.random_alike,
-)
-"""Each row compares one class of facts. The first difference is the one that is reported."""
 
 
 def compare(ledgers: TwoLedgers) -> list[Difference]:
-    """All differences that FP8 does not explain, in the order of :data:`ROWS`."""
+    """All differences that FP8 does not explain, in the order of ``ROWS``."""
     explained = Explained(ledgers)
     return [difference for row in ROWS for difference in row(ledgers, explained)]
 
@@ -67,7 +39,7 @@ def find_in_ledger(ledgers: TwoLedgers, question: str) -> Finding | None:
 def find_where_gradients_are_missing(ledgers: TwoLedgers, question: str) -> Finding | None:
     """:func:`find_in_ledger` where weights get no gradient in the FP8 arm alone. Their layers then have no gradient
     products, and those of other layers of equal sizes may be taken for them."""
-    missing = any(conversion_rows.gradients_there(ledgers, Explained(ledgers)))
+    missing = any(gradients_there(ledgers, Explained(ledgers)))
     return find_in_ledger(ledgers, question) if missing else None
 
 

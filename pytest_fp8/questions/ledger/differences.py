@@ -40,32 +40,36 @@ OUTSIDE = "code outside all modules"
 
 
 class Explained:
-    """What the backend and its converted layers explain."""
+    """What the backend and its converted layers explain: dtypes, modules, and whose work follows from numbers."""
 
     def __init__(self, ledgers: TwoLedgers) -> None:
-        backend = backend_type(ledgers.backend)
-        self.autocast, self.other_modules = backend.through_accelerate, backend.other_modules
-        self.own_model = backend.brings_model
-        self.trainer = ledgers.backend.startswith("trainer_")
-        linears = set(ledgers.fp8.linears)
+        backend, reference, fp8 = backend_type(ledgers.backend), ledgers.reference, ledgers.fp8
+        self.backend = ledgers.backend
+        self.dtypes = not backend.through_accelerate
+        """Whether dtypes outside FP8 are compared."""
+        self.other_modules = backend.other_modules or not (reference.watched and fp8.watched)
+        """Whether modules, products and operators are others by design, or were not watched."""
+        self.routed = ledgers.routed()
+        """Modules whose work follows from numbers that the model computes."""
+        self.stepped_by_both = reference.optimizer.members.keys() & fp8.optimizer.members.keys()
+        linears = set(fp8.linears)
+        self.linears = linears.union(reference.linears)
         libraries = {
             name
-            for name, kind in ledgers.fp8.classes.items()
-            if kind.startswith(LIBRARIES) and not ledgers.reference.classes.get(name, "").startswith(LIBRARIES)
+            for name, kind in fp8.classes.items()
+            if kind.startswith(LIBRARIES) and not reference.classes.get(name, "").startswith(LIBRARIES)
         }
-        trained = (owned for owned in ledgers.fp8.products if owned.product.phase != EVALUATION)
-        multiplies = {owned.owner for owned in trained if owned.product.kind == FP8}
+        multiplies = {
+            owned.owner for owned in fp8.products if owned.product.phase != EVALUATION and owned.product.kind == FP8
+        }
         # A Linear in whose place multiplies FP8 is an FP8 layer, of whatever class.
         own = {enclosing(owner, linears) for owner in multiplies}
-        self.layers = {*ledgers.fp8.fp8_layers, *libraries, *filter(None, own)}
+        self.layers = {*fp8.fp8_layers, *libraries, *filter(None, own)}
         self._inside = tuple(f"{name}." for name in self.layers)
         self.functions = {owner for owner in multiplies if not self.owner(owner)}
         """Modules that multiply in FP8 and are no layers: they call a function with a weight, which may be that of a
         Linear that is then not called."""
-        self._unused = linears - ledgers.fp8.classes.keys()
-        self.routed = ledgers.routed()
-        self.work = not self.other_modules and ledgers.reference.watched and ledgers.fp8.watched
-        """Whether modules, products and operators can be compared one by one."""
+        self._unused = linears - fp8.classes.keys()
 
     def caller(self, name: str) -> str:
         """``name``; of a Linear that the FP8 arm does not call, the module that multiplies with its weight in FP8."""
@@ -227,9 +231,12 @@ WORDS: Mapping[Code, tuple[str, str, str]] = {
         "one arm computes in another precision where no FP8 layer is: autocast, .float(), .half(), a switch",
         SAME,
     ),
-    **dict.fromkeys(
-        (D.OTHER_WORK, D.OTHER_PASSES, D.OTHER_MODE, D.OTHER_RECOMPUTATION, D.OTHER_OPERATOR_SETTING), NOT_THE_SAME
+    D.OTHER_OPERATOR_SETTING: (
+        NOT_THE_SAME[0],
+        "settings differ, as the rate of a dropout, the epsilon of a norm, how a loss is reduced or weighted",
+        SAME,
     ),
+    **dict.fromkeys((D.OTHER_WORK, D.OTHER_PASSES, D.OTHER_MODE, D.OTHER_RECOMPUTATION), NOT_THE_SAME),
 }
 """Code -> headline, the cause where a row says no other, next step."""
 
