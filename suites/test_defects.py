@@ -175,3 +175,31 @@ class TestTiedHead:
     @known("accelerate", "convert_model unties the head, which a checkpoint then holds twice", Known)
     def test_a_checkpoint_can_be_carried_back(self, fp8_pair):
         judge(fp8_pair.checkpoints(), "untied")
+
+
+def scales_that_do_not_come_back(model):
+    """Tensors of Transformer Engine's scaling state that differ once the model's own state dict is loaded again."""
+    import os
+
+    from pytest_fp8.backends.transformer_engine import TransformerEngine
+
+    os.environ["NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"] = "1"
+    backend = TransformerEngine()
+
+    def scales():
+        layers = {name: backend.scaling(layer) for name, layer in model.named_modules()}
+        return {f"{name} {key}": t.clone() for name, kept in layers.items() if kept for key, t in kept.tensors.items()}
+
+    trained = scales()
+    state = {key: value for key, value in model.state_dict().items() if backend.is_scaling_state(key)}
+    backend.reset_scaling(model)
+    assert trained, "no layer keeps scales"
+    assert any(not new.equal(trained[name]) for name, new in scales().items()), "nothing was reset"
+    model.load_state_dict(state, strict=False)
+    return [name for name, loaded in scales().items() if not loaded.equal(trained[name])]
+
+
+@pytest.mark.fp8(cases=[Case("tiny", "transformer_engine", "delayed")])
+def test_scaling_state_comes_back_with_the_state_dict(fp8_pair):
+    fp8_pair.layers()
+    assert fp8_pair.fp8.call(scales_that_do_not_come_back) == []

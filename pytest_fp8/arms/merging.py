@@ -309,16 +309,6 @@ def _gradients(answers: Sequence[Any], operation: str) -> Any:
     return told
 
 
-def _scales(answers: Sequence[Answer], _: str) -> Any:
-    def of_all(key: str) -> dict[str, Any]:
-        found = (answer[key].items() for answer in answers)
-        return {f"rank {rank}: {name}": digest for rank, items in enumerate(found) for name, digest in items}
-
-    tensors = {key: of_all(key) for key in ("stored", "reset", "loaded", "fresh")}
-    told = {key: next((answer[key] for answer in answers if answer[key]), "") for key in ("refused", "failed")}
-    return {**tensors, **told, "no_place": max(answer["no_place"] for answer in answers)}
-
-
 def steps_of_all(answers: Sequence[Answer], _: str) -> dict[str, list[Any]]:
     """What each rank said of the same steps (``worker.record.clock.read_steps``) as one GPU's work, without what
     collectives wait for a late host.
@@ -436,7 +426,6 @@ RULES: dict[str, Rule] = {
         ),
         stale=union,
     ),
-    "carry_scales": _scales,
     "resume": record(losses=stepwise(fmean), data=fingerprint, inputs=concatenated),
 }
 """Operation -> how its answers are merged. Of any other operation rank 0's counts."""

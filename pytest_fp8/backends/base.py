@@ -119,14 +119,6 @@ class Backend(BackendFacts, ABC):
         """What this FP8 layer keeps between steps to scale by; ``None`` where a scale is taken from the operand."""
         return None
 
-    def new_layer(self, layer: torch.nn.Module) -> Any:
-        """This FP8 layer as before its first step, without memory for weights; ``None`` if none can be made."""
-        return None
-
-    def trusting_scaling_state(self) -> AbstractContextManager[Any]:
-        """Let the library unpickle scaling state, which this arm wrote."""
-        return nullcontext()
-
     def precision(self, case: Case) -> Callable[[], AbstractContextManager[Any]]:
         """Makes the context around each forward pass."""
         return nullcontext

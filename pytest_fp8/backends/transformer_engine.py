@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 from pytest_fp8.backends.base import Backend, Conversion, Scaling
 from pytest_fp8.backends.linears import linears, plan, put_in_place
 from pytest_fp8.casts import GRADIENT, INPUT, WEIGHT
-from pytest_fp8.environ import variables
 from pytest_fp8.recipes import PARALLEL, RecipeFacts
 
 if TYPE_CHECKING:
@@ -36,10 +35,6 @@ RECIPE_CLASSES = {
     "mxfp8": "MXFP8BlockScaling",
 }
 """Recipe -> its class in ``transformer_engine.common.recipe``."""
-
-
-TRUST = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
-"""Without it Transformer Engine 2.20 refuses to load delayed scaling's state, since it unpickles that."""
 
 
 class TransformerEngine(Backend):
@@ -138,14 +133,6 @@ class TransformerEngine(Backend):
         operands = {operand: kept[key].scale[place] for operand, (key, place) in places.items() if key in kept}
         history = tensors.get("scaling_fwd amax_history")
         return Scaling(tensors, operands, history[1:] if history is not None and len(history) > 1 else None)
-
-    def new_layer(self, module: torch.nn.Module) -> Any:
-        import transformer_engine.pytorch as te
-
-        return _without_weights(type(module), module, module.use_bias) if isinstance(module, te.Linear) else None
-
-    def trusting_scaling_state(self) -> AbstractContextManager[None]:
-        return variables({TRUST: "1"})
 
 
 def _without_weights(kind: Any, like: Any, bias: bool) -> Any:

@@ -22,7 +22,6 @@ from pytest_fp8.worker.answers.recorded import SEED
 from pytest_fp8.worker.answers.token_count import explain_rows, require_aligned_rows
 from pytest_fp8.worker.answers.yardstick import further_moved_gradients, moved_losses, moved_outputs, moved_resumes
 from pytest_fp8.worker.checkpoint import own, roundtrip
-from pytest_fp8.worker.checkpoint.scales import carry_scales
 from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.record import clock
 from pytest_fp8.worker.record.held_out import compared, held_out_output
@@ -143,10 +142,6 @@ class ArmServer:
         if store == OWN_STORE:
             return cast(dict[str, Any], to_plain(own.load(self.engine, Path(folder), optimizer)))
         return cast(dict[str, Any], to_plain(roundtrip.load(self.engine, Path(folder), store, optimizer)))
-
-    def carry_scales(self, folder: str) -> dict[str, Any]:
-        """Scaling state, saved and loaded again in FP8."""
-        return cast(dict[str, Any], to_plain(carry_scales(self.engine, Path(folder))))
 
     def logits(self, seed: int) -> bytes:
         """A fingerprint of what entered the model, in four bytes, and its output on the first rows of one held-out

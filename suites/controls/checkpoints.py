@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from controls.control import Control, micro, tiny
+from controls.control import Control, micro
 from controls.own_checkpoints import CASE, SAVED, STATE, load, save
 from pytest_fp8.codes import K
 
@@ -107,21 +107,6 @@ class CopyNotRenewed(Control):
 
     def stepped(self) -> None:
         self._copies.clear()
-
-
-class ScalesNotLoaded(Control):
-    """Transformer Engine's layers are given the scaling state that was stored, and do not take it. Weights and
-    optimizer are loaded: the first steps run with scales of a model that has not trained."""
-
-    number, id = 110, "scales-not-loaded"
-    title = "FP8 layers do not take their stored scaling state"
-    question = "checkpoints"
-    code = K.SCALES_LOST
-    case = tiny("transformer_engine", "delayed")
-
-    def converted(self, model: Any) -> None:
-        for layer in self.fp8_layers():
-            layer.set_extra_state = lambda state: None
 
 
 class OwnFunctions(Control):

@@ -178,7 +178,7 @@ class MomentsCarryOn(Control):
 class BatchesCarryOn(Control):
     """Both arms draw on where the last curve ended, as from an iterator, and so do both arms' other questions."""
 
-    number, id = 120, "batches-carry-on"
+    number, id = 110, "batches-carry-on"
     title = "batches of an iterator that goes on"
     question = "loss"
     code = C.NOT_ANEW

@@ -105,23 +105,6 @@ class BrokenProcess(FakeProcess):
         if control in ("reference-reads", "reference-sleeps"):
             found["step_ms"] = [BF16_MS * FACTORS[control]] * 5
 
-    def save(self, folder, store, optimizer):
-        keeps = self.is_fp8 and self.spec.case.recipe == "delayed"
-        return {**super().save(folder, store, optimizer), "scaling_state": ["q_proj._extra_state"] if keeps else []}
-
-    def carry_scales(self, folder):
-        stored, new = ({"q_proj scale_fwd": digest} for digest in (7, 0))
-        loaded = new if self.control == "scales-not-loaded" else stored
-        return {
-            "stored": stored,
-            "reset": new,
-            "loaded": loaded,
-            "fresh": stored,
-            "no_place": 0,
-            "refused": "",
-            "failed": "",
-        }
-
     def memory(self):
         peaks = super().memory()
         if self.control == "memory-up":

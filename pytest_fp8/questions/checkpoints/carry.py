@@ -15,7 +15,7 @@ from pytest_fp8.case import OWN, OWN_STORE, Case
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import Arm, PairArms
 from pytest_fp8.questions.checkpoints.check import logit_limit
-from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, Loaded, Resumed, Saved, Scales, Transfer
+from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, Loaded, Resumed, Saved, Transfer
 from pytest_fp8.questions.checkpoints.resuming import astray
 from pytest_fp8.recipes import backend_type
 
@@ -48,8 +48,6 @@ class Source:
     """Losses of the steps before it saved."""
     went_on: Resumed
     """The steps that it went on to train; :data:`NOT_RESUMED` where the case does not resume."""
-    scales: Scales | None = None
-    """Its scaling state, written and loaded again; ``None`` where that is not asked."""
 
 
 def transfers_of(pair: PairArms) -> list[Transfer]:
@@ -69,9 +67,6 @@ def _carry_both_ways(pair: PairArms) -> list[Transfer]:
     start = _logits_at_start(pair.fp8), reference_start
     with pair.temporary_folder() as folder:
         forth = _source(pair, pair.fp8, folder, stores)
-        if DCP in stores and forth.saved[DCP].scaling_state:
-            scales = from_plain(Scales, pair.fp8.request("carry_scales", folder=str(folder / "scales")))
-            forth = replace(forth, scales=scales)
         apart = Apart(
             relative_distance(*(each.values for each in start)),
             start[1].values.size,
@@ -189,7 +184,6 @@ def _carry(pair: PairArms, arms: tuple[str, str], store: str, source: Source, ta
         with_optimizer=optimizer,
         source=source.went_on,
         resumed=resumed,
-        scales=source.scales if store == DCP else None,
     )
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pytest_fp8.codes import K
 from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
 from pytest_fp8.questions.checkpoints.lost import COMPUTES, differing, first_lost, narrowed
-from pytest_fp8.questions.checkpoints.scales import words_on_scales
 from pytest_fp8.questions.checkpoints.words import OWN
 from pytest_fp8.questions.findings import some, tell
 from pytest_fp8.verdicts import Decision, Figures, Finding, passed
@@ -84,8 +83,7 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
         found = first_lost(transfer)
         if found is not None:
             left = _left_behind(transfers) if found.code in [row.code for row in COMPUTES] else None
-            direction = "fp8 -> fp8" if found.code is K.SCALES_LOST else transfer.direction
-            where = f"{direction} through {transfer.store}: {found.headline}"
+            where = f"{transfer.direction} through {transfer.store}: {found.headline}"
             said = replace(left, seen=f"{left.seen}; {where}") if left else replace(found, headline=where)
             return said.answer(QUESTION, figures)
     ways = ", ".join(f"{t.direction} ({t.store}{', resumed' if t.with_optimizer else ''})" for t in transfers)
@@ -98,7 +96,7 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
 
 def _remarks(t: Transfer) -> list[str]:
     """What was lost and fails nothing, each in a few words."""
-    said, left_out = [*_of_own(t), *words_on_scales(t.scales)], some([*t.saved.left_out, *t.loaded.left_out])
+    said, left_out = _of_own(t), some([*t.saved.left_out, *t.loaded.left_out])
     if t.with_optimizer and narrowed(t):
         said.append(f"{len(narrowed(t))} optimizer tensors arrive in their parameter's dtype, as load_state_dict casts")
     if t.loaded.unchecked:

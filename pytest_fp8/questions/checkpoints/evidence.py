@@ -118,27 +118,6 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Scales:
-    """Scaling state that an FP8 arm wrote through torch.distributed.checkpoint, lost, and loaded again. Of several
-    ranks, the names begin with the rank. The field names are the keys of its answer to ``carry_scales``."""
-
-    stored: Mapping[str, Any]
-    """``<layer> <tensor>`` -> digest of its bits when it was written."""
-    reset: Mapping[str, Any] = field(default_factory=dict)
-    """The same before it was loaded: that of a model that has made no step."""
-    loaded: Mapping[str, Any] = field(default_factory=dict)
-    """The same after it was loaded."""
-    fresh: Mapping[str, Any] = field(default_factory=dict)
-    """The same of new layers that it was loaded into before their first step; not every layer can be made anew."""
-    no_place: int = 0
-    """New layers whose own state dict has no place of that size for it."""
-    refused: str = ""
-    """What the library said where it refused to load its own state, until that was allowed."""
-    failed: str = ""
-    """The error that writing or loading ended in."""
-
-
-@dataclass(frozen=True)
 class Resumed:
     """The steps that an arm trained after it had saved or loaded a checkpoint."""
 
@@ -192,9 +171,6 @@ class Transfer:
     """The steps that the source went on to train after saving."""
     resumed: Resumed = NOT_RESUMED
     """The same steps, trained by the target after loading."""
-    scales: Scales | None = None
-    """What became of the source's scaling state in this store; ``None`` where that is not asked."""
-
     ranks: tuple[str, str] = ("", "")
     """Where a checkpoint changes its number of ranks: on how many each arm ran, as `` on 2 ranks``."""
 

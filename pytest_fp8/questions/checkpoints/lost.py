@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from pytest_fp8.codes import Code, K
 from pytest_fp8.questions.checkpoints.evidence import Transfer
 from pytest_fp8.questions.checkpoints.resuming import astray, losses, other_data, resume_limit
-from pytest_fp8.questions.checkpoints.scales import SCALES_EXPECTED, lost_scales
 from pytest_fp8.questions.checkpoints.words import OWN, WITH_SCALES, WORDS
 from pytest_fp8.questions.findings import some, tell
 from pytest_fp8.verdicts import Finding, Verdict
@@ -246,7 +245,6 @@ OF_STORES = (
     ),
     Row(K.NOTHING_LOADED, BIT_EQUAL, _nothing_loaded),
     *(CHANGED, STALE, OPTIMIZER, *COMPUTES),
-    Row(K.SCALES_LOST, SCALES_EXPECTED, lost_scales),
 )
 OF_OWN = (
     Row(

@@ -86,12 +86,6 @@ WORDS: Words = {
         "the optimizer restarted from nothing, or what the step reads is not carried: counters, flags, what is trained",
         "check that optimizer state and step count were loaded",
     ),
-    K.SCALES_LOST: (
-        "{headline}",
-        "{cause}",
-        "save and load the keys that end in _extra_state; until then calibrate after a load: a few forward and "
-        "backward passes without optimizer steps",
-    ),
 }
 WITH_SCALES: Words = {
     K.COMPUTES_OTHERWISE: (
