@@ -16,17 +16,14 @@ from typing import Any
 
 from pytest_fp8 import gpu as gpus
 from pytest_fp8.arms.environment import arm_env
-from pytest_fp8.arms.memory_plan import GIB, exceed_together, peak_bytes
 from pytest_fp8.arms.scratch import temporary_folder
-from pytest_fp8.case import Case
 from pytest_fp8.codes import Code, R
 from pytest_fp8.gpu import Gpu
 from pytest_fp8.libraries import library_versions, requirements, wanted
 from pytest_fp8.recipes import unmet_need
-from pytest_fp8.zoo.shapes import SHAPES
 
 DESCRIPTION = """\
-Say what this machine can do for FP8 training: GPU, recipes, libraries, cuDNN, memory, clocks and neighbours, and one
+Say what this machine can do for FP8 training: GPU, recipes, libraries, cuDNN, clocks and neighbours, and one
 real FP8 product in each library. Exit 0: nothing is in the way; 1: something is.
 """
 WIDTH = 100
@@ -117,7 +114,6 @@ def findings(products: bool) -> Iterator[Line]:
     yield from library_findings()
     yield from cudnn_findings() if gpu else ()
     yield from recipe_findings(gpu)
-    yield from memory_findings(gpu) if gpu and gpu.chip else ()
     if products and (gpu is None or gpu.chip):
         yield from product_findings(gpu)
 
@@ -127,7 +123,7 @@ def gpu_finding(gpu: Gpu | None, absent: str) -> Line:
         runs = "Cases with emulated=True run on the CPU: layers, numerics, loss, checkpoints; never speed or memory"
         return Line("GPU", NOTE, f"{absent}. {runs}")
     capability = ".".join(map(str, gpu.capability))
-    text = f"{gpu.name}, driver {gpu.driver}, compute capability {capability}, {gpu.memory / GIB:.1f} GiB"
+    text = f"{gpu.name}, driver {gpu.driver}, compute capability {capability}, {gpu.memory / 2**30:.1f} GiB"
     text += f", power limit {gpu.power_limit:.0f} W" if gpu.power_limit else ""
     if gpu.chip:
         return Line("GPU", OK, f"{text}; {gpu.chip}: --fp8-gpu={gpu.key}")
@@ -178,18 +174,6 @@ def recipe_findings(gpu: Gpu | None) -> Iterator[Line]:
             runs = ", ".join(recipe for recipe, need in needs.items() if not need) or "none"
             lacking = "".join(f"; {recipe} {need}" for recipe, need in needs.items() if need)
             yield Line("recipes", OK if runs != "none" else NOTE, f"{name}: {runs}{lacking}")
-
-
-def memory_findings(gpu: Gpu) -> Iterator[Line]:
-    """Which of the suite's models fit, with both arms side by side or one after the other. An estimate."""
-    for backend, recipe in (("torchao", "tensorwise"), ("transformer_engine", "delayed")):
-        words: dict[str, list[str]] = {"side by side": [], "by turns": [], "too large": []}
-        for model in SHAPES:
-            case = Case(model, backend, recipe)
-            large, turns = peak_bytes(case) > gpu.memory, exceed_together(case, gpu)
-            words["too large" if large else "by turns" if turns else "side by side"].append(model)
-        listed = "; ".join(f"{word}: {', '.join(models)}" for word, models in words.items() if models)
-        yield Line("memory", OK, f"both arms with {backend}, as estimated: {listed}")
 
 
 def library_findings() -> Iterator[Line]:

@@ -1,4 +1,4 @@
-"""What a test asks: ``fp8_pair``. Each question gathers its evidence once, judges it, and notes it for the record.
+"""What a test asks: ``fp8_pair``. Each question asks both arms, judges, and is noted for the record.
 
 ``fp8_pair.loss()`` gives the decision; ``fp8_pair.assert_loss()`` also fails the test where the verdict says so.
 """
@@ -6,40 +6,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_fp8.arms.arm import Arm
 from pytest_fp8.arms.pair import PairArms
+from pytest_fp8.arms.pool import Arm
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.case import OWN, Case, field_value
-from pytest_fp8.codes import R
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import FRESH_PAIRS, Settings
-from pytest_fp8.questions.again import look_again
+from pytest_fp8.plan import Asking, Begin
+from pytest_fp8.questions.asks import fp8_layers, ledgers_of, numerics_of, reference_ledger
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
-from pytest_fp8.questions.checkpoints.evidence import Transfer
-from pytest_fp8.questions.gathering import Gathering, tasks_of
 from pytest_fp8.questions.layers.check import COUNTED, LayersFigures, check_layers, strictly
-from pytest_fp8.questions.layers.evidence import LayersEvidence, fp8_layers
 from pytest_fp8.questions.ledger.compare import blame_in_ledger, unless_unlike
-from pytest_fp8.questions.ledger.evidence import TwoLedgers, ledgers_of, reference_ledger
 from pytest_fp8.questions.loss.check import LossFigures, check_loss, judge_gap
-from pytest_fp8.questions.loss.evidence import LossEvidence, is_cross_entropy, loss_looks
-from pytest_fp8.questions.loss.first_step import with_moved_first_losses, with_rounding
-from pytest_fp8.questions.loss.restart import with_doubt
-from pytest_fp8.questions.memory import MemoryEvidence, check_memory, memory_of
+from pytest_fp8.questions.loss.evidence import LossEvidence, is_cross_entropy
+from pytest_fp8.questions.loss.first_step import with_moved_first_losses
+from pytest_fp8.questions.loss.question import loss_of
+from pytest_fp8.questions.memory import check_memory, memory_of
 from pytest_fp8.questions.numerics.check import check_numerics
 from pytest_fp8.questions.numerics.draws import with_further_draws
-from pytest_fp8.questions.numerics.evidence import NumericsEvidence, numerics_of
-from pytest_fp8.questions.speed.evidence import TimingEvidence
-from pytest_fp8.questions.speed.question import SpeedQuestion
-from pytest_fp8.questions.unanswered import cannot, not_held
+from pytest_fp8.questions.speed.evidence import TimingEvidence, timing_of
+from pytest_fp8.questions.speed.question import Row, SpeedQuestion
+from pytest_fp8.questions.unanswered import cannot
 from pytest_fp8.report.record import CaseNotes
 from pytest_fp8.stats.components import MEASURED, Components
 from pytest_fp8.stats.looks import GATED_CASES
-from pytest_fp8.stats.loss import LossGap
 from pytest_fp8.verdicts import CheckFailed, Decision, Verdict, passed
 
 if TYPE_CHECKING:
@@ -47,6 +42,10 @@ if TYPE_CHECKING:
 
 __tracebackhide__ = True
 """For pytest: a failure is the user's line, not one of this module's."""
+
+T = TypeVar("T")
+Answer = tuple[Decision, list[Row]]
+"""A decision, and what a baseline stores of it."""
 
 
 class Fp8Pair:
@@ -71,19 +70,19 @@ class Fp8Pair:
         asked: Collection[str] = (),
     ) -> None:
         """``time_first``: whether this session may ask for the speed, which is then measured first. ``asked``: what its
-        tests are known to ask. ``compare_with_base``: times base's FP8 arm beside this one; ``None`` where no base was
-        named. ``host_bound``: whether a stored session is."""
+        tests are known to ask, as their marks name it. ``compare_with_base``: times base's FP8 arm beside this one;
+        ``None`` where no base was named. ``host_bound``: whether a stored session is."""
         self.case: Case = arms.case
         self.baseline = baseline
         self._arms, self._settings, self.notes = arms, settings, notes
         pairs = FRESH_PAIRS if settings.update else None
         speed = SpeedQuestion(arms, host_bound, self._history, components, baseline_file, gated_cases, pairs)
-        self._speed_question = speed
+        self.speed_question = speed
         self._compare_with_base = compare_with_base
         self._time_first = time_first and self.case.asks("speedup")
-        twin = not self._stored("loss_twin_gap")
-        self._gathering = Gathering(arms, asked, lambda: tasks_of(arms, speed.first_timing, self._look_at_loss, twin))
-        self._metrics: dict[str, tuple[list[Any], float | None]] = {}
+        self._asked = asked
+        self._gathered: dict[str, Exception] | None = None
+        """The errors of the questions that were asked together, once they were; of arms that take turns."""
         speed.timer.on_pair = notes.timed
 
     @property
@@ -98,98 +97,46 @@ class Fp8Pair:
 
     def start(self, then: Iterable[Arm] = ()) -> None:
         """Have both arms alive, and processes for the next case on their way (:meth:`TwoArms.start`)."""
-        self._arms.start(then)
+        self._arms.start(list(then))
 
-    # -- evidence -------------------------------------------------------------------------------------------------
-
-    def layers_evidence(self) -> LayersEvidence:
-        self._before("layers")
-        return fp8_layers(self._arms)
-
-    def numerics_evidence(self) -> NumericsEvidence:
-        self._before("numerics")
-        return with_further_draws(self._arms, numerics_of(self._arms))
-
-    def loss_evidence(self) -> LossEvidence:
-        """Curves for the case's seeds, and for further ones while these do not decide."""
-        return self._loss_looks()[0]
+    def evidence(self, begin: Begin[T], question: str = "") -> T:
+        """What a question's generator gathers: ``fp8_pair.evidence(fp8_layers)``."""
+        self._before(question)
+        return self._arms.run(begin)
 
     def timing_evidence(self, look: int = 0) -> TimingEvidence:
         """The evidence of one look of :data:`pytest_fp8.stats.looks.GATE`."""
-        self._before("speedup", profiles=False)
-        evidence = self._speed_question.timing(look)
-        self.notes.timed(self._speed_question.timer.recording())
-        return evidence
-
-    def ledgers(self) -> TwoLedgers:
-        """What both arms did in one instrumented step besides FP8."""
-        self._before("ledger")
-        return ledgers_of(self._arms, self.case.backend)
-
-    def memory_evidence(self) -> MemoryEvidence:
-        self._before("memory", profiles=False)
-        return memory_of(self._arms)
-
-    def checkpoint_evidence(self) -> list[Transfer]:
-        self._before("checkpoints", profiles=False)
-        return transfers_of(self._arms)
+        return self.evidence(lambda: timing_of(self._arms, self.speed_question.timer, look), "speedup")
 
     # -- decisions ------------------------------------------------------------------------------------------------
 
     def layers(self) -> Decision:
         """Is FP8 really running: every Linear accounted for, every product executed, the recipe in force."""
-        counts = {name: self._stored(name)[0] for name in COUNTED if self._stored(name)}
-        evidence = self.layers_evidence()
-        decision = check_layers(self.case, evidence, self._stored("fp8_share"), counts, self.ledgers())
-        if self._settings.strict:
-            decision = strictly(decision, evidence)
-        figures = decision.figures
-        assert isinstance(figures, LayersFigures)
-        self._measured("fp8_share", [figures.fp8_share])
-        for name, count in figures.counted().items():
-            self._measured(name, [count])
-        return self._note(decision)
+        return self._decide("layers")
 
     def numerics(self) -> Decision:
         """Does FP8 compute what it should: operand formats, each layer's products, gradients against BF16's."""
-        layers = self.layers_evidence()
-        decision = check_numerics(self.case, self.numerics_evidence(), layers)
-        return self._note(blame_in_ledger(decision, self.ledgers()) if decision.verdict is Verdict.FAIL else decision)
+        return self._decide("numerics")
 
     def loss(self) -> Decision:
         """Is the loss still right: curves of several seeds against BF16's."""
-        evidence, gap = self._loss_looks()
-        decision = check_loss(evidence, self._stored("loss_twin_gap"), gap)
-        figures = decision.figures
-        assert isinstance(figures, LossFigures)
-        self._measured("loss_gap", list(figures.gaps), figures.margin)
-        self._measured("loss_twin_gap", list(figures.twin_gaps) or self._stored("loss_twin_gap"), figures.margin)
-        return self._note(unless_unlike(decision, self.ledgers()))
+        return self._decide("loss")
 
     def faster(self, floor: float | None = None) -> Decision:
         """Is FP8 faster than BF16 by the floor: ``floor`` times, by default the case's own."""
-        bound = self.case.floor if floor is None else field_value("floor", floor)
-        return self._speed("faster", bound)
+        return self._decide("faster", self.case.floor if floor is None else field_value("floor", floor))
 
     def speedup(self) -> Decision:
         """Is the speedup still that of the stored baseline. The floor is the question of :meth:`faster`."""
-        return self._speed("speedup", None)
+        return self._decide("speedup")
 
     def memory(self) -> Decision:
         """What does it cost in memory: peaks of one training step."""
-        if not self.case.asks("memory"):
-            return self._note(cannot(self.case, "memory"))
-        stored = [] if self._settings.update else self._stored("memory_ratio")[:1]
-        decision = self._stored_now(check_memory(self.memory_evidence(), *stored))
-        decision = unless_unlike(decision, self.ledgers())
-        self._measured("memory_ratio", [decision.numbers["ratio"]])
-        if (held := decision.numbers["activation_ratio"]) is not None:
-            self._measured("activation_ratio", [held])
-        return self._note(decision)
+        return self._decide("memory")
 
     def checkpoints(self) -> Decision:
         """Can I switch back: checkpoints carried both ways."""
-        return self._note(check_checkpoints(self.checkpoint_evidence()))
+        return self._decide("checkpoints")
 
     # -- assertions -----------------------------------------------------------------------------------------------
 
@@ -221,47 +168,109 @@ class Fp8Pair:
         """As :meth:`assert_layers`, of :meth:`checkpoints`."""
         return self._require("checkpoints", self.checkpoints)
 
+    # -- what each question asks, and how it is judged --------------------------------------------------------------
+
+    def _layers(self, _: float | None) -> Asking[Answer]:
+        ledgers = yield from ledgers_of(self.case.backend)
+        evidence = yield from fp8_layers()
+        counts = {name: self._stored(name)[0] for name in COUNTED if self._stored(name)}
+        decision = check_layers(self.case, evidence, self._stored("fp8_share"), counts, ledgers)
+        if self._settings.strict:
+            decision = strictly(decision, evidence)
+        figures = decision.figures
+        assert isinstance(figures, LayersFigures)
+        measured = {"fp8_share": figures.fp8_share, **figures.counted()}
+        return decision, [(name, [value], None) for name, value in measured.items()]
+
+    def _numerics(self, _: float | None) -> Asking[Answer]:
+        first = yield from numerics_of()
+        layers = yield from fp8_layers()
+        evidence = yield from with_further_draws(self.case, first)
+        decision = check_numerics(self.case, evidence, layers)
+        if decision.verdict is Verdict.FAIL:
+            decision = blame_in_ledger(decision, (yield from ledgers_of(self.case.backend)))
+        return decision, []
+
+    def _loss(self, _: float | None) -> Asking[Answer]:
+        frozen = self._stored("loss_twin_gap")
+        judge = partial(judge_gap, frozen_margin=frozen)
+        evidence = yield from self.loss_evidence()
+        decision = check_loss(evidence, frozen, judge(evidence))
+        decision = unless_unlike(decision, (yield from ledgers_of(self.case.backend)))
+        figures = decision.figures
+        assert isinstance(figures, LossFigures)
+        twins = list(figures.twin_gaps) or frozen
+        return decision, [("loss_gap", list(figures.gaps), figures.margin), ("loss_twin_gap", twins, figures.margin)]
+
+    def loss_evidence(self) -> Asking[LossEvidence]:
+        """Curves for the case's seeds, and for further ones while these do not decide."""
+        frozen = self._stored("loss_twin_gap")
+        reference = yield from reference_ledger()
+        nats = self.case.model != OWN or is_cross_entropy(reference)
+        judge = partial(judge_gap, frozen_margin=frozen)
+        evidence = yield from loss_of(self._arms, not frozen, nats, judge)
+        return (yield from with_moved_first_losses(evidence))
+
+    def _memory(self, _: float | None) -> Asking[Answer]:
+        yield from reference_ledger()
+        evidence = yield from memory_of()
+        ledgers = yield from ledgers_of(self.case.backend)
+        stored = [] if self._settings.update else self._stored("memory_ratio")[:1]
+        decision = unless_unlike(self._stored_now(check_memory(evidence, *stored)), ledgers)
+        rows: list[Row] = [("memory_ratio", [decision.numbers["ratio"]], None)]
+        if (held := decision.numbers["activation_ratio"]) is not None:
+            rows.append(("activation_ratio", [held], None))
+        return decision, rows
+
+    def _checkpoints(self, _: float | None) -> Asking[Answer]:
+        return check_checkpoints((yield from transfers_of(self._arms))), []
+
+    def _speed(self, floor: float | None) -> Asking[Answer]:
+        """``floor``: the speedup over BF16 to exceed; ``None``: the stored baseline is asked."""
+        decision, rows = yield from self.speed_question.decide(floor)
+        ledgers = yield from ledgers_of(self.case.backend)
+        return unless_unlike(self._stored_now(decision), ledgers), rows
+
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _loss_looks(self) -> tuple[LossEvidence, LossGap]:
-        self._before("loss")
-        return self._look_at_loss()
-
-    def _look_at_loss(self) -> tuple[LossEvidence, LossGap]:
-        frozen = self._stored("loss_twin_gap")
-        nats = self.case.model != OWN or is_cross_entropy(reference_ledger(self._arms))
-
-        def look() -> tuple[LossEvidence, LossGap]:
-            judge = partial(judge_gap, frozen_margin=frozen)
-            looks = with_rounding(self._arms, loss_looks(self._arms, twin=not frozen, nats=nats), judge)
-            evidence, _ = look_again(looks, lambda each: with_doubt(judge(each), each))
-            return with_moved_first_losses(self._arms, evidence), judge(evidence)
-
-        return self._arms.once("loss", look)
-
-    def _before(self, question: str, profiles: bool = True) -> None:
-        """Gather what the session will ask of arms that take turns; elsewhere time them before a question ``profiles``
-        or hooks them, where this session may ask for the speed: a process that was profiled once may be slower
-        (docs/limits.md). Raises ``ArmError``."""
-        self.used = True
-        if not self._gathering.has(question) and profiles and self._time_first and not self._gathering.gathered:
-            self._speed_question.first_timing()
-
-    def _speed(self, question: str, floor: float | None) -> Decision:
-        """``floor``: the speedup over BF16 to exceed; ``None``: the stored baseline is asked."""
-        if not self.case.asks("speedup"):
-            return self._note(cannot(self.case, "speedup"), question)
-        self._before("speedup", profiles=False)
-        decision, rows = self._speed_question.decide(floor)
-        self.notes.timed(self._speed_question.timer.recording())
-        for row in rows:
-            self._measured(*row)
-        decision = unless_unlike(self._stored_now(decision), self.ledgers())
-        if self._compare_with_base is not None and floor is None:
+    def _decide(self, name: str, floor: float | None = None) -> Decision:
+        question = QUESTIONS[name]
+        if question.on_a_gpu and not self.case.asks(question.asked_as or name):
+            return self._note(name, cannot(self.case, question.asked_as or name))
+        decision, rows = self.evidence(lambda: question.ask(self, floor), question.asked_as or name)
+        if question.ask is Fp8Pair._speed:
+            self.notes.timed(self.speed_question.timer.recording())
+        if name == "speedup" and self._compare_with_base is not None:
             from pytest_fp8.compare.gate import with_base
 
-            decision = with_base(decision, self._arms.once(f"base {self.case.tolerance}", self._compare_with_base))
-        return self._note(decision, question)
+            compared = self._arms.once(f"base {self.case.tolerance}", self._compare_with_base)
+            decision = with_base(decision, compared)
+        return self._note(name, decision, rows)
+
+    def _before(self, question: str) -> None:
+        """Ask what the session will ask of arms that take turns; elsewhere time them before a question profiles or
+        hooks them, where this session may ask for the speed: a process that was profiled once may be slower
+        (docs/limits.md). Raises ``ArmError``."""
+        self.used = True
+        if self._asked and self._arms.takes_turns:
+            if self._gathered is None:
+                self._gathered = self._arms.gather(self._tasks())
+            if question in self._gathered:
+                raise self._gathered[question]
+        elif self._time_first and question not in UNPROFILED:
+            self._arms.run(self.speed_question.first_timing)
+
+    def _tasks(self) -> dict[str, Begin[Any]]:
+        """What this session's tests will ask, the timing first: it must see a process that was not profiled. A question
+        that no mark names asks for itself."""
+        tasks: dict[str, Begin[Any]] = {"speedup": self._first_look}
+        tasks |= {name: partial(each.ask, self, None) for name, each in QUESTIONS.items() if name != "speedup"}
+        return {name: task for name, task in tasks.items() if name in self._asked}
+
+    def _first_look(self) -> Asking[None]:
+        """Of the speed. Further ones are asked where a test's question is left open."""
+        yield from self.speed_question.first_timing()
+        yield from ledgers_of(self.case.backend)
 
     def _stored_now(self, decision: Decision) -> Decision:
         """In an update a decision for which there was no baseline passes: this run stores one."""
@@ -273,27 +282,47 @@ class Fp8Pair:
         try:
             decision = decide()
         except Fp8Error as error:
-            if error.code is not R.TOO_LARGE:
-                self.notes.error(question, error)
-                raise error.with_traceback(None) from None
-            decision = self._note(not_held(question, error))
+            self.notes.error(question, error)
+            raise error.with_traceback(None) from None
         answer = self.notes.asserted(question)
         if decision.verdict is Verdict.FAIL or (self._settings.strict and not decision.verdict.passes):
             raise CheckFailed(decision.message, decision.verdict, told=answer)
         return decision
 
-    def _note(self, decision: Decision, as_question: str = "") -> Decision:
+    def _note(self, question: str, decision: Decision, rows: Iterable[Row] = ()) -> Decision:
         self.used = True
-        self.notes.answer(as_question or decision.question, decision, self._metrics)
-        self._metrics = {}
+        stored = self.case.backend != "bf16"
+        metrics = {name: (values, tolerance) for name, values, tolerance in rows if values and stored}
+        self.notes.answer(question, decision, metrics)
         return decision
-
-    def _measured(self, metric: str, values: list[Any], tolerance: float | None = None) -> None:
-        if values and self.case.backend != "bf16":
-            self._metrics[metric] = values, tolerance
 
     def _history(self, metric: str) -> list[list[Any]]:
         return self.baseline.history(metric) if self.baseline is not None else []
 
     def _stored(self, metric: str) -> list[Any]:
         return self.baseline.values(metric) if self.baseline is not None else []
+
+
+@dataclass(frozen=True)
+class Question:
+    """One of the seven."""
+
+    ask: Callable[[Fp8Pair, float | None], Asking[Answer]]
+    """Asks both arms and judges; given the floor, where there is one."""
+    on_a_gpu: bool = False
+    """Whether a case may leave it out, as emulated ones do."""
+    asked_as: str = ""
+    """What marks call it, where that is another name."""
+
+
+QUESTIONS = {
+    "layers": Question(Fp8Pair._layers),
+    "numerics": Question(Fp8Pair._numerics),
+    "loss": Question(Fp8Pair._loss),
+    "faster": Question(Fp8Pair._speed, on_a_gpu=True, asked_as="speedup"),
+    "speedup": Question(Fp8Pair._speed, on_a_gpu=True),
+    "memory": Question(Fp8Pair._memory, on_a_gpu=True),
+    "checkpoints": Question(Fp8Pair._checkpoints),
+}
+UNPROFILED = ("speedup", "memory", "checkpoints")
+"""Questions whose requests leave a process as fast as it was."""

@@ -95,8 +95,6 @@ class BackendFacts:
     """The backend of the BF16 arm."""
     reference_on_ranks: str = "bf16"
     """The same on several GPUs."""
-    over_bf16: float = 1.0
-    """The peak memory of its step over BF16's, roughly."""
     through_accelerate: bool = False
     """Accelerate prepares the model: it parallelizes, and its state stays in the process. Its users get BF16 autocast
     around the forward pass and outputs in float32: dtypes outside FP8 are not compared."""

@@ -5,6 +5,7 @@ import pytest
 from floor import assert_faster
 from integrations import MOE, VIT
 from pytest_fp8 import Workload, pad_to_multiple
+from pytest_fp8.questions.asks import fp8_layers
 
 CASES = VIT + MOE
 EXPERTS = 5
@@ -104,7 +105,7 @@ def fp8_workload(fp8_case):
 def test_the_classifier_and_the_patches_stay_and_all_else_is_fp8(fp8_pair):
     decision = fp8_pair.assert_layers()
     assert decision.numbers["skipped"] == {"head: output projections stay in high precision": 1}
-    assert fp8_pair.layers_evidence().skipped.keys() == {"classifier"}
+    assert fp8_pair.evidence(fp8_layers).skipped.keys() == {"classifier"}
 
 
 @pytest.mark.fp8(cases=MOE, question="layers")

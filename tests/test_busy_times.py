@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -159,7 +160,7 @@ def gated(monkeypatch, slow):
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
     arms.start()
     timer = BlockTimer(arms)
-    taken = [timing_of(arms, timer, look) for look in range(len(GATE.pairs))][-1]
+    taken = [arms.run(partial(timing_of, arms, timer, look)) for look in range(len(GATE.pairs))][-1]
     pool.close()
     return taken
 
@@ -178,11 +179,12 @@ def test_arms_that_take_turns_have_the_busy_times_of_their_profile(monkeypatch, 
     """Others would cost a build of each."""
     install(monkeypatch, H200, busy=40.0 if waits else 99.0, kernels_alone=True)
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Waiting if waits else FakeProcess)
-    pool = ArmPool(H200, turns=lambda case, gpu: True)
+    pool = ArmPool(H200)
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    pool.separate(*arms.pair)
     arms.start()
     timer = BlockTimer(arms, takes_busy=True)
-    taken = timing_for_baseline(arms, timer, 2, lambda _: True)
+    taken = arms.run(lambda: timing_for_baseline(arms, timer, 2, lambda _: True))
     pool.close()
     assert arms.takes_turns
     assert [len(times) for times in taken.fp8_busy] == [5, 0]
@@ -205,7 +207,7 @@ def test_an_update_measures_a_few_more_pairs_until_they_can_be_stored(monkeypatc
     pool = ArmPool(H200)
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
     arms.start()
-    taken = timing_for_baseline(arms, BlockTimer(arms), 2, lambda found: len(found.fp8) >= fit_at)
+    taken = arms.run(lambda: timing_for_baseline(arms, BlockTimer(arms), 2, lambda found: len(found.fp8) >= fit_at))
     pool.close()
     assert len(taken.fp8) == len(taken.bf16) == measured
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from helpers.carried import CASE, LivePair
 from pytest_fp8 import Verdict, Workload
-from pytest_fp8.questions.checkpoints.carry import transfers_of
+from pytest_fp8.questions.checkpoints.carry import _carry_both_ways
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
 
 pytestmark = pytest.mark.slow
@@ -38,9 +38,7 @@ def apart(model, x):
 def test_what_it_answered_in_between_does_not_matter(tmp_path):
     workload = Workload(build=Turned, batch=lambda step: torch.randn(32, 64), loss=apart)
     pair = LivePair(replace(CASE, checkpoint_formats=("safetensors",)), tmp_path, workload)
-    kept = {}
-    pair.shared = lambda what, ask: kept[what] if what in kept else kept.setdefault(what, ask())
     for _ in range(2):
-        decision = check_checkpoints(transfers_of(pair))
+        decision = check_checkpoints(pair.run(lambda: _carry_both_ways(pair)))
         assert decision.verdict is Verdict.PASS, decision.message
         pair.bf16.request("curve", seed=1, steps=1)

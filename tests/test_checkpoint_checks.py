@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.evidence import trained, transfer, verdict_of
+from helpers.stand_in import StandIn
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import K
 from pytest_fp8.questions.checkpoints.carry import relative_distance, with_moved_reference
@@ -87,22 +88,23 @@ class Reference:
     """It tells what its outputs and losses do when its weights are moved."""
 
     def __init__(self, outputs, losses):
-        self.bf16, self.asked, self._answers = self, [], {"moved_outputs": outputs, "moved_resumes": losses}
+        self.asked, self._answers = [], {"moved_outputs": outputs, "moved_resumes": losses}
 
     def request(self, operation, **arguments):
         self.asked.append(operation)
         return self._answers.get(operation)
 
-    def shared(self, what, ask):
-        return ask()
+    def moved(self, transfers):
+        arms = StandIn(None, self)
+        return arms.run(lambda: with_moved_reference(arms, transfers))
 
 
 def test_a_router_that_is_undecided_after_training_is_no_fault_of_the_checkpoint():
     far = transfer(logit_distance=0.17)
     verdict_of(check_checkpoints([far]), Verdict.FAIL, K.COMPUTES_OTHERWISE)
     undecided, steady = Reference([0.07, 0.17, 0.12], []), Reference([0.03, 0.04, 0.03], [])
-    verdict_of(check_checkpoints(with_moved_reference(undecided, [far])), Verdict.PASS)
-    verdict_of(check_checkpoints(with_moved_reference(steady, [far])), Verdict.FAIL, K.COMPUTES_OTHERWISE)
+    verdict_of(check_checkpoints(undecided.moved([far])), Verdict.PASS)
+    verdict_of(check_checkpoints(steady.moved([far])), Verdict.FAIL, K.COMPUTES_OTHERWISE)
     assert undecided.asked == steady.asked == ["curve", "moved_outputs"]
 
 
@@ -111,8 +113,8 @@ def test_training_that_small_changes_send_another_way_is_no_fault_of_the_checkpo
     astray = losses([0.7915, 0.7884, 0.7222, 0.7029], [0.7916, 0.7371, 0.6641, 0.6468])
     verdict_of(check_checkpoints([astray]), Verdict.FAIL, K.DOES_NOT_GO_ON)
     searching, steady = Reference([], [0.006, -0.001, 0.039]), Reference([], [0.006, -0.001, 0.003])
-    verdict_of(check_checkpoints(with_moved_reference(searching, [astray])), Verdict.PASS)
-    verdict_of(check_checkpoints(with_moved_reference(steady, [astray])), Verdict.FAIL, K.DOES_NOT_GO_ON)
+    verdict_of(check_checkpoints(searching.moved([astray])), Verdict.PASS)
+    verdict_of(check_checkpoints(steady.moved([astray])), Verdict.FAIL, K.DOES_NOT_GO_ON)
     assert searching.asked == ["moved_resumes"]
 
 
@@ -128,7 +130,7 @@ def test_a_source_that_diverged_says_nothing_of_its_checkpoint():
 def test_a_reference_is_asked_nothing_more_where_limits_hold_or_nothing_was_loaded():
     reference = Reference([], [])
     sound = [transfer(), transfer(logit_distance=math.nan, loaded_changes={"loaded": False})]
-    assert with_moved_reference(reference, sound) == sound
+    assert reference.moved(sound) == sound
     assert not reference.asked
 
 

@@ -9,17 +9,15 @@ import pytest
 from helpers.crowded import alive, beside_another, pair_of_8b, several_gpus
 from helpers.fakes import H100, H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case
-from pytest_fp8.arms.arm import Arm
 from pytest_fp8.arms.environment import ArmEnvironment
 from pytest_fp8.arms.pair import PairArms
-from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.arms.room import Room
+from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.codes import R
 from pytest_fp8.compare.session import Model, compare_in
+from pytest_fp8.plan import REFERENCE
+from pytest_fp8.questions.asks import fp8_layers, layers_of, numerics_of
 from pytest_fp8.questions.checkpoints.carry import transfers_of
-from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
-from pytest_fp8.questions.numerics.evidence import numerics_of
 from pytest_fp8.questions.speed.evidence import timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.verdicts import Verdict
@@ -51,19 +49,16 @@ def pair(world):
     ],
 )
 def test_a_step_must_fit_beside_what_the_other_arm_holds(what, gpu, steps, held, crowded):
-    keys = ("bf16", "fp8")
-    said = {
-        key: {"memory": {"step": step * GIB, "peak": 1.2 * step * GIB, "allocated": held * GIB}}
-        for key, step in zip(keys, steps, strict=True)
-    }
-    arms = [Arm(key, ArmSpec(CASE, "cuda"), pool=None) for key in keys]
-    assert Room(gpu, said).crowded(arms) is crowded, what
+    pool = ArmPool(gpu)
+    arms = [Arm(key, ArmSpec(CASE, "cuda"), pool) for key in ("bf16", "fp8")]
+    for arm, step in zip(arms, steps, strict=True):
+        pool.facts[arm.key] = {"memory": {"step": step * GIB, "peak": 1.2 * step * GIB, "allocated": held * GIB}}
+    assert pool.crowded(*arms) is crowded, what
 
 
 def test_a_cpu_and_arms_that_said_nothing_are_not_crowded():
-    arms = [Arm(key, ArmSpec(CASE, "cuda"), pool=None) for key in ("bf16", "fp8")]
-    assert not Room(None, {}).crowded(arms)
-    assert not Room(H100, {}).crowded(arms)
+    for pool in (ArmPool(None), ArmPool(H100)):
+        assert not pool.crowded(*(Arm(key, ArmSpec(CASE, "cuda"), pool) for key in ("bf16", "fp8")))
 
 
 @pytest.mark.parametrize("of_the_reference", [True, False])
@@ -82,7 +77,7 @@ def test_a_pair_whose_builds_say_that_it_is_crowded_takes_turns_and_keeps_the_re
     pair.start()
     assert pool.takes_turns(pair.fp8)
     assert [process.spec.case.id for process in alive(world)] == [CASE.reference().id]
-    assert world.built == [CASE.reference().id, CASE.id][: 1 if of_the_reference else 2], "FP8's only where that tells"
+    assert world.built == [CASE.reference().id, CASE.id]
     built = list(world.built)
     pair.start()
     assert world.built == built, "known from now on"
@@ -93,7 +88,7 @@ def test_a_pair_whose_builds_say_that_it_is_crowded_takes_turns_and_keeps_the_re
 def test_a_question_without_room_is_asked_once_more_by_turns(pair, world, monkeypatch, who):
     beside_another(monkeypatch, world, "numerics", lambda process: process.spec.case.backend == who)
     first = alive(world)
-    assert numerics_of(pair).fp8 is not None
+    assert pair.run(numerics_of).fp8 is not None
     assert pair.takes_turns
     assert not any(process.alive for process in first), "an arm that broke off in a step is not asked again"
     assert len(alive(world)) == 1
@@ -101,13 +96,13 @@ def test_a_question_without_room_is_asked_once_more_by_turns(pair, world, monkey
 
 def test_what_was_answered_before_stays(pair, world, monkeypatch):
     timer = BlockTimer(pair)
-    timing_of(pair, timer, 0)
-    before = fp8_layers(pair), reference_layers(pair)
+    pair.run(lambda: timing_of(pair, timer, 0))
+    before = pair.run(fp8_layers), pair.run(lambda: layers_of(REFERENCE))
     recorded = timer.recording()
     beside_another(monkeypatch, world, "numerics", lambda process: True)
-    numerics_of(pair)
+    pair.run(numerics_of)
     monkeypatch.setattr(FakeProcess, "layers", None)
-    assert (fp8_layers(pair), reference_layers(pair)) == before
+    assert (pair.run(fp8_layers), pair.run(lambda: layers_of(REFERENCE))) == before
     assert timer.recording() == recorded
     assert recorded["order"] == "abba"
 
@@ -118,11 +113,11 @@ def test_memory_that_runs_out_for_an_arm_alone_ends_the_question(pair, world, mo
 
     monkeypatch.setattr(FakeProcess, "numerics", asked)
     with pytest.raises(ArmError, match="no room at all"):
-        numerics_of(pair)
+        pair.run(numerics_of)
     assert pair.takes_turns
     built = len(world.built)
     with pytest.raises(ArmError, match="no room at all"):
-        numerics_of(pair)
+        pair.run(numerics_of)
     assert len(world.built) <= built + 2
 
 
@@ -141,10 +136,10 @@ def test_the_reference_on_one_gpu_has_the_pairs_memory_too(world, monkeypatch, f
 
     monkeypatch.setattr(FakeProcess, "receive", receive)
     if fits_alone:
-        assert len(transfers_of(pair)) == 6
+        assert len(pair.run(lambda: transfers_of(pair))) == 6
     else:
         with pytest.raises(ArmError, match="one GPU does not hold it"):
-            transfers_of(pair)
+            pair.run(lambda: transfers_of(pair))
     pool.close()
 
 
@@ -174,7 +169,7 @@ def test_no_other_error_is_asked_again(pair, world, monkeypatch, code):
 
     monkeypatch.setattr(FakeProcess, "numerics", fails)
     with pytest.raises(ArmError, match="something else"):
-        numerics_of(pair)
+        pair.run(numerics_of)
     assert not pair.takes_turns
     assert len(asked) == 1
 
@@ -185,7 +180,7 @@ def test_on_a_cpu_nothing_takes_turns(world, monkeypatch):
     pair.start()
     beside_another(monkeypatch, world, "numerics", lambda process: True)
     with pytest.raises(ArmError, match="no room"):
-        numerics_of(pair)
+        pair.run(numerics_of)
     assert not pair.takes_turns
     pool.close()
 

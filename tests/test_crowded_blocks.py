@@ -26,7 +26,7 @@ def pair(world):
 def test_blocks_in_which_memory_ran_out_are_taken_again_by_turns(pair, world, monkeypatch):
     beside_another(monkeypatch, world, "blocks", lambda process: not process.is_fp8)
     timer = BlockTimer(pair)
-    timing = timing_of(pair, timer, 0)
+    timing = pair.run(lambda: timing_of(pair, timer, 0))
     assert pair.takes_turns
     assert [len(timing.bf16[0]), len(timing.fp8[0])] == [12, 12]
     assert 100.0 not in timing.bf16[0]
@@ -36,7 +36,7 @@ def test_blocks_in_which_memory_ran_out_are_taken_again_by_turns(pair, world, mo
 
 def test_memory_that_runs_out_in_turns_is_the_models_own(pair, world, monkeypatch):
     monkeypatch.setattr(FakeProcess, "blocks", lambda self, count, steps, dropped: timed([100.0] * count, retries=99))
-    timing = timing_of(pair, BlockTimer(pair), 0)
+    timing = pair.run(lambda: timing_of(pair, BlockTimer(pair), 0))
     assert pair.takes_turns
     assert {turn.retries for turn in timing.turns} == {99}, "told in the recording"
 
@@ -51,7 +51,7 @@ def test_a_cache_that_is_given_back_now_and_then_separates_nobody(pair, world, m
         return timed([step] * count, retries=int(len(asked) in (5, 12)))
 
     monkeypatch.setattr(FakeProcess, "blocks", blocks)
-    timing = timing_of(pair, BlockTimer(pair), 0)
+    timing = pair.run(lambda: timing_of(pair, BlockTimer(pair), 0))
     assert not pair.takes_turns
     assert sum(turn.retries for turn in timing.turns) == 2
 
@@ -59,7 +59,7 @@ def test_a_cache_that_is_given_back_now_and_then_separates_nobody(pair, world, m
 def test_memory_that_a_process_of_others_has_is_told_as_theirs(pair, world, monkeypatch):
     world.strangers = (4242,)
     beside_another(monkeypatch, world, "blocks", lambda process: True)
-    timing = timing_of(pair, BlockTimer(pair), 0)
+    timing = pair.run(lambda: timing_of(pair, BlockTimer(pair), 0))
     assert timing.strangers == [4242]
     assert not pair.takes_turns
 
@@ -68,7 +68,7 @@ def test_pairs_that_were_timed_side_by_side_are_not_mixed_with_pairs_by_turns(pa
     world.busy, world.kernels_alone = 60.0, True
     timer = BlockTimer(pair, takes_busy=True)
     beside_another(monkeypatch, world, "blocks", lambda process: len(timer.other) == 2)
-    evidence = timing_for_baseline(pair, timer, 4, lambda evidence: True)
+    evidence = pair.run(lambda: timing_for_baseline(pair, timer, 4, lambda evidence: True))
     assert pair.takes_turns
     assert len(evidence.fp8) == len(evidence.fp8_busy) == 4
     assert [turn.arm for turn in evidence.turns] == ["BF16", "FP8", "BF16"] * 4
@@ -78,16 +78,17 @@ def test_pairs_that_were_timed_side_by_side_are_not_mixed_with_pairs_by_turns(pa
 def test_a_pair_that_does_not_fit_when_it_is_built_afresh_is_not_timed_in_vain(pair, monkeypatch):
     timer, real, own, asked = BlockTimer(pair), pair.renew, FakeProcess.blocks, []
     monkeypatch.setattr(FakeProcess, "blocks", lambda self, **how: asked.append(self.pid) or own(self, **how))
-    timer.measure(1, 4)
+    pair.run(lambda: timer.measure(1, 4))
 
     def renew():
         real()
         if not pair.takes_turns:
-            pair.pool.make_room(pair.reference, pair.other)
+            pair.pool.separate(*pair.pair)
+            pair.pool.renew(*pair.pair)
 
     monkeypatch.setattr(pair, "renew", renew)
     asked.clear()
-    timer.measure(2, 4)
+    pair.run(lambda: timer.measure(2, 4))
     assert pair.takes_turns
     assert len(timer.other) == 2
     assert len(asked) == 6, "three turns of each pair, all of which count"
@@ -98,7 +99,7 @@ def test_memory_that_runs_out_after_the_blocks_has_them_taken_anew(pair, world, 
     world.busy, world.kernels_alone = 60.0, True
     beside_another(monkeypatch, world, "layers", lambda process: True)
     timer = BlockTimer(pair, takes_busy=True)
-    evidence = timing_of(pair, timer, 0)
+    evidence = pair.run(lambda: timing_of(pair, timer, 0))
     assert [turn.arm for turn in evidence.turns] == ["BF16", "FP8", "BF16"], "none of the blocks taken side by side"
     assert busy_ratios(evidence), "busy times were asked again, too"
 
@@ -112,6 +113,6 @@ def test_a_disturbance_before_memory_runs_out_is_no_part_of_what_counts(pair, wo
 
     monkeypatch.setattr(PairArms, "conditions", conditions)
     beside_another(monkeypatch, world, "blocks", lambda process: len(asked) > 8)
-    timing = timing_of(pair, BlockTimer(pair), 0)
+    timing = pair.run(lambda: timing_of(pair, BlockTimer(pair), 0))
     assert pair.takes_turns
     assert (list(timing.throttles), len(timing.turns)) == ([], 3)

@@ -60,25 +60,14 @@ def problems(topics):
 
 def test_a_machine_with_a_hopper_gpu_is_described(doctor):
     _, topics = doctor()
-    assert {"machine", "GPU", "clocks", "neighbours", "libraries", "cuDNN", "recipes", "memory", "products"} == {
-        *topics
-    }
+    assert {"machine", "GPU", "clocks", "neighbours", "libraries", "cuDNN", "recipes", "products"} == {*topics}
     assert "--fp8-gpu=h200" in text(topics["GPU"])
     assert "torchao: tensorwise, rowwise, rowwise_with_gw_hp" in text(topics["recipes"])
-    assert "8b" in text(topics["memory"])
 
 
 def test_recipes_follow_the_capability(doctor):
     gpu = replace(H200, name="NVIDIA L40S", capability=(8, 9))
     assert "torchao: tensorwise; rowwise needs compute capability 9.0 or newer" in text(doctor(gpu)[1]["recipes"])
-
-
-def test_a_small_gpu_holds_fewer_models(doctor):
-    [torchao, te] = doctor(replace(H200, memory=24 * 2**30))[1]["memory"]
-    for finding in (torchao, te):
-        fits, _, large = finding["text"].partition("too large: ")
-        assert "tiny" in fits
-        assert "8b" in large
 
 
 @pytest.mark.parametrize(

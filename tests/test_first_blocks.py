@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 
@@ -38,17 +39,17 @@ def test_a_reference_whose_turns_are_unsteady_is_seen(pool, monkeypatch):
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", ReferenceDrifts)
     arms = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
     arms.start()
-    assert timing_of(arms, BlockTimer(arms), 0).bf16[0] == pytest.approx([370.0] * 12, rel=0.005)
+    assert arms.run(lambda: timing_of(arms, BlockTimer(arms), 0)).bf16[0] == pytest.approx([370.0] * 12, rel=0.005)
 
 
 def test_a_gate_takes_six_blocks_of_each_pair_and_a_baseline_more(pool):
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
     arms.start()
-    assert [len(times) for times in timing_of(arms, BlockTimer(arms), 1).fp8] == [12, 12]
+    assert [len(times) for times in arms.run(lambda: timing_of(arms, BlockTimer(arms), 1)).fp8] == [12, 12]
     arms = PairArms(Case("1b", "torchao", "rowwise"), pool, None)
     arms.start()
     question = SpeedQuestion(arms, False, lambda _: [], MEASURED, "file", 30, processes=2)
-    assert {len(times) for times in question.first_timing().fp8} == {2 * BASELINE_BLOCKS}
+    assert {len(times) for times in arms.run(question.first_timing).fp8} == {2 * BASELINE_BLOCKS}
 
 
 def test_a_further_case_of_the_reference_begins_with_the_longer_turns(pool):
@@ -56,5 +57,5 @@ def test_a_further_case_of_the_reference_begins_with_the_longer_turns(pool):
         arms = PairArms(Case("8b", "torchao", recipe), pool, None)
         arms.start()
         before = len(PowerLimited.sizes)
-        timing_of(arms, BlockTimer(arms), 0)
+        arms.run(partial(timing_of, arms, BlockTimer(arms), 0))
     assert {asked[1] for asked in PowerLimited.sizes[before:]} == {PowerLimited.sizes[-1][1]}

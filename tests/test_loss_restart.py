@@ -11,10 +11,9 @@ from helpers.curve_pair import DriftingPair
 from helpers.evidence import verdict_of
 from helpers.learning import arm, decided
 from pytest_fp8.baselines.store import load_baseline
-from pytest_fp8.questions.again import look_again
-from pytest_fp8.questions.loss.check import check_loss, judge_gap
-from pytest_fp8.questions.loss.evidence import Course, loss_looks
-from pytest_fp8.questions.loss.restart import HEADLINE, with_doubt
+from pytest_fp8.questions.loss.check import check_loss
+from pytest_fp8.questions.loss.evidence import Course
+from pytest_fp8.questions.loss.restart import HEADLINE
 from pytest_fp8.stats.loss import LOSS_MARGIN, MAX_LOSS_SEEDS, LossScale, NoShare
 from pytest_fp8.stats.restart import RESTART_ALPHA, decide_restart
 from pytest_fp8.verdicts import Verdict
@@ -113,7 +112,7 @@ def test_one_gap_and_a_loss_without_shares_decide_nothing():
 )
 def test_an_end_apart_that_may_be_chance_asks_for_more_seeds(again, asked, verdict):
     arms = DriftingPair(0.001, 0.0, again)
-    evidence, _ = look_again(loss_looks(arms, twin=True), lambda each: with_doubt(judge_gap(each), each))
+    evidence = arms.evidence()
     assert len(evidence.fp8) == asked
     assert check_loss(evidence).verdict is verdict
 

@@ -10,9 +10,7 @@ from helpers.curve_pair import CurvePair
 from helpers.falling import STEPS, decided, falling, signed
 from pytest_fp8 import Case, Verdict
 from pytest_fp8.plain import to_plain
-from pytest_fp8.questions.again import look_again
-from pytest_fp8.questions.loss.check import judge_gap
-from pytest_fp8.questions.loss.evidence import Curve, loss_looks
+from pytest_fp8.questions.loss.evidence import Curve
 from pytest_fp8.stats.loss import LOSS_ALPHA, MAX_LOSS_SEEDS, compare_curves, tail_gap
 
 
@@ -44,7 +42,7 @@ class Arm:
 def seeds_asked(fp8, bf16):
     """How many seeds are asked while the rule does not decide."""
     arms = Arms(Case("own", "torchao", "tensorwise", emulated=True, seeds=2), fp8, bf16)
-    evidence, _ = look_again(loss_looks(arms, twin=True), judge_gap)
+    evidence = arms.evidence()
     asked = Counter(seed for _, seed in arms.asked)
     asked -= {seed: 4 if seed in evidence.fp8_twin else 3 for seed in evidence.fp8}
     assert asked in ({}, {1: 1}), "the reference's second curve, which tells whether seeds differ"

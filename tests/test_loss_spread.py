@@ -13,9 +13,8 @@ from helpers.evidence import verdict_of
 from helpers.learning import arm, decided
 from pytest_fp8 import Verdict
 from pytest_fp8.baselines.store import load_baseline
-from pytest_fp8.pair import look_again
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
-from pytest_fp8.questions.loss.evidence import LossEvidence, loss_looks
+from pytest_fp8.questions.loss.evidence import LossEvidence
 from pytest_fp8.stats.loss import LOSS_MARGIN, LossScale, decide_loss, loss_margin, loss_noise
 
 BASELINES = Path(__file__).parents[1] / "baselines"
@@ -78,14 +77,16 @@ def test_the_margin_is_of_the_arm_with_more_noise():
 def test_no_gap_fails_before_the_fp8_arms_own_spread_is_known(drift, verdict):
     """0.03 nats are more than the smallest margin, and less than three times 0.014."""
     arms = DriftingPair(0.03, drift)
-    evidence, gap = look_again(loss_looks(arms, twin=True), judge_gap)
+    evidence = arms.evidence()
+    gap = judge_gap(evidence)
     assert gap.verdict is verdict
     assert sorted(evidence.fp8_twin) == [0, 1, 2]
 
 
 def test_seeds_that_pass_at_once_ask_no_twin_of_the_fp8_arm():
     arms = DriftingPair(0.001, 0.0)
-    evidence, gap = look_again(loss_looks(arms, twin=True), judge_gap)
+    evidence = arms.evidence()
+    gap = judge_gap(evidence)
     assert gap.verdict is Verdict.PASS
     assert not evidence.fp8_twin
     assert ("fp8", 0, True) not in arms.asked
@@ -93,7 +94,7 @@ def test_seeds_that_pass_at_once_ask_no_twin_of_the_fp8_arm():
 
 def test_a_stored_margin_asks_no_twin_at_all():
     arms = DriftingPair(0.06, 0.0)
-    look_again(loss_looks(arms, twin=False), lambda evidence: judge_gap(evidence, [0.001] * 3))
+    arms.evidence(lambda evidence: judge_gap(evidence, [0.001] * 3), twin=False)
     assert not any(jitter for _, _, jitter in arms.asked)
 
 

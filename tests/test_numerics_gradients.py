@@ -9,6 +9,7 @@ import pytest
 
 from helpers.evidence import CASE, layers_evidence, verdict_of
 from helpers.numerics import NAMES, evidence, gradients, judge, vector, wrong
+from helpers.stand_in import StandIn
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import N
 from pytest_fp8.plain import to_plain
@@ -164,24 +165,22 @@ def test_further_draws_hide_no_fault(fp8):
 class Arms:
     """A reference that tells what its weights do when they are moved in further ways."""
 
-    case = CASE
-
     def __init__(self):
-        self.bf16, self.asked = self, []
+        self.asked = []
 
     def request(self, operation, draws, operands):
         self.asked.append(operation)
         return [to_plain(gradients(off=0.6)) for _ in range(draws + operands)]
 
-    def shared(self, what, ask):
-        return ask()
+    def drawn(self, seen):
+        return StandIn(CASE, self).run(lambda: with_further_draws(CASE, seen))
 
 
 def test_the_reference_is_asked_for_further_draws_where_a_gradient_looks_wrong():
     arms = Arms()
-    assert not with_further_draws(arms, evidence()).further
+    assert not arms.drawn(evidence()).further
     assert not arms.asked
-    seen = with_further_draws(arms, evidence(fp8=gradients(off={"up": 0.5})))
+    seen = arms.drawn(evidence(fp8=gradients(off={"up": 0.5})))
     assert arms.asked == ["moved_gradients"]
     verdict_of(check_numerics(CASE, seen, layers_evidence()), Verdict.PASS)
 

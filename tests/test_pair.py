@@ -1,9 +1,8 @@
-"""What ``fp8_pair`` asks: the two questions about speed, the old call that was both, and looking again."""
+"""What ``fp8_pair`` asks: the two questions about speed, and a measurement that failed."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,6 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
 from pytest_fp8.pair import Fp8Pair
-from pytest_fp8.questions.again import look_again
 from pytest_fp8.report.record import Notes
 
 CASE = Case("1b", "torchao", "rowwise", floor=1.05)
@@ -83,36 +81,4 @@ def test_a_measurement_that_failed_is_taken_anew_as_a_whole(ask, monkeypatch):
     with pytest.raises(ArmError):
         pair.timing_evidence()
     evidence = pair.timing_evidence()
-    assert [len(x) for x in (*evidence.bf16, *evidence.fp8)] == [6, 6]
-
-
-# -- looking again ----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Judged:
-    verdict: Verdict
-
-
-def looked(*verdicts):
-    """How many of three looks were gathered while the judge said this."""
-    gathered = []
-
-    def looks():
-        for look in range(3):
-            gathered.append(look)
-            yield look
-
-    evidence, judged = look_again(looks(), lambda look: Judged(verdicts[look]))
-    assert judged.verdict is verdicts[evidence]
-    return len(gathered)
-
-
-def test_a_decision_ends_the_looks_and_nothing_more_is_gathered():
-    assert looked(Verdict.PASS) == 1
-    assert looked(Verdict.INVALID) == 1
-    assert looked(Verdict.INCONCLUSIVE, Verdict.FAIL) == 2
-
-
-def test_the_last_look_may_leave_it_open():
-    assert looked(*[Verdict.INCONCLUSIVE] * 3) == 3
+    assert [len(x) for x in (*evidence.bf16, *evidence.fp8)] == [12, 12]

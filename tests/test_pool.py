@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from helpers.fakes import H100, H200, FakeProcess, install
@@ -10,8 +12,9 @@ from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
+from pytest_fp8.plan import REFERENCE
+from pytest_fp8.questions.asks import layers_of
 from pytest_fp8.questions.checkpoints.carry import transfers_of
-from pytest_fp8.questions.layers.evidence import reference_layers
 from pytest_fp8.questions.memory import memory_of
 from pytest_fp8.questions.speed.evidence import timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer
@@ -48,27 +51,10 @@ def test_a_large_arm_makes_room_for_the_next(world):
     assert world.closed >= 3
 
 
-@pytest.mark.parametrize(
-    ("case", "gpu", "together"),
-    [
-        (Case("8b", "torchao", "tensorwise", lora=16), H200, True),
-        (Case("8b", "torchao", "tensorwise", lora=16), H100, False),
-        (Case("3b", "torchao", "tensorwise"), H200, True),
-        (Case("8b", "torchao", "tensorwise"), H200, False),
-    ],
-)
-def test_large_arms_warm_up_together_where_two_steps_fit_the_gpu(world, order, case, gpu, together):
-    pool = ArmPool(gpu)
-    PairArms(case, pool, None).start()
-    one_by_one = ["start_build", "receive"] * 2
-    assert order == (sorted(one_by_one, reverse=True) if together else one_by_one)
-    pool.close()
-
-
-@pytest.mark.parametrize("gpu", [H100, H200], ids=["h100", "h200"])
-def test_both_arms_of_an_own_model_are_built_at_once(world, gpu, order):
-    pool = ArmPool(gpu)
-    PairArms(Case("own", "torchao", "tensorwise"), pool, "a workload", "its identity").start()
+@pytest.mark.parametrize("model", ["own", "tiny", "8b"])
+def test_both_arms_are_built_at_once(world, model, order):
+    pool = ArmPool(H200)
+    PairArms(Case(model, "torchao", "tensorwise"), pool, "a workload", "its identity").start()
     assert order == ["start_build", "start_build", "receive", "receive"]
     pool.close()
 
@@ -131,7 +117,7 @@ def test_arms_that_do_not_fit_together_take_turns(world, monkeypatch):
     assert pool.takes_turns(pair.fp8)
     assert world.built == ["8b-bf16"], "what was built stays"
     timer = BlockTimer(pair)
-    timing = timing_of(pair, timer, 0)
+    timing = pair.run(lambda: timing_of(pair, timer, 0))
     assert [len(timing.bf16[0]), len(timing.fp8[0])] == [12, 12]
     assert len(timer.beside.states) == 3, "after each half of the reference's blocks, and after all of FP8's"
     assert len(alive) == 1
@@ -145,7 +131,7 @@ def test_the_gpu_is_looked_at_once_per_abba_block(world):
     [pair] = pairs(pool, "1b", "tensorwise")
     pair.start()
     timer = BlockTimer(pair)
-    timing = timing_of(pair, timer, 0)
+    timing = pair.run(lambda: timing_of(pair, timer, 0))
     assert len(timing.fp8[0]) == 2 * len(timer.beside.states) == 12
     pool.close()
 
@@ -155,8 +141,8 @@ def test_what_was_learned_of_a_reference_is_asked_once(world):
     one, two = pairs(pool, "1b", "tensorwise", "rowwise")
     for pair in (one, two):
         pair.start()
-    assert reference_layers(one) is reference_layers(two)
-    assert memory_of(one).bf16 is memory_of(two).bf16
+    assert one.run(lambda: layers_of(REFERENCE)) is two.run(lambda: layers_of(REFERENCE))
+    assert one.run(memory_of).bf16 is two.run(memory_of).bf16
     pool.close()
 
 
@@ -176,7 +162,7 @@ def test_what_a_shared_reference_saves_for_one_case_is_not_overwritten_for_anoth
     cases = [Case("1b", "torchao", "tensorwise"), alone, Case("1b", "transformer_engine", "delayed")]
     for pair in [PairArms(case, pool, None) for case in cases]:
         pair.start()
-        transfers_of(pair)
+        pair.run(partial(transfers_of, pair))
     assert len(saved) == len(set(saved)) == 3, "safetensors and DCP once, safetensors alone once"
     pool.close()
 

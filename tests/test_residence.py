@@ -18,8 +18,8 @@ def test_one_case_takes_three_builds_and_one_arm_is_resident(pytester, monkeypat
     install(monkeypatch, H100)
     result = run(pytester)
     assert result.ret == 0
-    assert told.order == [REFERENCE, ARMS[0], REFERENCE]
-    assert told.most_alive == 1
+    assert [arm for arm, _ in told.asked] == [REFERENCE, ARMS[0], REFERENCE]
+    assert told.order == [REFERENCE, ARMS[0], ARMS[0], REFERENCE], "that both do not fit is known once both are there"
     assert told.alive == 0, "nothing is left"
 
 
@@ -27,16 +27,16 @@ def test_the_reference_between_two_cases_serves_both(pytester, monkeypatch, told
     install(monkeypatch, H100)
     assert run(pytester, recipes=RECIPES).ret == 0
     first, second, third = ARMS
-    assert told.order == [REFERENCE, first, REFERENCE, second, REFERENCE, third, REFERENCE]
+    assert [arm for arm, _ in told.asked] == [REFERENCE, first, REFERENCE, second, REFERENCE, third, REFERENCE]
 
 
 def test_timing_comes_first_in_each_residence(pytester, monkeypatch, told):
     install(monkeypatch, H100)
     run(pytester, recipes=RECIPES)
-    for arm, operations in told.residences:
+    for arm, operations in told.asked:
         timed = max(index for index, operation in enumerate(operations) if operation == "blocks")
         others = [operation for operation in operations[:timed] if operation not in ("blocks", "park")]
-        between = arm == REFERENCE and told.residences[0][1] is not operations
+        between = arm == REFERENCE and told.asked[0][1] is not operations
         assert not {"layers", "ledger", "numerics"} & set(others), (arm, operations)
         assert between or not others
 
@@ -44,11 +44,11 @@ def test_timing_comes_first_in_each_residence(pytester, monkeypatch, told):
 def test_nothing_is_asked_twice_of_the_reference(pytester, monkeypatch, told):
     install(monkeypatch, H100)
     run(pytester, recipes=RECIPES)
-    asked = [op for arm, operations in told.residences if arm == REFERENCE for op in operations]
+    asked = [op for arm, operations in told.asked if arm == REFERENCE for op in operations]
     for once in ("layers", "ledger", "numerics", "memory", "restart", "save"):
         assert asked.count(once) == 1, once
     assert asked.count("load") == 3, "each case's checkpoint"
-    for arm, operations in told.residences:
+    for arm, operations in told.asked:
         if arm != REFERENCE:
             assert [operations.count(once) for once in ("layers", "ledger", "numerics", "memory")] == [1] * 4
 
@@ -64,7 +64,7 @@ def test_nothing_is_asked_twice_of_the_reference(pytester, monkeypatch, told):
 def test_no_more_is_built_than_the_selected_tests_need(pytester, monkeypatch, told, named, order):
     install(monkeypatch, H100)
     run(pytester, "-k", named, recipes=RECIPES)
-    assert told.order == order
+    assert [arm for arm, _ in told.asked] == order
 
 
 def test_a_test_that_names_no_question_gathers_what_it_asks(pytester, monkeypatch, told):
@@ -73,14 +73,15 @@ def test_a_test_that_names_no_question_gathers_what_it_asks(pytester, monkeypatc
         """
         import pytest
         from pytest_fp8 import Case
+        from pytest_fp8.questions.memory import memory_of
 
         @pytest.mark.fp8(cases=[Case("8b", "torchao", "tensorwise")])
         def test_mine(fp8_pair):
-            assert fp8_pair.memory_evidence().bf16
+            assert fp8_pair.evidence(memory_of, "memory").bf16
         """
     )
     pytester.runpytest("--fp8-gpu=h100").assert_outcomes(passed=1)
-    assert told.order == [REFERENCE, ARMS[0]]
+    assert [arm for arm, _ in told.asked] == [REFERENCE, ARMS[0]]
 
 
 def test_a_test_that_names_no_question_beside_others_has_the_time_measured_first(pytester, monkeypatch, told):
@@ -102,12 +103,12 @@ def test_a_test_that_names_no_question_beside_others_has_the_time_measured_first
         """
     )
     pytester.runpytest("--fp8-gpu=h100").assert_outcomes(passed=2)
-    assert told.order == [REFERENCE, ARMS[0], REFERENCE]
-    assert [operations[0] for _, operations in told.residences] == ["blocks"] * 3
+    assert [arm for arm, _ in told.asked] == [REFERENCE, ARMS[0], REFERENCE]
+    assert [operations[0] for _, operations in told.asked] == ["blocks"] * 3
 
 
 def test_an_update_measures_fresh_processes_and_times_each_first(pytester, monkeypatch, told):
     install(monkeypatch, H100)
     assert run(pytester, "--fp8-update=first").ret == 0
-    assert told.order == [REFERENCE, ARMS[0], REFERENCE] * FRESH_PAIRS
-    assert all(operations[0] == "blocks" for _, operations in told.residences)
+    assert [arm for arm, _ in told.asked] == [REFERENCE, ARMS[0], REFERENCE] * FRESH_PAIRS
+    assert all(operations[0] == "blocks" for _, operations in told.asked)

@@ -1,29 +1,33 @@
 """The reference is asked what rounding does to its last loss where a margin is too narrow, and nowhere else."""
 
+from functools import partial
+
 import pytest
 
+from helpers.stand_in import StandIn
 from pytest_fp8.case import Case
-from pytest_fp8.questions.again import look_again
+from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.loss.check import judge_gap
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
-from pytest_fp8.questions.loss.first_step import with_rounding
+from pytest_fp8.questions.loss.question import loss_of
 from pytest_fp8.verdicts import Verdict
 
 STEPS = 20
+TWINS = [0.0] * 4
+"""BF16 trains the same again."""
 
 
 class Arms:
     """A reference whose last loss of 0.01 rises by 0.004 with moved weights."""
 
-    def __init__(self):
-        self.case, self.bf16, self.asked = Case("own", "torchao", "tensorwise", emulated=True), self, []
+    def __init__(self, evidence):
+        self.asked, self.evidence = [], evidence
 
-    def request(self, operation, seed, step, draws):
-        self.asked.append((operation, seed))
-        return [0.01, *[0.014] * draws]
-
-    def shared(self, what, ask):
-        return ask()
+    def request(self, operation, seed, **how):
+        if operation == "moved_losses":
+            self.asked.append((operation, seed))
+            return [0.01, *[0.014] * how["draws"]]
+        return to_plain((self.evidence.fp8 if "watch" in how else self.evidence.bf16)[seed])
 
 
 def evidence(gap):
@@ -40,8 +44,10 @@ def evidence(gap):
     ids=["within the margin", "of rounding's size", "larger"],
 )
 def test_a_gap_of_roundings_size_passes_and_a_larger_one_fails(gap, verdict, seeds):
-    arms = Arms()
-    _, found = look_again(with_rounding(arms, iter([evidence(gap)]), judge_gap), judge_gap)
+    arms = Arms(evidence(gap))
+    judge = partial(judge_gap, frozen_margin=TWINS)
+    pair = StandIn(Case("own", "torchao", "tensorwise", emulated=True, seeds=4), arms, arms)
+    found = judge(pair.run(lambda: loss_of(pair, False, False, judge)))
     assert found.verdict is verdict
     assert arms.asked == [("moved_losses", seed) for seed in seeds]
     assert judge_gap(evidence(gap)).verdict is (Verdict.FAIL if seeds else Verdict.PASS), "without the room"

@@ -9,9 +9,8 @@ from helpers.evidence import verdict_of
 from helpers.loops import CASE, serve
 from pytest_fp8.case import Case
 from pytest_fp8.plain import to_plain
-from pytest_fp8.questions.again import look_again
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
-from pytest_fp8.questions.loss.evidence import RUNS_OF_ONE_CURVE, Curve, loss_looks
+from pytest_fp8.questions.loss.evidence import RUNS_OF_ONE_CURVE, Curve
 from pytest_fp8.stats.loss import MAX_LOSS_SEEDS, LossGap
 from pytest_fp8.verdicts import Verdict
 
@@ -76,7 +75,8 @@ class Arms(CurvePair):
 @pytest.mark.parametrize(("gap", "verdict"), [(0.001, Verdict.PASS), (0.2, Verdict.FAIL)])
 def test_equal_runs_are_told_from_one_run_with_both_arms_alike(gap, verdict):
     arms = Arms(gap, seeds=4)
-    evidence, found = look_again(loss_looks(arms, twin=True), judge_gap)
+    evidence = arms.evidence()
+    found = judge_gap(evidence)
     assert found.verdict is verdict
     assert found.bound > 0
     assert len({tuple(curve.losses) for curve in evidence.bf16.values()}) == len(evidence.bf16)
@@ -89,7 +89,7 @@ def test_equal_runs_are_told_from_one_run_with_both_arms_alike(gap, verdict):
 
 
 def test_a_pass_claims_one_curve_and_asks_for_a_seed():
-    evidence, _ = look_again(loss_looks(Arms(0.001, seeds=4), twin=True), judge_gap)
+    evidence = Arms(0.001, seeds=4).evidence()
     decision = check_loss(evidence)
     verdict_of(decision, Verdict.PASS, "of one curve, run 4 times one rounding apart", "all seeds give this one curve")
     assert "seeds (" not in decision.headline
@@ -99,7 +99,7 @@ def test_a_pass_claims_one_curve_and_asks_for_a_seed():
 def test_looking_ends_early_where_no_seed_is_another_training():
     """A loss of no share of which anything can be said never decides."""
     arms = Arms(0.04, seeds=2)
-    evidence, _ = look_again(loss_looks(arms, twin=True), lambda each: LossGap(0.0, 1.0, 0.5, Verdict.INCONCLUSIVE))
+    evidence = arms.evidence(lambda each: LossGap(0.0, 1.0, 0.5, Verdict.INCONCLUSIVE))
     assert len(evidence.bf16) == RUNS_OF_ONE_CURVE < MAX_LOSS_SEEDS
     decision = check_loss(evidence, gap=LossGap(0.0, 1.0, 0.5, Verdict.INCONCLUSIVE))
     verdict_of(decision, Verdict.INCONCLUSIVE, "draw in batch(step) with torch's generators", "seeds=8")
@@ -110,5 +110,5 @@ def test_runs_that_differ_are_asked_as_they_are():
     arms.bf16.request = lambda operation, seed, steps, **_: to_plain(
         Curve(seed, [3 - t / steps + seed / 1e3 for t in range(steps)], [1.0] * steps)
     )
-    look_again(loss_looks(arms, twin=False), judge_gap)
+    arms.evidence(twin=False)
     assert not any(jitter for _, _, jitter in arms.asked)

@@ -8,28 +8,24 @@ from helpers.fakes import H100, H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case, Verdict
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.arms.sequence import Sequences
-from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.codes import R
+from pytest_fp8.questions.asks import fp8_layers, ledgers_of, numerics_of
 from pytest_fp8.questions.checkpoints.carry import transfers_of
-from pytest_fp8.questions.layers.evidence import fp8_layers
-from pytest_fp8.questions.ledger.evidence import ledgers_of
-from pytest_fp8.questions.loss.evidence import curves_of, loss_looks
+from pytest_fp8.questions.loss.check import judge_gap
+from pytest_fp8.questions.loss.question import loss_of
 from pytest_fp8.questions.memory import memory_of
-from pytest_fp8.questions.numerics.evidence import numerics_of
 from pytest_fp8.questions.speed.evidence import timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer
 
 CASE = Case("tiny", "torchao", "rowwise")
 LARGE = Case("8b", "torchao", "rowwise", checkpoint_formats=("safetensors",), resume=False)
 QUESTIONS = {
-    "layers": fp8_layers,
-    "ledger": lambda arms: ledgers_of(arms, arms.case.backend),
-    "numerics": numerics_of,
-    "loss": lambda arms: arms.once("loss", lambda: next(loss_looks(arms, twin=True))),
-    "one seed": lambda arms: curves_of(arms, 0, twin=True),
+    "layers": lambda arms: fp8_layers(),
+    "ledger": lambda arms: ledgers_of(arms.case.backend),
+    "numerics": lambda arms: numerics_of(),
+    "loss": lambda arms: loss_of(arms, True, True, judge_gap),
     "speedup": lambda arms: timing_of(arms, BlockTimer(arms), 0),
-    "memory": memory_of,
+    "memory": lambda arms: memory_of(),
     "checkpoints": transfers_of,
 }
 
@@ -61,11 +57,7 @@ def gathered(question, turns=False):
     try:
         pair = PairArms(LARGE if turns else CASE, pool, None)
         pair.start()
-        if turns:
-            found = []
-            errors = pair.gather({question: lambda: found.append(QUESTIONS[question](pair))})
-            return errors[question] if errors else found[0]
-        return QUESTIONS[question](pair)
+        return pair.run(lambda: QUESTIONS[question](pair))
     except ArmError as error:
         return error
     finally:
@@ -119,15 +111,6 @@ def test_of_arms_that_take_turns_a_change_of_residence_is_no_death(monkeypatch, 
         assert isinstance(found, ArmError) == (arm == last), (before, order[before])
 
 
-def test_what_is_left_of_a_process_that_ended_by_itself_is_closed():
-    sequences, process = Sequences(), FakeProcess()
-    process.start_build(ArmSpec(CASE, "cpu"))
-    closed = []
-    process.close = lambda: closed.append(process)
-    sequences.lose(process)
-    assert closed == [process]
-
-
 def test_the_next_question_gets_a_fresh_process(monkeypatch):
     world = install(monkeypatch, H200)
     pool = ArmPool(H200)
@@ -135,9 +118,11 @@ def test_the_next_question_gets_a_fresh_process(monkeypatch):
     pair.start()
     kill(monkeypatch, world, 3, pair.bf16.spec.case.id)
     with pytest.raises(ArmError, match="died between two requests"):
-        transfers_of(pair)
-    assert memory_of(pair).bf16.resident
-    assert [t.loaded.loaded for t in transfers_of(pair)] == [True] * 4, "asked again, with nothing left of the first"
+        pair.run(lambda: transfers_of(pair))
+    assert pair.run(memory_of).bf16.resident
+    assert [t.loaded.loaded for t in pair.run(lambda: transfers_of(pair))] == [True] * 4, (
+        "asked again, with nothing left of the first"
+    )
     pool.close()
 
 
@@ -170,9 +155,9 @@ def test_a_real_arm_that_is_killed_between_two_requests_is_one_error_with_its_ca
         with monkeypatch.context() as patch:
             patch.setattr(ArmProcess, "request", request)
             with pytest.raises(ArmError, match="died of SIGKILL") as error:
-                transfers_of(pair)
+                pair.run(lambda: transfers_of(pair))
         assert error.value.code is R.ARM_DIED
         assert "out-of-memory killer" in error.value.cause
-        assert check_checkpoints(transfers_of(pair)).verdict is Verdict.PASS
+        assert check_checkpoints(pair.run(lambda: transfers_of(pair))).verdict is Verdict.PASS
     finally:
         pool.close()

@@ -10,7 +10,10 @@ from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
-from pytest_fp8.questions.loss.evidence import loss_looks
+from pytest_fp8.plan import FP8, REFERENCE, Ask
+from pytest_fp8.questions.loss.check import judge_gap
+from pytest_fp8.questions.loss.question import loss_of
+from pytest_fp8.questions.memory import memory_of
 
 EMULATED = Case("tiny", "torchao", "tensorwise", emulated=True)
 
@@ -20,16 +23,32 @@ def world(monkeypatch):
     return install(monkeypatch, H200)
 
 
+def both(arms):
+    yield Ask(REFERENCE, "numerics", moved=True), Ask(FP8, "numerics", moved=False)
+
+
 @pytest.mark.parametrize(("model", "gpu", "at_once"), [("own", H200, True), ("own", H100, False), ("1b", H100, True)])
-def test_steps_that_are_looked_at_go_together_only_where_both_fit(world, monkeypatch, model, gpu, at_once):
-    """Both steps fit 80 GB, and of a user's model not both as they are looked at."""
-    facts = {"memory": {"peak": 28 * GIB, "allocated": 7 * GIB}}
-    monkeypatch.setattr(FakeProcess, "receive", lambda self, timeout=0: facts)
+def test_steps_that_are_recorded_go_together_only_where_both_fit(world, monkeypatch, model, gpu, at_once):
+    """Both steps fit 80 GB, and of a user's model not both as they are recorded."""
+    sent = []
+    send = FakeProcess.send
+    monkeypatch.setattr(FakeProcess, "send", lambda self, *a, **b: sent.append(self) or send(self, *a, **b))
+    world.memory[model] = {"memory": {"peak": 28 * GIB, "allocated": 7 * GIB}}
     pool = ArmPool(gpu)
     [pair] = pairs(pool, model, "tensorwise")
     pair.start()
-    assert not pool.tight(pair.fp8, pair.bf16)
-    assert pool.side_by_side(pair.fp8, pair.bf16) is at_once
+    assert not pair.tight
+    pair.run(lambda: both(pair))
+    assert bool(sent) is at_once
+    pool.close()
+
+
+def test_what_is_timed_or_weighed_is_asked_alone(world, monkeypatch):
+    monkeypatch.setattr(FakeProcess, "send", None)
+    pool = ArmPool(H200)
+    [pair] = pairs(pool, "tiny", "tensorwise")
+    pair.start()
+    assert pair.run(memory_of).fp8.resident
     pool.close()
 
 
@@ -55,7 +74,8 @@ def told(monkeypatch):
 def test_on_a_cpu_the_reference_trains_while_the_fp8_arm_does(world, told):
     pool = ArmPool(None)
     pair = PairArms(EMULATED, pool, None)
-    evidence = next(loss_looks(pair, twin=True))
+    pair.start()
+    evidence = pair.run(lambda: loss_of(pair, True, True, judge_gap))
     first = ["torchao begins", "bf16", "bf16", "bf16", "torchao"]
     assert told[:5] == first, "curve, twin and the next seed's, before FP8's answer is awaited"
     assert evidence.fp8.keys() == evidence.bf16.keys() == evidence.twin.keys()
@@ -66,21 +86,15 @@ def test_on_a_cpu_the_reference_trains_while_the_fp8_arm_does(world, told):
 def test_arms_that_fit_a_gpu_together_train_together_and_others_one_after_the_other(world, told, monkeypatch):
     pool = ArmPool(H200)
     [pair] = pairs(pool, "tiny", "tensorwise")
-    next(loss_looks(pair, twin=True))
+    pair.start()
+    pair.run(lambda: loss_of(pair, True, True, judge_gap))
     assert told[:5] == ["torchao begins", "bf16", "bf16", "bf16", "torchao"]
     told.clear()
     monkeypatch.setattr(ArmPool, "tight", lambda *_, **__: True)
     [another] = pairs(pool, "tiny", "rowwise")
-    next(loss_looks(another, twin=True))
+    another.start()
+    another.run(lambda: loss_of(another, True, True, judge_gap))
     assert told == ["torchao"] * 3, "one after the other; the reference's curves are known"
-    pool.close()
-
-
-def test_one_process_is_never_asked_for_both_curves_at_once(world):
-    pool = ArmPool(None)
-    pair = PairArms(EMULATED, pool, None)
-    assert pool.side_by_side(pair.fp8, pair.bf16)
-    assert not pool.side_by_side(pair.fp8, pair.fp8)
     pool.close()
 
 
@@ -98,7 +112,7 @@ def test_an_answer_that_nobody_fetches_goes_with_its_process(world, monkeypatch)
     pair.start()
     before = pool.live(pair.fp8)
     with pytest.raises(ArmError, match="the reference failed"):
-        next(loss_looks(pair, twin=True))
+        pair.run(lambda: loss_of(pair, True, True, judge_gap))
     assert not before.alive
     assert pair.fp8.request("logits", seed=0), "a fresh process answers"
     pool.close()

@@ -59,7 +59,7 @@ def test_a_process_that_waits_hides_no_stranger(monkeypatch, nvml):
     """It has imported its libraries and has no memory of the GPU."""
     world = install(monkeypatch, H200)
     # install() replaces it: here it is what is tested.
-    monkeypatch.setattr("pytest_fp8.arms.pair.conditions", conditions)
+    monkeypatch.setattr("pytest_fp8.plan.conditions", conditions)
     pool = ArmPool(H200)
     one, two = pairs(pool, "8b", "tensorwise", "rowwise")
     one.start(then=arms_of(two))

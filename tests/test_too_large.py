@@ -1,13 +1,11 @@
-"""An arm that the GPU cannot hold, by the estimate or in fact."""
+"""An arm that the GPU cannot hold, with no other one beside it."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
 from helpers.fakes import H100, FakeProcess, install
-from helpers.residence import ARMS, noted, run
+from helpers.residence import noted, run
 from pytest_fp8.codes import R
 
 TE = """
@@ -39,34 +37,33 @@ def told(monkeypatch):
     return noted(monkeypatch)
 
 
-def test_an_arm_that_no_gpu_of_this_size_holds_is_not_exercised(pytester, monkeypatch, told):
+def test_an_arm_that_ran_out_of_memory_alone_fails_its_tests_and_is_not_tried_again(pytester, monkeypatch, told):
     world = install(monkeypatch, H100)
     tried = []
     world.fails = {f"8b-te-{recipe}": R.OUT_OF_MEMORY for recipe in ("delayed", "current")}
     begin = FakeProcess.start_build
     monkeypatch.setattr(FakeProcess, "start_build", lambda self, s: (tried.append(s.case.id), begin(self, s))[1])
     pytester.makepyfile(TE)
-    result = pytester.runpytest("--fp8-gpu=h100", "--fp8-report=out")
+    result = pytester.runpytest("--fp8-gpu=h100")
+    result.assert_outcomes(failed=8)
     result.stdout.fnmatch_lines(
-        ["*8b-te-delayed does not fit this GPU: about 12 GiB are missing*", "*8 not exercised*"]
+        ["*FP8-R03: 8b-te-delayed does not fit this GPU*", "*expected:*within the 79.2 GiB of NVIDIA H100*"]
     )
-    assert result.ret == 1, "on a declared GPU an unanswered question is named"
-    assert tried == ["8b-te-delayed", "8b-te-current"], "tried once, and the reference not at all"
-    entry = json.loads((pytester.path / "out/report.json").read_text())["entries"]["8b-te-delayed"]
-    assert entry["decisions"]["memory"]["verdict"] == "NOT_EXERCISED"
-    assert not entry["errors"]
+    assert tried.count("8b-te-delayed") == 2, "beside its reference, and alone"
+    assert tried.count("8b-te-current") == 1
 
 
-def test_an_arm_that_should_fit_and_does_not_fails(pytester, monkeypatch):
+def test_a_reference_that_ran_out_of_memory_alone_is_said_to_be_too_large(pytester, monkeypatch):
     world = install(monkeypatch, H100)
-    world.fails[ARMS[0]] = R.OUT_OF_MEMORY
+    world.fails["8b-bf16"] = R.OUT_OF_MEMORY
     result = run(pytester, "-k", "layers")
-    result.assert_outcomes(failed=1)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*FP8-R03: 8b-bf16 does not fit this GPU*"])
 
 
-def test_where_the_estimate_is_too_high_an_arm_is_asked_all_the_same(pytester, monkeypatch, told):
+def test_an_arm_that_fits_alone_is_asked_by_turns(pytester, monkeypatch, told):
     install(monkeypatch, H100)
     pytester.makepyfile(TE)
     result = pytester.runpytest("--fp8-gpu=h100")
     assert result.ret == 0
-    assert "does not fit" not in result.stdout.str()
+    assert "does not fit this GPU:" not in result.stdout.str()

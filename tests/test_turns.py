@@ -87,7 +87,7 @@ def test_turns_at_the_power_limit_are_taken_again_and_last_longer(pool):
     arms = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
     arms.start()
     timer = BlockTimer(arms)
-    timing = timing_of(arms, timer, 0)
+    timing = arms.run(lambda: timing_of(arms, timer, 0))
     assert [len(timing.bf16[0]), len(timing.fp8[0])] == [12, 12]
     assert all(time == pytest.approx(280, rel=0.01) for time in timing.fp8[0]), "the transient is in no block"
     assert all(time == pytest.approx(370, rel=0.01) for time in timing.bf16[0])
@@ -101,7 +101,7 @@ def test_arms_that_settle_slowly_wait_for_it_three_times_a_pair(pool):
     arms = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
     arms.start()
     timer = BlockTimer(arms)
-    timer.measure(2, 6)
+    arms.run(lambda: timer.measure(2, 6))
     assert not arms.takes_turns, "both stay where they are"
     assert [(turn.arm, turn.steps) for turn in timer.beside.turns] == [("BF16", 6), ("FP8", 12), ("BF16", 6)] * 2
 
@@ -113,7 +113,7 @@ def test_arms_that_give_their_memory_back_do_so_after_three_turns(pool, monkeypa
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
     arms.start()
     timer = BlockTimer(arms)
-    timer.measure(1, 6)
+    arms.run(lambda: timer.measure(1, 6))
     assert timer.recording()["order"] == ("turns" if tight else "abba")
     assert len(timer.beside.turns) == (3 if tight else 13)
     assert timer.recording()["dropped_steps"] == (pytest.approx(20, abs=1) if tight else 1), (
@@ -142,7 +142,7 @@ def test_a_turn_after_a_rest_begins_when_the_clocks_have_settled(monkeypatch, gp
     pool = ArmPool(gpu)
     arms = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
     arms.start()
-    timing = timing_of(arms, BlockTimer(arms), 0)
+    timing = arms.run(lambda: timing_of(arms, BlockTimer(arms), 0))
     assert arms.takes_turns is (gpu is H100)
     assert timing.bf16[0] == pytest.approx([437.0] * 12, rel=0.01)
     assert timing.fp8[0] == pytest.approx([358.0] * 12, rel=0.01)
@@ -159,15 +159,15 @@ def test_compilations_in_blocks_are_counted_and_those_before_are_not(pool, monke
     monkeypatch.setattr(PowerLimited, "blocks", blocks)
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
     arms.start()
-    timing = timing_of(arms, BlockTimer(arms), 0)
+    timing = arms.run(lambda: timing_of(arms, BlockTimer(arms), 0))
     assert timing.compilations == {"BF16": 7, "FP8": 6}
 
 
 def told_of(pool, monkeypatch, readings):
-    monkeypatch.setattr("pytest_fp8.arms.pair.conditions", lambda *_: next(readings))
+    monkeypatch.setattr("pytest_fp8.plan.conditions", lambda *_: next(readings))
     arms = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
     arms.start()
-    return check_speedup(timing_of(arms, BlockTimer(arms), 0), floor=1.0, tolerance=0.02)
+    return check_speedup(arms.run(lambda: timing_of(arms, BlockTimer(arms), 0)), floor=1.0, tolerance=0.02)
 
 
 COOL, HOT = Conditions(1695), Conditions(1395, ("software thermal",))
@@ -195,11 +195,11 @@ def test_a_disturbed_pair_is_taken_again_once(pool, monkeypatch, disturbed, time
 )
 def test_a_gpu_that_is_hot_now_and_then_has_an_answer(pool, monkeypatch, readings, disturbed, pairs):
     seen = chain([COOL] * 6, *readings)
-    monkeypatch.setattr("pytest_fp8.arms.pair.conditions", lambda *_: next(seen))
+    monkeypatch.setattr("pytest_fp8.plan.conditions", lambda *_: next(seen))
     arms = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
     arms.start()
     timer = BlockTimer(arms)
-    timer.measure(3, 6)
+    arms.run(lambda: timer.measure(3, 6))
     assert len(timer.other) == 3
     assert sum(bool(state.throttles) for state in timer.beside.states) == disturbed
     assert next(seen, None) is None, f"{pairs} pairs of blocks were taken"

@@ -11,13 +11,13 @@ from pytest_fp8.report.record import Notes
 from pytest_fp8.verdicts import passed
 
 class Pair(Fp8Pair):
-    case = "a case"
+    case = SimpleNamespace(backend="torchao")
     def __init__(self):
-        self._arms, self.notes = SimpleNamespace(fp8="an arm", bf16="an arm"), Notes().of("a case", "a model")
-        self._metrics = {}
-        self._gathering = SimpleNamespace(has=lambda question: True)
-    def _look_at_loss(self): return "evidence of an earlier test", None
-    def assert_loss(self): self._note(passed("fine").answer("loss", {}))
+        arm = "an arm"
+        self._arms = SimpleNamespace(fp8=arm, bf16=arm, run=lambda begin: "of an earlier test")
+        self.notes = Notes().of("a case", "a model")
+    def _before(self, question): self.used = True
+    def assert_loss(self): self._note("loss", passed("fine").answer("loss", {}))
 
 @pytest.fixture
 def fp8_pair(): return Pair()
@@ -40,7 +40,7 @@ SILENT = [
 ASKING = [
     "def test_mine(fp8_pair): fp8_pair.assert_loss()",
     "def test_mine(fp8_pair): assert fp8_pair.fp8",
-    "def test_mine(fp8_pair): assert fp8_pair.loss_evidence()",
+    "def test_mine(fp8_pair): assert fp8_pair.evidence(fp8_pair.loss_evidence)",
     "@pytest.fixture\ndef asked(fp8_pair): fp8_pair.assert_loss()\ndef test_mine(asked): pass",
     "def test_mine(): pass",
     "pytestmark = pytest.mark.fp8(recipe='rowwise')\ndef test_mine(): pass",

@@ -9,7 +9,7 @@ pytest.importorskip("torchao")
 
 from helpers.loops import CASE, batch, build, loop, serve
 from pytest_fp8 import Case, Workload
-from pytest_fp8.arms.arm import Arm
+from pytest_fp8.arms.pool import Arm
 from pytest_fp8.codes import R
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.shipping import ship

@@ -1,27 +1,22 @@
 """All live arms of a session: built when first asked, shared by cases with the same reference, closed when done.
 
-The pool decides which arms fit the GPU together and which must take turns.
+Two arms are built at the same time and stay alive together. Where one runs out of memory beside the other, or its
+build says that it will, they take turns on the GPU from then on.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from pytest_fp8.arms import memory_plan
-from pytest_fp8.arms.arm import Arm
-from pytest_fp8.arms.process import BUILD_SECONDS, ArmProcess, told_as_arm_error
-from pytest_fp8.arms.residence import Residences
-from pytest_fp8.arms.room import Room
+from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess, told_as_arm_error
 from pytest_fp8.arms.scratch import Folders
-from pytest_fp8.arms.sequence import Sequences
 from pytest_fp8.arms.spares import Spares
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.arms.stopwatch import AHEAD, BUILD, Stopwatch
-from pytest_fp8.case import OWN, Case
 from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Gpu
@@ -29,34 +24,86 @@ from pytest_fp8.gpu import Gpu
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
 
+GIB = 2.0**30
+CONTEXT_BYTES = int(1.5 * GIB)
+"""The CUDA context and the libraries' workspaces of one process."""
+BETWEEN_BLOCKS = 1.05
+"""What a step needs over the tensors at its peak, since free memory lies between them. On an H100 a BF16 step of 45.4
+GiB found none when 2.9 GiB, 6 % of that, lay free in pieces."""
+FILL = 0.92
+"""Share of the GPU's memory in which two peaks fit at once."""
+RECORDED = 1.85
+"""What a step of a user's model takes that is recorded, in either arm, over the larger peak of a pair's compiled
+steps: it is not compiled, and it keeps products and operands in FP32. Of the suite's models it has few tokens. Seen on
+an H100 with all tokens of 1B, where a BF16 step had 20.5 GiB reserved: 35.1 in BF16 and in torchao's tensorwise and
+rowwise recipes, 36.2 with rowwise_with_gw_hp, 36.8 to 37.6 in Transformer Engine's three."""
+
+ALONE = ("blocks", "busy", "layers", "memory", "call")
+"""What is asked while no other arm works and nothing is imported: what is timed or weighed, the profile that gives
+kernels' times, and a user's own function, which may take some."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm of a pool. It is built when it is asked something and is not alive."""
+
+    key: str
+    spec: ArmSpec
+    pool: ArmPool = field(repr=False)
+    environment: ArmEnvironment | None = None
+    """Another interpreter or checkout than this session's: one side of a comparison."""
+
+    @property
+    def label(self) -> str:
+        """How it is named where its time is told: ``8b-bf16``, ``8b-te-current@base``."""
+        return self.spec.case.id + (f"@{self.environment.name}" if self.environment is not None else "")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the arm reported when it was last built: versions, sizes, seconds. Empty before its first build."""
+        return self.pool.facts.get(self.key, {})
+
+    def request(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Any:
+        """Ask the arm and wait ``timeout`` seconds for its answer. Raises :class:`ArmError`."""
+        process = self.pool.live(self)
+        if operation in ALONE:
+            self.pool.be_quiet()
+        with self.pool.stopwatch.clock(self.label, operation):
+            return process.request(operation, timeout, **arguments)
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        """Run ``function(model)`` on the live model inside the arm's process and give its result. Both travel as
+        pickles. A result with torch tensors in it imports torch in pytest's process."""
+        from pytest_fp8.shipping import ship, unship
+        from pytest_fp8.workload import require_function
+
+        require_function("what call() was given", "function", function, ("model",))
+        return unship(self.request("call", function=ship(function, "the function")))
+
 
 class ArmPool:
     """All live arms of a session."""
 
-    def __init__(self, gpu: Gpu | None, turns: Callable[[Case, Gpu | None], bool] | None = None) -> None:
-        """``gpu``: where arms on ``cuda`` run; ``None`` if the session has arms on the CPU only.
-        ``turns``: whether the two arms of a case must take turns; by default an estimate of their memory."""
+    def __init__(self, gpu: Gpu | None) -> None:
+        """``gpu``: where arms on ``cuda`` run; ``None`` if the session has arms on the CPU only."""
         self.gpu = gpu
         self.stopwatch = Stopwatch()
-        self.residences = Residences(self)
-        self.sequences = Sequences()
         self.cache: dict[tuple[str, str], Any] = {}
-        """Evidence about a reference arm, by (arm key, what): asked once, used by every case that shares the arm."""
-        self._must_take_turns = turns or memory_plan.exceed_together
-        self._processes: dict[str, ArmProcess] = {}
-        self.spares = Spares()
-        self._soon: list[Arm] = []
-        """Arms that may be built next."""
-        self._turns: set[str] = set()
-        """Keys of arms that do not fit the GPU beside their partner."""
+        """What arms have answered, by (arm key, what was asked): used by every case that shares the arm."""
+        self.facts: dict[str, dict[str, Any]] = {}
+        """What each arm said when it was last built, by its key."""
+        self.deaths: MutableMapping[ArmProcess, ArmError] = WeakKeyDictionary()
+        """Processes that ended by themselves, and what they ended with."""
+        self.spares = Spares(self._new_process)
         self.separated: list[str] = []
         """Arms that turned out not to fit the GPU beside their reference."""
-        self._by_themselves: set[str] = set()
-        """Keys of arms that ran out of memory beside arms of others."""
+        self._processes: dict[str, ArmProcess] = {}
+        self._turns: set[str] = set()
+        """Keys of arms that do not fit the GPU beside their partner."""
         self._too_large: dict[str, ArmError] = {}
-        """Keys of arms that the GPU does not hold, though they were alone on it, and what each build ended in."""
-        self._facts: dict[str, dict[str, Any]] = {}
-        self._room = Room(gpu, self._facts)
+        """Keys of arms that the GPU does not hold, though they were alone on it."""
+        self._soon: list[Arm] = []
+        """Arms that may be built next."""
         self._folders = Folders()
 
     @property
@@ -71,46 +118,23 @@ class ArmPool:
         imports done."""
         return len(self._processes)
 
-    def arm(self, key: str, spec: ArmSpec, environment: ArmEnvironment | None = None) -> Arm:
-        return Arm(key, spec, self, environment)
-
     def folder(self, arm: Arm, what: str) -> Path:
         """A private folder for one of an arm's checkpoints, kept while the pool keeps the arm."""
         return self._folders.of((arm.key, what))
 
-    def facts_of(self, arm: Arm) -> dict[str, Any]:
-        return self._facts.get(arm.key, {})
-
-    def side_by_side(self, *arms: Arm) -> bool:
-        """Whether these arms can work at the same time where no time is taken and no memory: each in a process of its
-        own, and on a GPU with room for steps of all of them, of users' models also for those that are looked at."""
-        if self.tight(*arms, looked_at=any(arm.spec.case.model == OWN for arm in arms)):
-            return False
-        return len({self.live(arm).pid for arm in arms}) == len(arms)
-
-    def takes_turns(self, arm: Arm) -> bool:
-        """Whether this arm and its partner do not fit the GPU together, so that one is closed for the other."""
-        return arm.key in self._turns
+    def is_alive(self, arm: Arm) -> bool:
+        return arm.key in self._processes and self._processes[arm.key].alive
 
     def live(self, arm: Arm) -> ArmProcess:
         """The arm's process, built if it is not alive. Raises :class:`ArmError`."""
-        if arm.key in self._too_large:
-            raise self._too_large[arm.key]
         if not self.is_alive(arm):
-            if arm.key in self._processes:
-                self.sequences.lose(self._processes.pop(arm.key))
+            if (dead := self._processes.pop(arm.key, None)) is not None:
+                self.deaths[dead] = dead.death()
+                dead.close()
             if self.takes_turns(arm):
-                self._build_alone(arm)
-            else:
-                self._build([arm])
+                self.end_but()
+            self._build([arm])
         return self._processes[arm.key]
-
-    def is_too_large(self, arm: Arm) -> ArmError | None:
-        """The error of an arm that the GPU does not hold, found out where the estimate says so; ``None`` for others."""
-        if self.gpu is not None and memory_plan.peak_bytes(arm.spec.case) > self.gpu.memory:
-            with contextlib.suppress(ArmError):
-                self.live(arm)
-        return self._too_large.get(arm.key)
 
     def ensure(self, reference: Arm, fp8: Arm, then: Sequence[Arm] = ()) -> None:
         """Have both arms alive, and close all others. ``then``: the arms of the next case, for which processes start
@@ -119,68 +143,45 @@ class ArmPool:
         Where the pair does not fit the GPU together, its arms take turns from then on. Raises :class:`ArmError`.
         """
         self._soon = [*then, reference, fp8]
-        pair = (reference, fp8)
-        keep = {arm.key for arm in pair}
-        self._end_but(keep)
-        for gone in self._folders.keep(keep):
+        self.end_but(reference, fp8)
+        for gone in self._folders.keep({reference.key, fp8.key}):
             # The cached evidence of a checkpoint names its files.
             self.cache.pop(gone, None)
-        if reference.key in self._turns or self._must_take_turns(fp8.spec.case, self.gpu):
-            self._turns |= keep
+        if self.takes_turns(reference):
+            self._turns.add(fp8.key)
             return
         try:
-            self._have_both(pair)
-            if self._room.crowded(pair):
-                # The reference stays, and answers first.
-                self._separate(reference, fp8)
-                self.renew(fp8)
+            self._build_both(reference, fp8)
         except ArmError as error:
             if error.code is not R.OUT_OF_MEMORY or fp8.spec.device != "cuda":
                 raise
             # The one that was built stays, and answers first.
-            self._separate(reference, fp8)
+            self.separate(reference, fp8)
 
-    def _end_but(self, keep: set[str]) -> None:
-        """End all arms but those of these keys."""
-        for key in [key for key in self._processes if key not in keep]:
-            self._processes.pop(key).close()
-
-    def _have_both(self, pair: Sequence[Arm]) -> None:
+    def _build_both(self, reference: Arm, fp8: Arm) -> None:
         """Build what is missing of these two at once. Two steps at once need more memory than one beside an arm that
         waits: where there is no room for them, one after the other. Raises :class:`ArmError`."""
-        missing = [arm for arm in pair if not self.is_alive(arm)]
-        if len(missing) > 1 and self._room.holds(missing):
+        missing = [arm for arm in (reference, fp8) if not self.is_alive(arm)]
+        if len(missing) > 1 and not self.tight(*missing):
             try:
                 self._build(missing)
             except ArmError as error:
-                if error.code is not R.OUT_OF_MEMORY or pair[0].spec.device != "cuda":
+                if error.code is not R.OUT_OF_MEMORY or fp8.spec.device != "cuda":
                     raise
         for arm in missing:
-            if not self.is_alive(arm) and not self._room.crowded(pair):
+            if not self.is_alive(arm) and not self.crowded(reference, fp8):
                 self._build([arm])
+        if self.crowded(reference, fp8):
+            # The reference stays, and answers first.
+            self.separate(reference, fp8)
+            self.renew(fp8)
 
-    def be_quiet(self) -> None:
-        """Nothing is imported any more: what is asked next is timed."""
-        if self.spares.importing:
-            with self.stopwatch.clock(AHEAD, BUILD):
-                self.spares.wait()
+    def takes_turns(self, arm: Arm) -> bool:
+        """Whether this arm and its partner do not fit the GPU together, so that one is closed for the other."""
+        return arm.key in self._turns
 
-    def make_room(self, reference: Arm, fp8: Arm) -> bool:
-        """One of these arms ran out of memory. End all others; where there were none, or that did not help before, have
-        the two take turns. Both start afresh. Gives whether anything else had memory."""
-        if fp8.spec.device != "cuda" or self.takes_turns(fp8):
-            return False
-        pair = {reference.key, fp8.key}
-        if self._processes.keys() - pair and fp8.key not in self._by_themselves:
-            self._by_themselves |= pair
-            self._end_but(pair)
-        else:
-            self._separate(reference, fp8)
-        self.renew(fp8, reference)
-        return True
-
-    def _separate(self, reference: Arm, fp8: Arm) -> None:
-        """They turned out not to fit the GPU together."""
+    def separate(self, reference: Arm, fp8: Arm) -> None:
+        """Have these two take turns from now on."""
         self._turns |= {reference.key, fp8.key}
         self.separated.append(fp8.label)
 
@@ -190,71 +191,110 @@ class ArmPool:
             if (process := self._processes.pop(arm.key, None)) is not None:
                 process.close()
 
-    def close_all(self) -> None:
-        self._end_but(set())
+    def end_but(self, *arms: Arm) -> bool:
+        """End all arms but these; tells whether there was one."""
+        others = self._processes.keys() - {arm.key for arm in arms}
+        for key in others:
+            self._processes.pop(key).close()
+        return bool(others)
 
     def close(self) -> None:
-        self.close_all()
+        self.end_but()
         self.spares.close()
         self._folders.keep(())
 
-    def is_alive(self, arm: Arm) -> bool:
-        return arm.key in self._processes and self._processes[arm.key].alive
+    def be_quiet(self) -> None:
+        """Nothing is imported any more: what is asked next is timed."""
+        if self.spares.importing:
+            with self.stopwatch.clock(AHEAD, BUILD):
+                self.spares.wait()
 
-    def _build_alone(self, arm: Arm) -> None:
-        self.close_all()
-        try:
-            self._build([arm])
-        except ArmError as error:
-            if self.gpu is None:
-                raise
-            found = memory_plan.too_large(error, arm.spec.case, self.gpu)
-            if found.code is R.TOO_LARGE:
-                self._too_large[arm.key] = found
-            raise found from None
+    # -- memory, as each arm's build said -------------------------------------------------------------------------
+
+    def tight(self, *arms: Arm, recorded: bool = False) -> bool:
+        """Whether these arms' peaks, or those of steps that are ``recorded``, do not fit the GPU at once, beside what
+        others keep resident. Each must then give its cached memory back before the other works."""
+        if self.gpu is None:
+            return False
+        others = self._processes.keys() - {arm.key for arm in arms}
+        held = sum(self._said(key, "allocated") + CONTEXT_BYTES for key in others)
+        peaks = [self._said(arm.key, "peak") + CONTEXT_BYTES for arm in arms]
+        taken = len(arms) * RECORDED * max(peaks) if recorded else sum(peaks)
+        return any(map(self.takes_turns, arms)) or taken + held > FILL * self.gpu.memory
+
+    def crowded(self, reference: Arm, fp8: Arm) -> bool:
+        """Whether a step of one of these arms needs more than the other one leaves it between its own. It may go on
+        without the allocator's cache, but then no time is one of FP8. An FP8 arm that was not built yet is taken to
+        hold what its reference does."""
+        if self.gpu is None:
+            return False
+        held = self._said(reference.key, "allocated")
+        return (
+            self.gpu.memory
+            < max(
+                BETWEEN_BLOCKS * self._said(arm.key, "step") + (self._said(other.key, "allocated") or held)
+                for arm, other in ((reference, fp8), (fp8, reference))
+            )
+            + 2 * CONTEXT_BYTES
+        )
+
+    def _said(self, key: str, what: str) -> int:
+        return int(self.facts.get(key, {}).get("memory", {}).get(what, 0))
+
+    # -- builds ---------------------------------------------------------------------------------------------------
 
     def _build(self, arms: Sequence[Arm]) -> None:
         """Build these arms, all at the same time. Raises :class:`ArmError`."""
+        for arm in arms:
+            if arm.key in self._too_large:
+                raise self._too_large[arm.key]
         started: list[tuple[Arm, ArmProcess]] = []
         try:
             for arm in arms:
                 with self.stopwatch.clock(arm.label, BUILD):
-                    started.append((arm, self._start_build(arm, self._start(arm))))
+                    started.append((arm, self._start_build(arm)))
             # Another interpreter's or checkout's arm has no spare.
-            self.spares.start([arm.spec for arm in self._soon if arm.environment is None], self._new_process)
+            self.spares.start([arm.spec for arm in self._soon if arm.environment is None])
             for arm, process in started:
                 with self.stopwatch.clock(arm.label, BUILD):
                     facts = process.receive(BUILD_SECONDS)
-                self._have(arm, process, facts)
+                self._processes[arm.key] = process
+                self.facts[arm.key] = facts
+                self.stopwatch.built(arm.label, facts.get("seconds", {}))
+        except ArmError as error:
+            alone = len(arms) == 1 and not self._processes
+            if error.code is R.OUT_OF_MEMORY and alone and self.gpu is not None:
+                self._too_large[arms[0].key] = error = too_large(error, arms[0], self.gpu)
+            raise error from None
         finally:
             for arm, process in started:
                 if self._processes.get(arm.key) is not process:
                     process.close()
 
-    def _start_build(self, arm: Arm, process: ArmProcess) -> ArmProcess:
+    def _start_build(self, arm: Arm) -> ArmProcess:
+        spare = self.spares.take(arm.spec) if arm.environment is None else None
+        process = spare or self._new_process(arm.spec, arm.environment)
         try:
-            process.start_build(replace(arm.spec, first_step=self.facts_of(arm).get("first_step", "")))
+            process.start_build(replace(arm.spec, first_step=arm.facts.get("first_step", "")))
         except BaseException:
             process.close()
             raise
         return process
-
-    def _have(self, arm: Arm, process: ArmProcess, facts: dict[str, Any]) -> None:
-        self._processes[arm.key], self._facts[arm.key] = process, facts
-        self.stopwatch.built(arm.label, facts.get("seconds", {}))
-
-    def _start(self, arm: Arm) -> ArmProcess:
-        spare = self.spares.take(arm.spec) if arm.environment is None else None
-        return spare or self._new_process(arm.spec, arm.environment)
 
     def _new_process(self, spec: ArmSpec, environment: ArmEnvironment | None = None) -> ArmProcess:
         how = spec.case.backend, environment, self.gpu is None and spec.device == "cpu"
         with told_as_arm_error(spec.name):
             return ArmProcess(*how, spec.device, spec.case.gpus)
 
-    def tight(self, *arms: Arm, looked_at: bool = False) -> bool:
-        """Whether these arms' peaks, or those of steps that are ``looked_at``, do not fit the GPU at once, beside what
-        others keep resident. Each must then give its cached memory back before the other works."""
-        others = self._processes.keys() - {arm.key for arm in arms}
-        turns = any(self.takes_turns(arm) for arm in arms)
-        return turns or self._room.tight(arms, others, looked_at)
+
+def too_large(error: ArmError, arm: Arm, gpu: Gpu) -> ArmError:
+    """The error of an arm that ran out of memory in its build, with no other arm on the GPU."""
+    case = arm.spec.case
+    return ArmError(
+        R.TOO_LARGE,
+        f"{case.id} does not fit this GPU: its arm ran out of memory with no other arm beside it",
+        expected=f"weights, optimizer state and one step within the {gpu.memory / GIB:.1f} GiB of {gpu.name}",
+        seen=error.seen,
+        cause=error.cause,
+        next_step=f"a GPU with more memory, a smaller batch or seq, or lora=; or leave it out: -k 'not {case.id}'",
+    )

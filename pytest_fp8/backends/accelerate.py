@@ -97,7 +97,6 @@ class AccelerateTransformerEngine(ThroughAccelerate, TransformerEngine):
     )
     requires = MappingProxyType({**TransformerEngine.requires, **ACCELERATE})
     parallel: Sequence[str] = ()
-    over_bf16 = 1.29  # measured as TransformerEngine.over_bf16
 
     def handlers(self, case: Case) -> list[Any]:
         from accelerate.utils import TERecipeKwargs

@@ -213,7 +213,6 @@ class UnslothTransformerEngine(AccelerateTransformerEngine, UnslothBf16):
     parallel = ()
     requires = MappingProxyType({**UnslothBf16.requires, **AccelerateTransformerEngine.requires})
     reference = "unsloth_bf16"
-    over_bf16 = 1.0
 
     def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
         usable, why = UnslothBf16.usable(self, recipe, emulated)

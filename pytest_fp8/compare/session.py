@@ -7,26 +7,24 @@ compared directly. Their BF16 arms are compared too, to tell a slower FP8 from a
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from pytest_fp8.arms.environment import ArmEnvironment, checkout, probed
-from pytest_fp8.arms.pair import TwoArms
-from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.case import Case
 from pytest_fp8.codes import Code, S
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.gpu import Gpu
 from pytest_fp8.libraries import changed_versions
-from pytest_fp8.questions.again import look_again
+from pytest_fp8.plan import REFERENCE, Asking, TwoArms
+from pytest_fp8.questions.asks import fp8_layers, layers_of
 from pytest_fp8.questions.layers.check import check_layers
-from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
 from pytest_fp8.questions.speed.sound import disturbance
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.shipping import ship
@@ -164,39 +162,37 @@ def compare_in(
 
     before = pool.stopwatch.by_operation
     arms = _sides(case, pool, sides, model)
-    evidence, fp8 = look_again(_looks(arms, looks), decide)
+    evidence = arms.run(lambda: _looks(arms, looks, decide))
+    fp8 = decide(evidence)
     times = {"base fp8": _median(evidence.base), "head fp8": _median(evidence.head)}
     bf16 = None
     disturbed = evidence.disturbed
+    unsound = _unsound(case, arms)
     if with_bf16 and case.backend != "bf16":
         references = _sides(case.reference(), pool, sides, model)
         timer = BlockTimer(references)
-        references.with_room(lambda: timer.measure(BESIDE.pairs[0], BESIDE.blocks))
+        references.run(lambda: timer.measure(BESIDE.pairs[0], BESIDE.blocks))
         beside = _evidence(timer)
         bf16 = decide(beside)
         times |= {"base bf16": _median(beside.base), "head bf16": _median(beside.head)}
         disturbed = disturbed or beside.disturbed
-    decision = judge(fp8, bf16, allowed, disturbed, _unsound(case, arms), evidence.attention, sides)
+    decision = judge(fp8, bf16, allowed, disturbed, unsound, evidence.attention, sides)
     seconds = {what: each - before.get(what, 0.0) for what, each in pool.stopwatch.by_operation.items()}
     return Comparison(case.id, decision, fp8, bf16, times, {what: each for what, each in seconds.items() if each})
 
 
-def _looks(arms: TwoArms, looks: int) -> Iterator[SidesEvidence]:
-    """The evidence of each look, measured when it is asked for."""
+def _looks(arms: TwoArms, looks: int, decide: Callable[[SidesEvidence], Outcome]) -> Asking[SidesEvidence]:
+    """Blocks of fresh pairs of processes, more of them while they leave it open."""
     timer = BlockTimer(arms)
-    if arms.takes_turns:
-        first = {
-            "timing": lambda: timer.measure(BESIDE.pairs[0], BESIDE.blocks),
-            "head": lambda: fp8_layers(arms),
-            "base": lambda: reference_layers(arms),
-        }
-        for error in arms.gather(first).values():
-            raise error
     for pairs in BESIDE.pairs[:looks]:
-        arms.with_room(partial(timer.measure, pairs, BESIDE.blocks))
+        yield from timer.measure(pairs, BESIDE.blocks, layers_of)
         # Asked once, after the first blocks: profiling slows a process. Later looks add fresh ones.
-        profiled = arms.with_room(lambda: (reference_layers(arms), fp8_layers(arms)))
-        yield _evidence(timer, tuple(layers.attention for layers in profiled))
+        base = yield from layers_of(REFERENCE)
+        head = yield from fp8_layers()
+        evidence = _evidence(timer, (base.attention, head.attention))
+        if decide(evidence).verdict is not Verdict.INCONCLUSIVE:
+            break
+    return evidence
 
 
 def _evidence(timer: BlockTimer, attention: tuple[Any, ...] = ({}, {})) -> SidesEvidence:
@@ -276,8 +272,8 @@ def _sides(
 ) -> TwoArms:
     """One case's arms in both environments, alive: base's is the reference, head's the other."""
     digest = case.digest(model.identity)
-    base, head = (pool.arm(f"{digest}@{side.name}", ArmSpec(case, "cuda", model.shipped), side) for side in sides)
-    arms = TwoArms(base, head, pool)
+    base, head = (Arm(f"{digest}@{side.name}", ArmSpec(case, "cuda", model.shipped), pool, side) for side in sides)
+    arms = TwoArms(case, pool, base, head)
     arms.start()
     return arms
 
@@ -286,7 +282,7 @@ def _unsound(case: Case, arms: TwoArms) -> Decision | None:
     """What is wrong with FP8 in head's arm, or ``None``."""
     if case.backend == "bf16":
         return None
-    decision = check_layers(case, fp8_layers(arms))
+    decision = check_layers(case, arms.run(fp8_layers))
     return decision if decision.verdict is Verdict.FAIL else None
 
 

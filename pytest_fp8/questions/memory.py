@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pytest_fp8.codes import M
-from pytest_fp8.plain import from_plain
-from pytest_fp8.questions.arms import PairArms
+from pytest_fp8.plan import FP8, REFERENCE, Ask, Asking
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict, passed
 
@@ -58,14 +57,9 @@ class MemoryEvidence:
         return held if len(held) == len(arms) and held["bf16"] > 0 else {}
 
 
-def memory_of(arms: PairArms) -> MemoryEvidence:
-    """Asked once. Raises ``ArmError``."""
-    return arms.once("memory", lambda: _ask(arms))
-
-
-def _ask(arms: PairArms) -> MemoryEvidence:
-    bf16 = arms.shared("memory", lambda: from_plain(StepMemory, arms.bf16.request("memory")))
-    return MemoryEvidence(bf16, from_plain(StepMemory, arms.fp8.request("memory")))
+def memory_of() -> Asking[MemoryEvidence]:
+    bf16, fp8 = yield Ask(REFERENCE, "memory", StepMemory), Ask(FP8, "memory", StepMemory)
+    return MemoryEvidence(bf16, fp8)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
-"""Decisions of questions that no arm can answer: of a case that cannot be asked, of an arm that the GPU cannot hold."""
+"""The decision of a question that a case cannot be asked."""
 
 from __future__ import annotations
 
 from pytest_fp8.case import Case
 from pytest_fp8.codes import R
-from pytest_fp8.errors import Fp8Error
 from pytest_fp8.verdicts import Decision, Finding, Verdict
 
 ON_A_GPU = ("speedup", "memory")
@@ -24,11 +23,4 @@ def cannot(case: Case, question: str) -> Decision:
         next_step="run the same case without emulated=True on a Hopper GPU"
         if emulated
         else f"add {question!r} to questions= in the mark, or leave questions= out",
-    ).answer(question)
-
-
-def not_held(question: str, error: Fp8Error) -> Decision:
-    """``error``: of an arm that does not fit the GPU alone."""
-    return Finding(
-        error.code, Verdict.NOT_EXERCISED, error.headline, error.expected, error.seen, error.cause, error.next_step
     ).answer(question)

@@ -6,11 +6,11 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.baselines.review import level
-from pytest_fp8.questions.layers.evidence import fp8_layers
+from pytest_fp8.questions.asks import fp8_layers, ledgers_of, numerics_of
+from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.ledger.compare import compare
-from pytest_fp8.questions.ledger.evidence import ledgers_of
 from pytest_fp8.questions.numerics.draws import with_further_draws
-from pytest_fp8.questions.numerics.evidence import numerics_of
+from pytest_fp8.questions.numerics.evidence import NumericsEvidence
 from pytest_fp8.questions.numerics.gradients import differences
 from pytest_fp8.questions.numerics.limits import limits_of
 from pytest_fp8.recipes import recipe_facts
@@ -18,22 +18,25 @@ from pytest_fp8.recipes import recipe_facts
 if TYPE_CHECKING:
     from pytest_fp8.arms.pair import PairArms
     from pytest_fp8.baselines.record import Baseline
+    from pytest_fp8.case import Case
+    from pytest_fp8.plan import Begin
+    from pytest_fp8.questions.loss.evidence import LossEvidence
 
 HISTORY = ("speedup", "busy_speedup", "memory_ratio", "loss_gap", "fp8_share")
 """The metrics of a baseline's sessions that are shown."""
 
 
-def evidence_of(arms: PairArms, baseline: Baseline | None) -> dict[str, Any]:
+def evidence_of(arms: PairArms, baseline: Baseline | None, curves: Begin[LossEvidence]) -> dict[str, Any]:
     """``curves``, ``layers``, ``numerics``, ``differences``, ``history``: each where the case has it. Asks no arm."""
     found: dict[str, Any] = {}
-    if arms.answered("loss"):
-        found["curves"] = curves_to_json(arms)
-    if arms.answered("layers"):
-        found["layers"] = layers_to_json(arms)
-    if arms.answered("numerics"):
-        found["numerics"] = numerics_to_json(arms)
-    if arms.answered("ledger"):
-        ledgers = ledgers_of(arms, arms.case.backend)
+    if (loss := arms.known(curves)) is not None:
+        found["curves"] = curves_to_json(loss)
+    if (layers := arms.known(fp8_layers)) is not None:
+        found["layers"] = layers_to_json(arms.case, layers)
+    if (numerics := arms.known(numerics_of)) is not None:
+        drawn = arms.known(lambda: with_further_draws(arms.case, numerics))
+        found["numerics"] = numerics_to_json(arms.case, drawn or numerics)
+    if (ledgers := arms.known(lambda: ledgers_of(arms.case.backend))) is not None:
         found["differences"] = [
             {
                 "verdict": each.verdict.value,
@@ -56,9 +59,8 @@ def evidence_of(arms: PairArms, baseline: Baseline | None) -> dict[str, Any]:
     return found
 
 
-def curves_to_json(arms: PairArms) -> list[dict[str, Any]]:
+def curves_to_json(evidence: LossEvidence) -> list[dict[str, Any]]:
     """Losses of both arms, step by step, in nats or in the unit of the user's own loss; one record per seed."""
-    evidence, _ = arms.once("loss", _gathered_before)
     return [
         {"seed": seed, "bf16": list(evidence.bf16[seed].losses), "fp8": list(curve.losses)}
         for seed, curve in sorted(evidence.fp8.items())
@@ -66,11 +68,10 @@ def curves_to_json(arms: PairArms) -> list[dict[str, Any]]:
     ]
 
 
-def layers_to_json(arms: PairArms) -> list[dict[str, Any]]:
+def layers_to_json(case: Case, evidence: LayersEvidence) -> list[dict[str, Any]]:
     """One record per Linear of the unconverted model: the kind of its product in each role."""
-    evidence = fp8_layers(arms)
     ran: dict[str, dict[str, str]] = defaultdict(dict)
-    for each in evidence.step(recipe_facts(arms.case.backend, arms.case.recipe).roles).attributions:
+    for each in evidence.step(recipe_facts(case.backend, case.recipe).roles).attributions:
         ran[each.layer][each.role] = each.kind
     return [
         {"layer": name, "skipped": str(evidence.skipped.get(name, "")), "ran": ran.get(name, {})}
@@ -78,12 +79,9 @@ def layers_to_json(arms: PairArms) -> list[dict[str, Any]]:
     ]
 
 
-def numerics_to_json(arms: PairArms) -> list[dict[str, Any]]:
+def numerics_to_json(case: Case, evidence: NumericsEvidence) -> list[dict[str, Any]]:
     """One record per module with a product or a weight that was compared: the SQNR of its products beside what the
     recipe's own casts give, and how far its weight's gradient is off BF16's."""
-    case, evidence = arms.case, numerics_of(arms)
-    if (arms.reference.key, "moved gradients") in arms.pool.cache:
-        evidence = with_further_draws(arms, evidence)
     limits = limits_of(case.backend, case.recipe)
     sqnr: dict[str, dict[str, float]] = defaultdict(dict)
     own: dict[str, dict[str, float]] = defaultdict(dict)
@@ -101,7 +99,3 @@ def numerics_to_json(arms: PairArms) -> list[dict[str, Any]]:
         compared = {"gradient_error": error, "gradient_limit": limit}
         found.append({"layer": layer, "sqnr_db": sqnr.get(layer, {}), "own_sqnr_db": own.get(layer, {}), **compared})
     return found
-
-
-def _gathered_before() -> Any:
-    raise AssertionError("asked only where arms.answered() says that it is there")

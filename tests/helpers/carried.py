@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from helpers.loops import batch, build
+from helpers.stand_in import StandIn
 from pytest_fp8 import Case, Workload
-from pytest_fp8.arms.scratch import temporary_folder
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
@@ -30,29 +30,25 @@ class LiveArm:
         return answer if isinstance(answer, bytes) else json.loads(json.dumps(answer))
 
 
-class LivePair:
+class LivePair(StandIn):
     def __init__(self, case, folder, workload):
         shipped = workload.ship("a test")
-        self.case, self._folder = case, folder
+        self._folder = folder
         self.fp8, self.bf16 = LiveArm(case, shipped), LiveArm(case.reference(), shipped)
-
-    def once(self, what, ask):
-        return ask()
-
-    shared = once
+        super().__init__(case, self.bf16, self.fp8)
 
     def folder(self, what):
         return self._folder
 
-    def temporary_folder(self):
-        return temporary_folder("checkpoints-")
+    def transfers(self):
+        return self.run(lambda: transfers_of(self))
 
 
 def carried(case=CASE, **parts):
     """The decision of the checkpoint question; ``parts`` are those of the :class:`Workload`."""
     workload = Workload(**{"build": build, "batch": batch, **parts})
     with tempfile.TemporaryDirectory() as folder:
-        return check_checkpoints(transfers_of(LivePair(case, Path(folder), workload)))
+        return check_checkpoints(LivePair(case, Path(folder), workload).transfers())
 
 
 def through(*stores, **changes):

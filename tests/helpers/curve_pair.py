@@ -5,28 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from helpers.stand_in import StandIn
 from pytest_fp8 import Case
 from pytest_fp8.plain import to_plain
+from pytest_fp8.questions.loss.check import judge_gap
 from pytest_fp8.questions.loss.evidence import Curve
+from pytest_fp8.questions.loss.question import loss_of
 
 
 class CurvePair:
-    """What is asked once is kept, as by real arms. A test's own class adds ``case``, ``fp8`` and ``bf16``."""
+    """A test's own class adds ``case``, ``fp8`` and ``bf16``."""
 
+    case: Any
     fp8: Any
+    bf16: Any
 
     def __init__(self):
-        self.asked, self._kept = [], {}
+        self.asked = []
 
-    def once(self, what, ask):
-        if what not in self._kept:
-            self._kept[what] = ask()
-        return self._kept[what]
+    def evidence(self, judge=judge_gap, twin=True, nats=True):
+        """What is asked of these arms until their curves decide."""
+        arms = StandIn(self.case, Unmoved(self.bf16), self.fp8)
+        return arms.run(lambda: loss_of(arms, twin, nats, judge))
 
-    shared = once
 
-    def beside(self, operation, reference, **arguments):
-        return self.fp8.request(operation, **arguments), reference()
+class Unmoved:
+    """An arm whose losses stay where they are when its weights are moved as FP8 moves products."""
+
+    def __init__(self, arm: Any) -> None:
+        self.arm = arm
+
+    def request(self, operation: str, **arguments: Any) -> Any:
+        if operation == "moved_losses":
+            return [1.0] * (1 + arguments["draws"])
+        return self.arm.request(operation, **arguments)
 
 
 class DriftingPair(CurvePair):

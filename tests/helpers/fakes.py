@@ -66,6 +66,10 @@ SUITE = """
 """A user's test file: two cases, and what is asked of each."""
 
 
+LARGE = {"memory": {"allocated": 45 * 2**30, "step": 56 * 2**30, "peak": 60 * 2**30}}
+"""Two such arms fit an H200 together, and not an H100."""
+
+
 @dataclass
 class World:
     """What the fake arms say; a test changes it before the run."""
@@ -89,6 +93,8 @@ class World:
     built: list[str] = field(default_factory=list)
     closed: int = 0
     strangers: tuple[int, ...] = ()
+    memory: dict[str, dict[str, Any]] = field(default_factory=lambda: {"8b": LARGE})
+    """Model -> what its arms say of their memory when they are built."""
     processes: list[FakeProcess] = field(default_factory=list)
     """All that were started, in order."""
     slower: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -139,7 +145,7 @@ class FakeProcess(FakeAnswers):
         if code:
             raise ArmError(code, f"the arm {self.spec.name!r} failed", seen=code.slug)
         self.world.built.append(self.spec.case.id)
-        return {"cudnn": 91900, "compiled": True}
+        return {"cudnn": 91900, "compiled": True, **self.world.memory.get(self.spec.case.model, {})}
 
     def build(self, spec: Any, timeout: float = 0) -> Any:
         self.start_build(spec)
@@ -179,6 +185,6 @@ def install(monkeypatch: Any, gpu: Gpu | None, **world: Any) -> World:
     absent = "no NVIDIA GPU (fake)"
     monkeypatch.setattr("pytest_fp8.gpu.detect", lambda: (gpu, "" if gpu else absent))
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", FakeProcess)
-    monkeypatch.setattr("pytest_fp8.arms.pair.conditions", lambda *_: Conditions(1980, (), FakeProcess.world.strangers))
+    monkeypatch.setattr("pytest_fp8.plan.conditions", lambda *_: Conditions(1980, (), FakeProcess.world.strangers))
     monkeypatch.setattr("pytest_fp8.recipes.BackendFacts.available", lambda self: (True, ""))
     return FakeProcess.world

@@ -54,11 +54,16 @@ class Told:
 
     residences: list[tuple[str, list[str]]] = field(default_factory=list)
     alive: int = 0
-    most_alive: int = 0
 
     @property
     def order(self):
+        """The arms in the order in which they were built; the first pair's FP8 arm once more before, in vain."""
         return [arm for arm, _ in self.residences]
+
+    @property
+    def asked(self):
+        """The same of those that were asked something."""
+        return [(arm, operations) for arm, operations in self.residences if operations]
 
 
 def run(pytester, *options, recipes=RECIPES[:1]):
@@ -79,7 +84,6 @@ def noted(monkeypatch):
             self.told = []
             seen.residences.append((self.spec.case.id, self.told))
             seen.alive += 1
-            seen.most_alive = max(seen.alive, seen.most_alive)
         return answer
 
     def note_request(self, operation, timeout=0, **arguments):

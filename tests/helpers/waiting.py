@@ -67,7 +67,7 @@ def updated(processes: int, host_bound: bool = False) -> tuple[Decision, dict[st
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
     arms.start()
     question = SpeedQuestion(arms, host_bound, lambda _: [], MEASURED, "file.json", 30, processes=processes)
-    decision, rows = question.decide(None)
+    decision, rows = arms.run(lambda: question.decide(None))
     pool.close()
     return decision, {name: values for name, values, _ in rows}
 
@@ -80,6 +80,6 @@ def asked_of(stored: dict[str, Any], kept: Sequence[str] = ("speedup", "bf16_ms"
     question = SpeedQuestion(
         arms, False, lambda name: [stored[name]] if name in kept else [], MEASURED, "file.json", 30
     )
-    decision, _ = question.decide(None)
+    decision, _ = arms.run(lambda: question.decide(None))
     pool.close()
     return decision

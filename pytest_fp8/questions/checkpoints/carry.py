@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_fp8.case import OWN, OWN_STORE, Case
-from pytest_fp8.plain import from_plain
-from pytest_fp8.questions.arms import Arm, PairArms
+from pytest_fp8.plan import FP8, ON_ONE_GPU, REFERENCE, Ask, Asking, TwoArms
 from pytest_fp8.questions.checkpoints.check import logit_limit
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, Loaded, Resumed, Saved, Transfer
 from pytest_fp8.questions.checkpoints.resuming import astray
@@ -35,6 +34,9 @@ class Output:
     given: int
 
 
+NO_OUTPUT = Output(np.zeros(0, np.float32), 0)
+
+
 @dataclass(frozen=True)
 class Source:
     """An arm that has trained and saved: what its checkpoints must carry."""
@@ -48,45 +50,47 @@ class Source:
     """Losses of the steps before it saved."""
     went_on: Resumed
     """The steps that it went on to train; :data:`NOT_RESUMED` where the case does not resume."""
+    start: Output = NO_OUTPUT
+    """The reference's logits before it trained, on weights that are one and the same in both arms."""
 
 
-def transfers_of(pair: PairArms) -> list[Transfer]:
-    """Asked once. Raises ``ArmError``."""
-    return pair.once(f"checkpoints {_asked(pair)}", lambda: _carry_both_ways(pair))
-
-
-def _carry_both_ways(pair: PairArms) -> list[Transfer]:
+def transfers_of(arms: TwoArms) -> Asking[list[Transfer]]:
     """Both directions through every store of the case. The FP8 arm's files are deleted afterwards; the reference's are
-    kept for the other cases that share it.
+    kept for the other cases that share it."""
+    return (yield from arms.kept(f"checkpoints {_asked(arms.case)}", lambda: _carry_both_ways(arms)))
 
-    What the reference answers alone comes first, then all of the FP8 arm: arms that take turns are built once more for
-    the last direction, and no more.
-    """
-    reference_start, back = reference_source(pair)
-    stores = _stores(pair)
-    start = _logits_at_start(pair.fp8), reference_start
-    with pair.temporary_folder() as folder:
-        forth = _source(pair, pair.fp8, folder, stores)
+
+def _carry_both_ways(arms: TwoArms) -> Asking[list[Transfer]]:
+    """What the reference answers alone comes first, then all of the FP8 arm: arms that take turns are built once more
+    for the last direction, and no more."""
+    what = f"checkpoint {_asked(arms.case)}"
+    back = yield from arms.kept(what, lambda: _back(arms, what), REFERENCE)
+    stores = _stores(arms)
+    with arms.temporary_folder() as folder:
+        start = yield from _logits_at_start(FP8)
+        forth = yield from _source(arms, FP8, folder, stores)
         apart = Apart(
-            relative_distance(*(each.values for each in start)),
-            start[1].values.size,
+            relative_distance(start.values, back.start.values),
+            back.start.values.size,
             mean(forth.came) - mean(back.came),
         )
-        to_fp8 = [_carry(pair, ("bf16", "fp8"), store, back, pair.fp8, apart) for store in stores]
+        to_fp8, to_bf16, between = [], [], []
+        for store in stores:
+            to_fp8.append((yield from _carry(arms, ("bf16", "fp8"), store, back, FP8, apart)))
         # It may have answered other cases since: buffers that are not saved are drawn again with this seed.
-        pair.bf16.request("curve", seed=SEED, steps=1)
-        to_bf16 = [_carry(pair, ("fp8", "bf16"), store, forth, pair.bf16, apart) for store in stores]
-        between = _carry_between_ranks(pair, forth, apart) if _changes_ranks(pair.case) else []
-    return with_moved_reference(pair, to_bf16 + between + to_fp8)
+        yield Ask(REFERENCE, "curve", fresh=True, seed=SEED, steps=1)
+        for store in stores:
+            to_bf16.append((yield from _carry(arms, ("fp8", "bf16"), store, forth, REFERENCE, apart)))
+        if _changes_ranks(arms.case):
+            between = yield from _carry_between_ranks(arms, forth, apart)
+    return (yield from with_moved_reference(arms, [*to_bf16, *between, *to_fp8]))
 
 
-def reference_source(pair: PairArms) -> tuple[Output, Source]:
-    """The reference's logits before it trains, and the reference trained and saved; asked once for all cases that share
-    it. Raises ``ArmError``."""
-    start = pair.shared("logits at start", lambda: _logits_at_start(pair.bf16))
-    stores = _stores(pair)
-    what = f"checkpoint {_asked(pair)}"
-    return start, pair.shared(what, lambda: _source(pair, pair.bf16, pair.folder(what), stores))
+def _back(arms: TwoArms, what: str) -> Asking[Source]:
+    """The reference, trained and saved."""
+    start = yield from _logits_at_start(REFERENCE)
+    source = yield from _source(arms, REFERENCE, arms.folder(what), _stores(arms))
+    return replace(source, start=start)
 
 
 def _changes_ranks(case: Case) -> bool:
@@ -98,82 +102,87 @@ def _changes_ranks(case: Case) -> bool:
     return case.gpus > 1 and case.resume and DCP in case.checkpoint_formats and alike
 
 
-def _carry_between_ranks(pair: PairArms, forth: Source, start: Apart) -> list[Transfer]:
+def _carry_between_ranks(arms: TwoArms, forth: Source, start: Apart) -> Asking[list[Transfer]]:
     """What the FP8 arm's ranks saved, into the reference on one GPU; and what that saves then, into the FP8 arm."""
-    several, one = f" on {pair.case.gpus} ranks", " on one"
-    with pair.on_one_gpu() as alone, pair.temporary_folder() as folder:
-        there = replace(_carry(pair, ("fp8", "bf16"), DCP, forth, alone, start), ranks=(several, one))
-        back = _source(pair, alone, folder, (DCP,))
-        home = replace(_carry(pair, ("bf16", "fp8"), DCP, back, pair.fp8, start), ranks=(one, several))
+    several, one = f" on {arms.case.gpus} ranks", " on one"
+    try:
+        with arms.temporary_folder() as folder:
+            there = yield from _carry(arms, ("fp8", "bf16"), DCP, forth, ON_ONE_GPU, start)
+            back = yield from _source(arms, ON_ONE_GPU, folder, (DCP,))
+            home = yield from _carry(arms, ("bf16", "fp8"), DCP, back, FP8, start)
+    finally:
+        arms.end(ON_ONE_GPU)
+    found = replace(there, ranks=(several, one)), replace(home, ranks=(one, several))
     # Ranks are given parts of each batch, so fingerprints of what was given are others.
-    return [replace(t, resumed=replace(t.resumed, data=t.source.data, inputs=t.source.inputs)) for t in (there, home)]
+    return [replace(t, resumed=replace(t.resumed, data=t.source.data, inputs=t.source.inputs)) for t in found]
 
 
-def with_moved_reference(pair: PairArms, transfers: list[Transfer]) -> list[Transfer]:
+def with_moved_reference(arms: TwoArms, transfers: list[Transfer]) -> Asking[list[Transfer]]:
     """The transfers with what moved weights do to the trained reference, where limits without it do not hold. Most
     models' do, and their reference is not asked."""
     far = any(t.loaded.loaded and not t.logit_distance <= t.logit_limit for t in transfers)
     elsewhere = any(t.loaded.loaded and astray(t) for t in transfers)
     if not (far or elsewhere):
         return transfers
-
-    def logits() -> list[float]:
-        pair.bf16.request("curve", seed=SEED, steps=STEPS)
-        return list(pair.bf16.request("moved_outputs", seed=SEED, draws=DRAWS))
-
-    def losses() -> list[float]:
-        return list(pair.bf16.request("moved_resumes", seed=SEED, first_step=STEPS, steps=STEPS, draws=DRAWS))
-
-    start = replace(
-        transfers[0].start,
-        moved_logits=pair.shared("moved logits", logits) if far else (),
-        moved_losses=pair.shared("moved losses", losses) if elsewhere else (),
-    )
+    start = transfers[0].start
+    if far:
+        start = replace(start, moved_logits=(yield from arms.kept("moved logits", _moved_logits, REFERENCE)))
+    if elsewhere:
+        losses = yield Ask(REFERENCE, "moved_resumes", seed=SEED, first_step=STEPS, steps=STEPS, draws=DRAWS)
+        start = replace(start, moved_losses=losses)
     return [replace(t, start=start, logit_limit=logit_limit(start)) for t in transfers]
 
 
-def _stores(pair: PairArms) -> tuple[str, ...]:
+def _moved_logits() -> Asking[Sequence[float]]:
+    """Of the reference, trained."""
+    yield Ask(REFERENCE, "curve", fresh=True, seed=SEED, steps=STEPS)
+    found: Sequence[float] = yield Ask(REFERENCE, "moved_outputs", fresh=True, seed=SEED, draws=DRAWS)
+    return found
+
+
+def _stores(arms: TwoArms) -> tuple[str, ...]:
     """The case's, and the user's own where the workload has one."""
-    asked = pair.case.checkpoint_formats
-    return asked if OWN_STORE in asked or not pair.bf16.facts.get("own_checkpoints") else (*asked, OWN_STORE)
+    asked = arms.case.checkpoint_formats
+    return asked if OWN_STORE in asked or not arms.facts(REFERENCE).get("own_checkpoints") else (*asked, OWN_STORE)
 
 
-def _asked(pair: PairArms) -> str:
+def _asked(case: Case) -> str:
     """What is carried, for the names of answers and folders: cases with the same arms may ask for different things."""
-    return f"{pair.case.resume} {pair.case.checkpoint_formats}"
+    return f"{case.resume} {case.checkpoint_formats}"
 
 
-def _logits_at_start(arm: Arm) -> Output:
+def _logits_at_start(arm: str) -> Asking[Output]:
     """On weights that are one and the same in both arms."""
-    arm.request("restart", seed=SEED)
-    return _logits(arm)
+    yield Ask(arm, "restart", fresh=True, seed=SEED)
+    return (yield from _logits(arm))
 
 
-def _source(pair: PairArms, arm: Arm, folder: Path, stores: Sequence[str]) -> Source:
-    came = arm.request("curve", seed=SEED, steps=STEPS)["losses"]
-    saved = {
-        store: from_plain(
-            Saved,
-            arm.request("save", folder=str(folder / store), store=store, optimizer=_with_optimizer(pair, store)),
-        )
-        for store in stores
-    }
-    logits = _logits(arm)
-    return Source(folder, saved, logits, came, _resumed(arm) if pair.case.resume else NOT_RESUMED)
+def _source(arms: TwoArms, arm: str, folder: Path, stores: Sequence[str]) -> Asking[Source]:
+    curve = yield Ask(arm, "curve", fresh=True, seed=SEED, steps=STEPS)
+    saved = {}
+    for store in stores:
+        optimizer = _with_optimizer(arms, store)
+        to = str(folder / store)
+        saved[store] = yield Ask(arm, "save", Saved, fresh=True, folder=to, store=store, optimizer=optimizer)
+    logits = yield from _logits(arm)
+    went_on = (yield from _resumed(arm)) if arms.case.resume else NOT_RESUMED
+    return Source(folder, saved, logits, curve["losses"], went_on)
 
 
-def _carry(pair: PairArms, arms: tuple[str, str], store: str, source: Source, target: Arm, start: Apart) -> Transfer:
-    optimizer = _with_optimizer(pair, store)
-    answer = target.request("load", folder=str(source.folder / store), store=store, optimizer=optimizer)
-    loaded = from_plain(Loaded, answer)
+def _carry(
+    arms: TwoArms, names: tuple[str, str], store: str, source: Source, target: str, start: Apart
+) -> Asking[Transfer]:
+    optimizer = _with_optimizer(arms, store)
+    given = str(source.folder / store)
+    loaded = yield Ask(target, "load", Loaded, fresh=True, folder=given, store=store, optimizer=optimizer)
     apart, same, resumed = math.nan, True, NOT_RESUMED
     if loaded.loaded:
-        output = _logits(target)
+        output = yield from _logits(target)
         apart, same = relative_distance(output.values, source.logits.values), output.given == source.logits.given
         if optimizer:
-            resumed = _resumed(target)
+            resumed = yield from _resumed(target)
     return Transfer(
-        arms=arms,
+        arms=names,
         store=store,
         saved=source.saved[store],
         loaded=loaded,
@@ -187,22 +196,23 @@ def _carry(pair: PairArms, arms: tuple[str, str], store: str, source: Source, ta
     )
 
 
-def _with_optimizer(pair: PairArms, store: str) -> bool:
+def _with_optimizer(arms: TwoArms, store: str) -> bool:
     """Weights travel alone through safetensors, as they are published; the training state through DCP and through the
     user's own functions. Through these alone where the reference's optimizer steps parameters that are none of the
     model's: only the user knows what they are."""
-    facts = pair.bf16.facts
+    facts = arms.facts(REFERENCE)
     own_alone = facts.get("own_checkpoints") and facts.get("foreign_parameters")
-    return pair.case.resume and (store == OWN_STORE or (store == DCP and not own_alone))
+    return arms.case.resume and (store == OWN_STORE or (store == DCP and not own_alone))
 
 
-def _resumed(arm: Arm) -> Resumed:
-    return from_plain(Resumed, arm.request("resume", seed=SEED, first_step=STEPS, steps=STEPS))
+def _resumed(arm: str) -> Asking[Resumed]:
+    found: Resumed = yield Ask(arm, "resume", Resumed, fresh=True, seed=SEED, first_step=STEPS, steps=STEPS)
+    return found
 
 
-def _logits(arm: Arm) -> Output:
+def _logits(arm: str) -> Asking[Output]:
     """The arm's logits on held-out rows, flat, and a fingerprint of the model's input."""
-    answer = arm.request("logits", seed=SEED)
+    answer = yield Ask(arm, "logits", fresh=True, seed=SEED)
     return Output(np.frombuffer(answer, dtype=np.float32, offset=4), int.from_bytes(answer[:4], "little"))
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_fp8.case import Case
-from pytest_fp8.plain import from_plain
-from pytest_fp8.questions.arms import Arm, TwoArms
 from pytest_fp8.questions.layers.kernels import kernel_family
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, StepProducts, profiled_step, recorded_step
 from pytest_fp8.questions.ledger.evidence import OwnedProduct
@@ -171,17 +169,3 @@ class LayersEvidence:
         return profiled_step(
             self.verified(), self.calls, [each.product for each in self.foreign], self.others, fp8_roles
         )
-
-
-def fp8_layers(arms: TwoArms) -> LayersEvidence:
-    """Of the FP8 arm, asked once. Raises ``ArmError``."""
-    return arms.once("layers", lambda: _ask(arms.other))
-
-
-def reference_layers(arms: TwoArms) -> LayersEvidence:
-    """Of the reference, asked once for all cases that share it. Raises ``ArmError``."""
-    return arms.shared("layers", lambda: _ask(arms.reference))
-
-
-def _ask(arm: Arm) -> LayersEvidence:
-    return from_plain(LayersEvidence, arm.request("layers"))

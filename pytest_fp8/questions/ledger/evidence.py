@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_fp8.plain import from_plain
-from pytest_fp8.questions.arms import TwoArms
 from pytest_fp8.questions.layers.products import Product
 
 
@@ -215,18 +213,3 @@ class TwoLedgers:
         members = (name.rpartition(".") for name in found)
         lists = {holder for holder, _, index in members if index.isdigit()} - called
         return found | {name for name in called if name.startswith(tuple(f"{each}." for each in lists))}
-
-
-def ledgers_of(arms: TwoArms, backend: str) -> TwoLedgers:
-    """Asked once; the reference's for all cases that share it. Raises ``ArmError``."""
-
-    def ask() -> TwoLedgers:
-        fp8, reference = arms.beside("ledger", lambda: reference_ledger(arms))
-        return TwoLedgers(reference, from_plain(ArmLedger, fp8), backend)
-
-    return arms.once("ledger", ask)
-
-
-def reference_ledger(arms: TwoArms) -> ArmLedger:
-    """Of the reference, asked once for all cases that share it. Raises ``ArmError``."""
-    return arms.shared("ledger", lambda: from_plain(ArmLedger, arms.reference.request("ledger")))

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from pytest_fp8.plain import from_plain
-from pytest_fp8.questions.arms import Arm, PairArms
 from pytest_fp8.questions.ledger.evidence import ArmLedger
 from pytest_fp8.stats.loss import MAX_LOSS_SEEDS, LossScale, loss_scale
 
 RUNS_OF_ONE_CURVE = 4
 """With which looking ends where all seeds give one curve: further ones are no other training."""
-FP8_TWINS_AT = 2
-"""The look at which the FP8 arm's twins come."""
 CROSS_ENTROPY = ("log_softmax", "nll_loss", "logsumexp", "cross_entropy")
 """Parts of the names of operators that only a loss in nats takes."""
 
@@ -156,93 +152,3 @@ def is_cross_entropy(reference: ArmLedger) -> bool:
     """Whether the step takes a logarithm of probabilities. Where its operators could not be watched, it may."""
     names = {operator for counts in reference.operators.values() for operator in counts}
     return not reference.watched or any(word in name for name in names for word in CROSS_ENTROPY)
-
-
-def loss_looks(arms: PairArms, twin: bool, nats: bool = True) -> Iterator[LossEvidence]:
-    """All curves so far: first of the case's own number of seeds, then with one seed more at each look.
-
-    It ends at ``MAX_LOSS_SEEDS`` seeds, at :data:`RUNS_OF_ONE_CURVE` where all seeds give one curve, and at the first
-    seed that no further one can mend: with other data in an arm, or with numbers that are not finite. ``twin``: whether
-    twins are wanted too. The FP8 arm's, of the first seeds, come at the second look: they can only widen the margin,
-    and a step in FP8 takes three times as long on a CPU. ``nats``: whether the loss is a cross-entropy. Raises
-    ``ArmError``.
-    """
-    curves: dict[str, dict[int, Curve]] = {"fp8": {}, "bf16": {}, "twin": {}, "fp8_twin": {}}
-    seed = looks = 0
-    one = False
-    while True:
-        for _ in range(1 if looks else arms.case.seeds):
-            new = curves_of(arms, seed, twin)
-            one = seed > 0 and _one_curve(arms)
-            for arm, curve in new.items():
-                curves[arm][seed] = curve
-            seed += 1
-            # The twin of a moved run is the first seed's, which may have other batches.
-            alike = {curve.data for arm, curve in new.items() if arm != "twin" or not one}
-            if not all(curve.finite for curve in new.values()) or len(alike) > 1:
-                yield _evidence(curves, nats, one)
-                return
-        looks += 1
-        largest = largest_number(one)
-        if twin and (looks == FP8_TWINS_AT or (looks < FP8_TWINS_AT and seed >= largest)):
-            yield _evidence(curves, nats, one, unfinished=True)
-            for again in range(arms.case.seeds):
-                own = curves["fp8"][0] if one and again else _ask(arms.fp8, arms, again, jitter=True)
-                curves["fp8_twin"][again] = own
-        yield _evidence(curves, nats, one, unfinished=twin and looks < FP8_TWINS_AT and seed < largest)
-        if seed >= largest or not all(curve.finite for curve in curves["fp8_twin"].values()):
-            return
-
-
-def _evidence(
-    curves: Mapping[str, Mapping[int, Curve]], nats: bool, one_curve: bool, unfinished: bool = False
-) -> LossEvidence:
-    fp8, bf16, twin, fp8_twin = (dict(curves[arm]) for arm in ("fp8", "bf16", "twin", "fp8_twin"))
-    return LossEvidence(fp8, bf16, twin, fp8_twin, unfinished=unfinished, nats=nats, one_curve=one_curve)
-
-
-def curves_of(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:
-    """The curves of one seed, by arm; asked once. Raises ``ArmError``.
-
-    Where all seeds give one curve, both arms of all but the first start with their weights one rounding away, another
-    one for each seed, and the twin of these is the first seed's curve.
-    """
-
-    def reference() -> dict[str, Curve]:
-        curves = reference_curves(arms, seed, twin)
-        if not seed and arms.case.seeds > 1:
-            _one_curve(arms)  # while the FP8 arm trains, which takes longer
-        return curves
-
-    def ask() -> dict[str, Curve]:
-        wanted = {"seed": seed, "steps": arms.case.steps, "jitter": seed > 0 and _one_curve(arms)}
-        # Each keeps all its threads: the sums of a convolution depend on their number, and the time does not.
-        fp8, curves = arms.beside("curve", reference, watch=True, **wanted)
-        return {"fp8": from_plain(Curve, fp8), **curves}
-
-    return arms.once(f"curves {seed}", ask)
-
-
-def reference_curves(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:
-    """What another case has asked of this reference is not asked again. Raises ``ArmError``."""
-    moved = seed > 0 and _one_curve(arms)
-    curves = {"bf16": _of_reference(arms, seed, moved)}
-    if twin:
-        curves["twin"] = _of_reference(arms, 0, False) if moved else _of_reference(arms, seed, True)
-    return curves
-
-
-def _one_curve(arms: PairArms) -> bool:
-    """Whether the reference's first two seeds give one curve, number by number: weights that are loaded or seeded by
-    ``build()``, and batches that depend on their step alone."""
-    first, second = (_of_reference(arms, seed, False).losses for seed in (0, 1))
-    return first == second
-
-
-def _of_reference(arms: PairArms, seed: int, jitter: bool) -> Curve:
-    kept = f"{'twin' if jitter else 'curve'} {seed}"
-    return arms.shared(kept, lambda: _ask(arms.bf16, arms, seed, jitter=jitter))
-
-
-def _ask(arm: Arm, arms: PairArms, seed: int, **how: bool) -> Curve:
-    return from_plain(Curve, arm.request("curve", seed=seed, steps=arms.case.steps, **how))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from pytest_fp8.case import Case
 from pytest_fp8.codes import C
-from pytest_fp8.questions.arms import PairArms
-from pytest_fp8.questions.loss.evidence import LossEvidence, largest_number
+from pytest_fp8.plan import REFERENCE, Ask, Asking
+from pytest_fp8.questions.loss.evidence import LossEvidence
 from pytest_fp8.stats.loss import LossGap
 from pytest_fp8.verdicts import Finding, Verdict
 
@@ -51,12 +52,12 @@ def first_step(evidence: LossEvidence) -> Finding | None:
     )
 
 
-def with_moved_first_losses(arms: PairArms, evidence: LossEvidence) -> LossEvidence:
+def with_moved_first_losses(evidence: LossEvidence) -> Asking[LossEvidence]:
     """The evidence with ``moved_first`` where the first losses lie too far apart to need no yardstick. Most
-    models' do not, and their reference is not asked. Raises ``ArmError``."""
+    models' do not, and their reference is not asked."""
     if not _enough(evidence) < _rms(list(_apart(evidence).values())) < math.inf:
         return evidence
-    found = moved_losses(arms, sorted(evidence.bf16), step=0)
+    found = yield from moved_losses(sorted(evidence.bf16), step=0)
     return replace(evidence, moved_first={seed: losses[1:] for seed, losses in found.items()})
 
 
@@ -97,30 +98,22 @@ def _rms(values: Sequence[float]) -> float:
     return math.sqrt(sum(value**2 for value in values) / len(values)) if values else 0.0
 
 
-def with_rounding(
-    arms: PairArms, looks: Iterator[LossEvidence], judge: Callable[[LossEvidence], LossGap]
-) -> Iterator[LossEvidence]:
-    """The looks, with ``moved_last`` from the first one on that fails without it, or with which looking ends.
+def wants_rounding(gap: LossGap, last: bool) -> bool:
+    """Whether ``moved_last`` is asked: of a gap that fails without it, or with which looking ends.
 
     A squared error near zero and a loss that falls steeply are changed by the rounding of the forward pass alone by
-    more than a share of them: the weights that BF16 has trained show by how much. Raises ``ArmError``.
+    more than a share of them: the weights that BF16 has trained show by how much.
     """
-    asked = False
-    for evidence in looks:
-        gap = judge(evidence)
-        last = len(evidence.fp8) >= largest_number(evidence.one_curve) and not evidence.unfinished
-        asked |= gap.gap > 0 and (gap.verdict is Verdict.FAIL or (gap.verdict is Verdict.INCONCLUSIVE and last))
-        found = moved_losses(arms, sorted(evidence.bf16)[:SEEDS], arms.case.steps - 1) if asked else {}
-        rises = {seed: [each - loss for each in moved] for seed, (loss, *moved) in found.items()}
-        yield replace(evidence, moved_last=rises)
+    return gap.gap > 0 and (gap.verdict is Verdict.FAIL or (gap.verdict is Verdict.INCONCLUSIVE and last))
 
 
-def moved_losses(arms: PairArms, seeds: Sequence[int], step: int) -> dict[int, list[float]]:
-    """By seed: the reference's loss of this step, and then from weights that are moved. Asked once for all cases that
-    share the reference. Raises ``ArmError``."""
+def with_rounding(case: Case, evidence: LossEvidence) -> Asking[LossEvidence]:
+    """The evidence with ``moved_last``."""
+    found = yield from moved_losses(sorted(evidence.bf16)[:SEEDS], case.steps - 1)
+    return replace(evidence, moved_last={s: [each - loss for each in moved] for s, (loss, *moved) in found.items()})
 
-    def ask(seed: int) -> list[float]:
-        losses: list[float] = arms.bf16.request("moved_losses", seed=seed, step=step, draws=DRAWS)
-        return losses
 
-    return {s: arms.shared(f"moved losses {step} {s}", lambda s=s: ask(s)) for s in seeds}  # type: ignore[misc]
+def moved_losses(seeds: Sequence[int], step: int) -> Asking[dict[int, list[float]]]:
+    """By seed: the reference's loss of this step, and then from weights that are moved."""
+    found = yield tuple(Ask(REFERENCE, "moved_losses", seed=seed, step=step, draws=DRAWS) for seed in seeds)
+    return dict(zip(seeds, found, strict=True))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pytest_fp8.case import Case
 from pytest_fp8.plain import from_plain
-from pytest_fp8.questions.arms import PairArms
+from pytest_fp8.plan import REFERENCE, Ask, Asking
 from pytest_fp8.questions.numerics.evidence import Gradients, NumericsEvidence
 from pytest_fp8.questions.numerics.gradients import differences
 from pytest_fp8.questions.numerics.limits import limits_of
@@ -17,15 +18,11 @@ OPERANDS = 4
 that cancel between rows still cancel beside moved weights."""
 
 
-def with_further_draws(arms: PairArms, evidence: NumericsEvidence) -> NumericsEvidence:
+def with_further_draws(case: Case, evidence: NumericsEvidence) -> Asking[NumericsEvidence]:
     """The evidence with ``further`` where a gradient looks wrong. Sound arms of most models have none, and their
-    reference is not asked. Raises ``ArmError``."""
-    limits = limits_of(arms.case.backend, arms.case.recipe)
+    reference is not asked."""
+    limits = limits_of(case.backend, case.recipe)
     if not any(difference.wrong(limits) for difference in differences(evidence)):
         return evidence
-
-    def ask() -> list[Gradients]:
-        found = arms.bf16.request("moved_gradients", draws=DRAWS, operands=OPERANDS)
-        return [from_plain(Gradients, each) for each in found]
-
-    return replace(evidence, further=arms.shared("moved gradients", ask))
+    found = yield Ask(REFERENCE, "moved_gradients", draws=DRAWS, operands=OPERANDS)
+    return replace(evidence, further=[from_plain(Gradients, each) for each in found])

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_fp8.plain import from_plain
-from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.recipes import Role
 
 BUCKETS = 1024
@@ -121,18 +119,3 @@ class NumericsEvidence:
     def moved(self) -> Sequence[Gradients]:
         """How far gradients may move, in this model and on this batch."""
         return [self.bf16.moved or self.bf16.gradients, *self.further]
-
-
-def numerics_of(arms: PairArms) -> NumericsEvidence:
-    """Asked once; the reference for all cases that share it. Raises ``ArmError``."""
-
-    def ask() -> NumericsEvidence:
-        fp8, bf16 = arms.beside("numerics", lambda: reference_numerics(arms), moved=False)
-        return NumericsEvidence(from_plain(ArmNumerics, fp8), bf16)
-
-    return arms.once("numerics", ask)
-
-
-def reference_numerics(arms: PairArms) -> ArmNumerics:
-    """Of the reference, asked once for all cases that share it. Raises ``ArmError``."""
-    return arms.shared("numerics", lambda: from_plain(ArmNumerics, arms.bf16.request("numerics", moved=True)))

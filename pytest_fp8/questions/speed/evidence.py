@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import median
 
 from pytest_fp8.errors import ArmError
-from pytest_fp8.questions.arms import PairArms
-from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
-from pytest_fp8.questions.ledger.evidence import ledgers_of
+from pytest_fp8.plan import FP8, REFERENCE, Ask, Asking, TwoArms
+from pytest_fp8.questions.asks import fp8_layers, layers_of, ledgers_of
+from pytest_fp8.questions.ledger.evidence import ArmLedger
 from pytest_fp8.questions.speed.account import CLOCKS, IDLE, Account, GpuStep, account_of, gpu_step, launch_bound_arms
 from pytest_fp8.questions.speed.host import Turn, counted, scatters
 from pytest_fp8.questions.speed.timing import BlockTimer
@@ -82,15 +82,9 @@ def _all(processes: Sequence[Sequence[float]]) -> list[float]:
     return list(chain.from_iterable(processes))
 
 
-def timing_looks(arms: PairArms, timer: BlockTimer) -> Iterator[TimingEvidence]:
-    """The evidence of each look in ``GATE.pairs``, measured when it is asked for. Raises ``ArmError``."""
-    for look in range(len(GATE.pairs)):
-        yield timing_of(arms, timer, look)
-
-
-def timing_of(arms: PairArms, timer: BlockTimer, look: int) -> TimingEvidence:
-    """The evidence of one look; asked once. Raises ``ArmError``."""
-    return arms.once(f"timing {look}", lambda: _measured(arms, timer, GATE.pairs[look], GATE.blocks))
+def timing_of(arms: TwoArms, timer: BlockTimer, look: int) -> Asking[TimingEvidence]:
+    """The evidence of one look in ``GATE.pairs``."""
+    return arms.kept(f"timing {look}", lambda: _measured(arms, timer, GATE.pairs[look], GATE.blocks))
 
 
 NOT_ASKED: tuple[Sequence[float], Sequence[float]] = ((), ())
@@ -100,32 +94,32 @@ FURTHER = 2
 
 
 def timing_for_baseline(
-    arms: PairArms, timer: BlockTimer, processes: int, fit: Callable[[TimingEvidence], bool]
-) -> TimingEvidence:
-    """At least ``processes`` fresh pairs, with as many blocks as a baseline takes; a few more until they are ``fit``.
-    Raises ``ArmError``."""
+    arms: TwoArms, timer: BlockTimer, processes: int, fit: Callable[[TimingEvidence], bool]
+) -> Asking[TimingEvidence]:
+    """At least ``processes`` fresh pairs, with as many blocks as a baseline takes; a few more until they are
+    ``fit``."""
 
-    def taken() -> TimingEvidence:
+    def taken() -> Asking[TimingEvidence]:
         for count in range(processes, processes + FURTHER + 1):
-            evidence = _measured(arms, timer, count, BASELINE_BLOCKS)
+            evidence = yield from _measured(arms, timer, count, BASELINE_BLOCKS)
             if fit(evidence):
                 break
         return evidence
 
     # How many pairs are enough is a matter of the tolerance, in which cases with these arms may differ.
-    return arms.once(f"timing update {arms.case.tolerance}", taken)
+    return arms.kept(f"timing update {arms.case.tolerance}", taken)
 
 
-def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) -> TimingEvidence:
+def _measured(arms: TwoArms, timer: BlockTimer, processes: int, blocks: int) -> Asking[TimingEvidence]:
     for count in range(1, processes + 1):
-        fresh = timer.measure(count, blocks)
+        fresh = yield from timer.measure(count, blocks, _profile)
         try:
             # After the process's blocks: profiling slows a process. Its other answers are asked of the first one alone.
-            fp8, bf16 = fp8_layers(arms), reference_layers(arms)
-            if not arms.takes_turns:
-                # Taken with the layers: in a further pair of processes it would be one more uncompiled step of each.
-                ledgers_of(arms, arms.case.backend)
-            busy = _busy(arms, timer, gpu_step(bf16), gpu_step(fp8)) if fresh else NOT_ASKED
+            fp8 = yield from fp8_layers()
+            bf16 = yield from layers_of(REFERENCE)
+            # In a further pair of processes it would be one more uncompiled step of each.
+            yield from ledgers_of(arms.case.backend)
+            busy = (yield from _busy(arms, timer, gpu_step(bf16), gpu_step(fp8))) if fresh else NOT_ASKED
         except ArmError:
             if fresh:
                 timer.forget_last()
@@ -145,9 +139,9 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
         turns=list(beside.turns),
         bf16_attention=bf16.attention,
         fp8_attention=fp8.attention,
-        bf16_cudnn=arms.bf16.facts["cudnn"],
-        fp8_cudnn=arms.fp8.facts["cudnn"],
-        fp8_compiled=arms.fp8.facts["compiled"],
+        bf16_cudnn=arms.facts(REFERENCE)["cudnn"],
+        fp8_cudnn=arms.facts(FP8)["cudnn"],
+        fp8_compiled=arms.facts(FP8)["compiled"],
         bf16_gpu=gpu_step(bf16),
         fp8_gpu=gpu_step(fp8),
         bf16_busy=[bf16 for bf16, _ in timer.busy],
@@ -156,7 +150,15 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
     )
 
 
-def _busy(arms: PairArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep) -> tuple[Sequence[float], Sequence[float]]:
+def _profile(arm: str) -> Asking[None]:
+    """What is asked of an arm after its blocks."""
+    yield from layers_of(arm)
+    yield Ask(arm, "ledger", ArmLedger)
+
+
+def _busy(
+    arms: TwoArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep
+) -> Asking[tuple[Sequence[float], Sequence[float]]]:
     """Busy times of the processes that were just timed: from the first host-bound pair on. Those of the profile are all
     there are of arms that take turns: these would have to be built again."""
     if not (bf16.busy_ms and fp8.busy_ms):
@@ -165,7 +167,7 @@ def _busy(arms: PairArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep) -> tup
     if not timer.takes_busy:
         return NOT_ASKED
     if not arms.takes_turns:
-        return timer.take_busy()
+        return (yield from timer.take_busy())
     return (bf16.busy_ms, fp8.busy_ms) if not any(times for times, _ in timer.busy) else NOT_ASKED
 
 

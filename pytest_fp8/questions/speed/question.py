@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from pytest_fp8.questions.again import look_again
-from pytest_fp8.questions.arms import PairArms
+from pytest_fp8.plan import Asking, TwoArms
 from pytest_fp8.questions.speed.account import Account
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import (
     TimingEvidence,
     busy_ratios,
     timing_for_baseline,
-    timing_looks,
     timing_of,
 )
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.stats.components import Components
 from pytest_fp8.stats.estimate import ratios_by_process
-from pytest_fp8.stats.looks import RUNS_TO_FAIL, processes_hold
-from pytest_fp8.verdicts import Decision
+from pytest_fp8.stats.looks import GATE, RUNS_TO_FAIL, processes_hold
+from pytest_fp8.verdicts import Decision, Verdict
 
 Row = tuple[str, list[Any], float | None]
 """A metric that was measured: name, values, and the tolerance of the case where that counts."""
@@ -32,7 +30,7 @@ Row = tuple[str, list[Any], float | None]
 class SpeedQuestion:
     """The speed of one pair of arms, which is measured once for all that is asked of it."""
 
-    arms: PairArms
+    arms: TwoArms
     host_bound: bool
     """Whether a stored session is host-bound, of the baseline or of the one that an update adds to."""
     history: Callable[[str], list[list[Any]]]
@@ -51,12 +49,16 @@ class SpeedQuestion:
         # The host may be quiet while the first pairs are timed, and busy later.
         return BlockTimer(self.arms, takes_busy=self.processes is not None or self.host_bound)
 
-    def first_timing(self) -> TimingEvidence:
-        """The evidence of the first look, or all that a new baseline takes. Raises ``ArmError``."""
+    def first_timing(self) -> Asking[TimingEvidence]:
+        """The evidence of the first look, or all that a new baseline takes."""
         self._renew_profiled()
+        return (yield from self._look(0))
+
+    def _look(self, look: int) -> Asking[TimingEvidence]:
+        """The evidence of one look of :data:`pytest_fp8.stats.looks.GATE`; of an update all that it takes."""
         if self.processes is not None:
             return timing_for_baseline(self.arms, self.timer, self.processes, self._fit)
-        return self.timing(0)
+        return timing_of(self.arms, self.timer, look)
 
     def _fit(self, evidence: TimingEvidence) -> bool:
         """Whether a baseline of it could gate at the case's tolerance; or none will be stored, whatever is measured."""
@@ -65,26 +67,22 @@ class SpeedQuestion:
         (metric, values, _), *_ = self._rows(evidence)
         return processes_hold(values, self.components, busy=metric == "busy_speedup") <= self.arms.case.tolerance
 
-    def timing(self, look: int) -> TimingEvidence:
-        """The evidence of one look of :data:`pytest_fp8.stats.looks.GATE`. Raises ``ArmError``."""
-        return timing_of(self.arms, self.timer, look)
-
-    def decide(self, floor: float | None) -> tuple[Decision, list[Row]]:
+    def decide(self, floor: float | None) -> Asking[tuple[Decision, list[Row]]]:
         """The decision, and what a baseline stores of it. ``floor``: the speedup over BF16 to exceed; ``None``: the
-        stored baseline is asked. Raises ``ArmError``."""
+        stored baseline is asked."""
         self._renew_profiled()
         against = floor is None and self.processes is None
-        evidence, decision = look_again(self._looks(), lambda evidence: self._judge(evidence, floor, against))
+        for look in range(len(GATE.pairs) if self.processes is None else 1):
+            evidence = yield from self._look(look)
+            decision = self._judge(evidence, floor, against)
+            if decision.verdict is not Verdict.INCONCLUSIVE:
+                break
         return decision, self._rows(evidence)
 
     def _renew_profiled(self) -> None:
         """Fresh processes where a test that was marked for another question has had the arms profiled."""
-        profiled = any(self.arms.answered(what) for what in ("layers", "loss", "ledger", "numerics"))
-        if profiled and not self.arms.answered("timing"):
+        if self.arms.answered("layers", "curve", "ledger", "numerics") and not self.arms.answered("timing"):
             self.arms.renew()
-
-    def _looks(self) -> Iterator[TimingEvidence] | Iterable[TimingEvidence]:
-        return [self.first_timing()] if self.processes is not None else timing_looks(self.arms, self.timer)
 
     def _judge(self, evidence: TimingEvidence, floor: float | None, against_baseline: bool) -> Decision:
         history = self.history("speedup") if against_baseline else ()

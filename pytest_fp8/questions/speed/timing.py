@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from pytest_fp8.errors import ArmError
-from pytest_fp8.questions.arms import Arm, TwoArms
+from pytest_fp8.plan import FP8, REFERENCE, Ask, Asking, TwoArms
 from pytest_fp8.questions.speed.beside import Beside
 from pytest_fp8.questions.speed.host import crowded, scatters, short_of_memory, turn_of
 from pytest_fp8.stats.quantiles import sample_sd
@@ -35,6 +35,10 @@ would take more. In stored sessions one step's log ratio scatters by 1 to 5 % mo
 to 1.4 % from 0.7 s on. Six processes of 8B's, of 0.37 s, ten of them each, could hold 2.6 %; two of 30, 1.6 %."""
 MOST_BUSY_STEPS = 25  # in a request, of two: all kernels of its steps are kept in memory
 
+Profile = Callable[[str], Asking[object]]
+Pair = tuple[list[float], list[float]]
+"""Milliseconds per step of each block, of the reference and of the other arm."""
+
 
 @dataclass
 class Turns:
@@ -42,6 +46,8 @@ class Turns:
 
     steps: int
     """Training steps in a block."""
+    step_ms: float
+    """Milliseconds of a step of the reference, roughly."""
     long: bool = False
     """Whether short turns were seen to be unsteady, so that the arms take three long ones."""
 
@@ -64,6 +70,7 @@ class BlockTimer:
         self.beside = self._before_last = Beside()
         self._by_turns = arms.takes_turns
         """Whether the arms, which do not fit together, took turns in these pairs."""
+        self._turns = Turns(1, 0.0)
         self._dropped, self._order = 0, "abba"
         """Steps before the last blocks that did not count, and how these were taken."""
         self._disturbed = False
@@ -71,8 +78,9 @@ class BlockTimer:
         self.on_pair: Callable[[dict[str, Any]], None] = lambda recording: None
         """Called with :meth:`recording` once a pair's blocks are there."""
 
-    def measure(self, processes: int, blocks: int) -> bool:
-        """Measure fresh pairs of processes, ``blocks`` ABBA blocks each, until there are so many. Tells if one was."""
+    def measure(self, processes: int, blocks: int, profile: Profile | None = None) -> Asking[bool]:
+        """Measure fresh pairs of processes, ``blocks`` ABBA blocks each, until there are so many. Tells if one was.
+        ``profile``: asks more of an arm that takes turns, before it gives way to the other one for good."""
         fresh = False
         while len(self.other) < processes or self._began_turns:
             if self.other and not self._began_turns:
@@ -81,7 +89,7 @@ class BlockTimer:
             if self._began_turns:
                 # Pairs that were timed side by side, and did not fit, are not mixed with pairs that take turns.
                 self._forget()
-            reference, other = self._undisturbed(blocks)
+            reference, other = yield from self._undisturbed(blocks, profile)
             self.reference.append(reference)
             self.other.append(other)
             self.on_pair(self.recording())
@@ -104,15 +112,15 @@ class BlockTimer:
         for taken in (self.reference, self.other, self.busy):
             taken.clear()
 
-    def _undisturbed(self, blocks: int) -> tuple[list[float], list[float]]:
+    def _undisturbed(self, blocks: int, profile: Profile | None) -> Asking[Pair]:
         """The blocks of one pair; taken once more where something disturbed them."""
         before = self.beside.copy()
         try:
-            found = self._pair(blocks)
+            found = yield from self._pair(blocks, profile)
             if not self._disturbed and self._disturbed_since(before):
                 # A GPU that an earlier job left hot, or that another process is just leaving, may be quiet by now.
                 self.beside = before.copy()
-                found = self._pair(blocks)
+                found = yield from self._pair(blocks, profile)
                 self._disturbed = self._disturbed_since(before)
         except ArmError:
             # Whoever asks again takes this pair's blocks from the start.
@@ -124,74 +132,85 @@ class BlockTimer:
     def _disturbed_since(self, before: Beside) -> bool:
         return any(state.throttles or state.strangers for state in self.beside.states[len(before.states) :])
 
-    def _pair(self, blocks: int) -> tuple[list[float], list[float]]:
+    def _pair(self, blocks: int, profile: Profile | None) -> Asking[Pair]:
         """The blocks of one pair of processes, of the reference and of the other arm."""
+        # The same for all cases of the reference.
+        self._turns = yield from self.arms.kept("turns", _turns, REFERENCE)
         if self.arms.takes_turns:
-            return self._in_turns(blocks)
-        return self._side_by_side(blocks) if self.other else self._first_pair(blocks)
+            return (yield from self._in_turns(blocks, profile))
+        return (yield from (self._side_by_side(blocks) if self.other else self._first_pair(blocks)))
 
-    def _side_by_side(self, blocks: int) -> tuple[list[float], list[float]]:
+    def _side_by_side(self, blocks: int) -> Asking[Pair]:
         """The blocks of a pair that fits the GPU together. Where both peaks fit, too, each arm keeps its memory between
         its turns, so that none begins by growing it anew."""
-        found = self._in_turns(blocks) if self._long_turns() else self._alternating(blocks)
-        for arm in (self.arms.other, self.arms.reference):
-            arm.request("park")
+        found = yield from (self._in_turns(blocks) if self._long_turns() else self._alternating(blocks))
+        yield Ask(FP8, "park", fresh=True)
+        yield Ask(REFERENCE, "park", fresh=True)
         return found
 
-    def _first_pair(self, blocks: int) -> tuple[list[float], list[float]]:
+    def _first_pair(self, blocks: int) -> Asking[Pair]:
         """The blocks of the first pair of processes. Where they show that turns must be longer, they are taken again,
         and from here on turns are."""
-        first = self._side_by_side(blocks)
+        first = yield from self._side_by_side(blocks)
         if self._long_turns() or not unsteady_pair(*first):
             return first
-        self._turns().long = True
+        self._turns.long = True
         # What was seen beside blocks that are taken again says nothing of those that count.
         self.beside.clear()
-        return self._side_by_side(blocks)
+        return (yield from self._side_by_side(blocks))
 
-    def _in_turns(self, blocks: int) -> tuple[list[float], list[float]]:
+    def _in_turns(self, blocks: int, profile: Profile | None = None) -> Asking[Pair]:
         """Half of the reference's blocks, all of the other arm's, the rest of the reference's."""
-        taken = []
-        for arm, count in ((self.arms.reference, blocks), (self.arms.other, 2 * blocks), (self.arms.reference, blocks)):
-            taken.append(self._run(arm, count))
-            self._look_around()
+        first = yield from self._turn(REFERENCE, blocks)
+        if profile is not None:
+            # The process of the second half may time the next case's first half, too: nothing profiles it.
+            yield from profile(REFERENCE)
+        other = yield from self._turn(FP8, 2 * blocks)
+        if profile is not None:
+            yield from profile(FP8)
+        second = yield from self._turn(REFERENCE, blocks)
         self._order = "turns"
-        first, other, second = taken
         return [time for pair in zip(first, second, strict=True) for time in pair], other
 
-    def _alternating(self, blocks: int) -> tuple[list[float], list[float]]:
+    def _turn(self, arm: str, count: int) -> Asking[list[float]]:
+        found = yield from self._run(arm, count)
+        self._look_around()
+        return found
+
+    def _alternating(self, blocks: int) -> Asking[Pair]:
         # ABBA ABBA ...: neighbouring turns of one arm become one request, which saves their dropped steps.
-        for arm in (self.arms.other, self.arms.reference):
+        for arm in (FP8, REFERENCE):
             # The first steps after other questions are not like the later ones.
-            self._run(arm, 3, counts=False)
-        reference: list[float] = self._run(self.arms.reference, 1)
+            yield from self._run(arm, 3, counts=False)
+        reference: list[float] = yield from self._run(REFERENCE, 1)
         other: list[float] = []
         for block in range(blocks):
-            other += self._run(self.arms.other, 2)
-            reference += self._run(self.arms.reference, 2 if block < blocks - 1 else 1)
+            other += yield from self._run(FP8, 2)
+            reference += yield from self._run(REFERENCE, 2 if block < blocks - 1 else 1)
             self._look_around()
         self._order = "abba"
         return reference, other
 
-    def take_busy(self) -> tuple[Sequence[float], Sequence[float]]:
+    def take_busy(self) -> Asking[tuple[Sequence[float], Sequence[float]]]:
         """Take busy times of the live processes: twice of each arm, as blocks are, since the clocks move. No steps are
         dropped for them to settle: on H100s the log ratios of single steps then scattered by 2.1 %, not by 1.3 %."""
-        arms, step = self.arms, self._step_ms()
+        step = self._turns.step_ms
         together = max(BUSY_MS, min(BUSY_STEPS * step, LONGEST_BUSY_MS)) / step
         steps = min(MOST_BUSY_STEPS, math.ceil(together / 2))
-        order = (arms.reference, arms.other, arms.other, arms.reference)
-        first, *others, last = [arm.request("busy", steps=steps)["busy_ms"] for arm in order]
-        return [*first, *last], [time for times in others for time in times]
+        taken: dict[str, list[float]] = {REFERENCE: [], FP8: []}
+        for arm in (REFERENCE, FP8, FP8, REFERENCE):
+            found = yield Ask(arm, "busy", fresh=True, steps=steps)
+            taken[arm] += found["busy_ms"]
+        return taken[REFERENCE], taken[FP8]
 
-    def _run(self, arm: Arm, count: int, counts: bool = True) -> list[float]:
-        # The steps first: choosing them may build the reference, whose memory then counts.
-        steps, tight = self.steps_per_block(), self.arms.tight
+    def _run(self, arm: str, count: int, counts: bool = True) -> Asking[list[float]]:
+        steps, tight = self._turns.steps, self.arms.tight
         self._dropped = self._to_drop()
-        found = arm.request("blocks", count=count, steps=steps, dropped=self._dropped)
+        found = yield Ask(arm, "blocks", fresh=True, count=count, steps=steps, dropped=self._dropped)
         if tight:
-            arm.request("park")
+            yield Ask(arm, "park", fresh=True)
         if counts:
-            turn = turn_of("BF16" if arm is self.arms.reference else "FP8", count * steps, found)
+            turn = turn_of("BF16" if arm == REFERENCE else "FP8", count * steps, found)
             self.beside.turns.append(turn)
             recent = [each for each in self.beside.turns if each.arm == turn.arm][-RECENT_TURNS:]
             short = short_of_memory(recent, turn.arm)
@@ -210,45 +229,31 @@ class BlockTimer:
         if (state := self.arms.conditions()) is not None:
             self.beside.states.append(state)
 
-    def steps_per_block(self) -> int:
-        """Training steps in one block of either arm."""
-        return self._turns().steps
-
-    def _turns(self) -> Turns:
-        return self.arms.shared("turns", lambda: Turns(max(1, math.ceil(BLOCK_MS / (0.75 * self._step_ms())))))
-
     def _to_drop(self) -> int:
         """Steps that are run and not counted when a turn begins. Of a long one two at least: memory grows anew."""
         # FP8's steps are shorter than the reference's.
-        return max(2, math.ceil(SETTLING_MS / (0.75 * self._step_ms()))) if self._long_turns() else 1
+        return max(2, math.ceil(SETTLING_MS / (0.75 * self._turns.step_ms))) if self._long_turns() else 1
 
     def _long_turns(self) -> bool:
-        return self.arms.tight or self._turns().long
-
-    def _step_ms(self) -> float:
-        """Milliseconds of a step of the reference, roughly."""
-        return self.arms.shared("rough step", self._rough_step)
-
-    def _rough_step(self) -> float:
-        one = self.arms.reference.request("blocks", count=1, steps=3, dropped=1)
-        self.arms.reference.request("park")
-        return float(one["milliseconds"][0])
-
-    def settings(self) -> dict[str, Any]:
-        """How the blocks were taken: plain data."""
-        return {
-            "steps_per_block": self.steps_per_block(),
-            "dropped_steps": self._dropped,
-            "order": self._order,
-        }
+        return self.arms.tight or self._turns.long
 
     def recording(self) -> dict[str, Any]:
         """Every timed block with what was seen beside it: plain data, to which ``benchmarks/gate`` fits its noise."""
         return {
-            **self.settings(),
+            "steps_per_block": self._turns.steps,
+            "dropped_steps": self._dropped,
+            "order": self._order,
             "processes": [{"bf16": b, "fp8": f} for b, f in zip(self.reference, self.other, strict=True)],
             **self.beside.recording(),
         }
+
+
+def _turns() -> Asking[Turns]:
+    """Asked of the reference."""
+    one = yield Ask(REFERENCE, "blocks", fresh=True, count=1, steps=3, dropped=1)
+    yield Ask(REFERENCE, "park", fresh=True)
+    step_ms = float(one["milliseconds"][0])
+    return Turns(max(1, math.ceil(BLOCK_MS / (0.75 * step_ms))), step_ms)
 
 
 def unsteady_pair(reference: Sequence[float], other: Sequence[float]) -> bool:
