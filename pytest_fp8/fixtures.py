@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -27,8 +27,9 @@ def fp8_case(request: pytest.FixtureRequest) -> Case:
             "this test asks for an FP8 case and names none",
             expected="@pytest.mark.fp8(backend='torchao', recipe='tensorwise') on the test or its module",
             seen="no mark fp8 that goes with it",
-            cause="fp8_case and fp8_pair need a case, which the mark names where the test, or a fixture that it takes, "
-            "has one of them as an argument; pytest gives methods of a unittest.TestCase none, marked or not",
+            cause="fp8_case, fp8_pair, bf16_model and fp8_model need a case, which the mark names where the test, or a "
+            "fixture that it takes, has one of them as an argument; pytest gives methods of a unittest.TestCase none, "
+            "marked or not",
             next_step="add the mark (pytest --markers shows its arguments); take fp8_pair as an argument in place of "
             "request.getfixturevalue('fp8_pair'); make a plain class of a unittest.TestCase",
         )
@@ -74,6 +75,29 @@ def fp8_check(request: pytest.FixtureRequest, fp8_pair: Fp8Pair) -> Callable[[],
             fp8_check()
     """
     return getattr(fp8_pair, f"assert_{request.param}")  # type: ignore[no-any-return]
+
+
+def bf16_model(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workload | None) -> Any:
+    """The case's model in BF16, in this process, for tests that touch its modules. To measure, use ``fp8_pair``."""
+    return _model(request, fp8_case, fp8_workload, convert=False)
+
+
+@pytest.fixture
+def fp8_model(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workload | None) -> Any:
+    """The same model with the same weights in the case's recipe, in this process; uncompiled."""
+    return _model(request, fp8_case, fp8_workload, convert=True)
+
+
+def _model(request: pytest.FixtureRequest, case: Case, workload: Workload | None, convert: bool) -> Any:
+    """The one place where pytest's own process loads torch."""
+    from pytest_fp8.errors import Fp8Error
+    from pytest_fp8.worker.local_model import local_model
+
+    _require_workload(request, case, workload)
+    try:
+        return local_model(case, workload, convert)
+    except Fp8Error as error:
+        raise pytest.fail.Exception(error.message, pytrace=False) from None
 
 
 def _require_workload(request: pytest.FixtureRequest, case: Case, given: object) -> None:

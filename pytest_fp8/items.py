@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_fp8.case import Case
     from pytest_fp8.options import Settings
 
-FIXTURES = {"fp8_case", "fp8_pair", "fp8_check"}
+FIXTURES = {"fp8_case", "fp8_pair", "fp8_check", "bf16_model", "fp8_model"}
 """Fixtures that need a case."""
 CHECK = "fp8_check"
 """The fixture that makes a test of each question."""

@@ -102,3 +102,19 @@ def test_two_files_with_two_models_are_two_pairs(pytester):
     result = pytester.runpytest("-v")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["*own-torchao-rowwise-emulated*3/3*"])
+
+
+def test_a_library_that_keeps_global_state_is_not_let_into_the_test_s_own_process(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+        from pytest_fp8 import Case
+
+        @pytest.mark.fp8(cases=[Case("tiny", "accelerate_torchao", "tensorwise", emulated=True)])
+        def test_weights(fp8_model):
+            raise AssertionError("not reached")
+        """
+    )
+    result = pytester.runpytest()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*changes the whole process it is used in*", "*use fp8_pair, or fp8_pair.fp8.call(*"])

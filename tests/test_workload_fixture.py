@@ -36,7 +36,7 @@ def test_a_pair_that_cannot_be_had_is_one_error(pytester):
 
 
 @with_torchao
-@pytest.mark.parametrize("fixture", ["fp8_pair"])
+@pytest.mark.parametrize("fixture", ["fp8_pair", "bf16_model", "fp8_model"])
 def test_a_workload_fixture_that_gives_something_else_is_named(pytester, fixture):
     pytester.makepyfile(
         f"""
@@ -66,7 +66,7 @@ def test_a_workload_fixture_that_gives_something_else_is_named(pytester, fixture
 
 
 @with_torchao
-@pytest.mark.parametrize("fixture", ["fp8_pair"])
+@pytest.mark.parametrize("fixture", ["fp8_pair", "bf16_model", "fp8_model"])
 def test_a_workload_fixture_without_a_return_is_named(pytester, fixture):
     pytester.makeconftest(
         """
@@ -98,7 +98,7 @@ def test_a_workload_fixture_without_a_return_is_named(pytester, fixture):
 
 
 @with_torchao
-@pytest.mark.parametrize("fixture", ["fp8_pair"])
+@pytest.mark.parametrize("fixture", ["fp8_pair", "fp8_model"])
 def test_a_mark_without_a_model_and_no_fixture_says_that_none_overrides(pytester, fixture):
     pytester.makepyfile(
         f"""
