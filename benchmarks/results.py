@@ -39,7 +39,7 @@ Each row is one case: FP8 training against its reference, the same training in B
 | from | the newest measurement, listed below the tables of each GPU; "loss 4": the loss is of an earlier one, the 4th |
 
 A dash means that the case does not ask this question, or was not asked it yet. Figures that only an earlier measurement
-has may be of a question that the suite no longer asks, such as the loss of 8B. `pytest-fp8 baselines show CASE` prints
+has may be of a question that the suite no longer asks, such as the loss of 8B. `pytest-fp8 baselines list CASE` prints
 every stored value.
 [Findings](findings.md) says how to read the figures."""
 

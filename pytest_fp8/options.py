@@ -30,7 +30,7 @@ class Settings:
     baseline_dir: Path = Path("baselines")
     """The folder of stored baselines; absolute once read."""
     report_dir: Path | None = None
-    """The folder for candidates and the report; ``None``: nothing is written."""
+    """The folder for the report; ``None``: nothing is written."""
     reason: str = ""
     """Why the baselines change; stored with them. Empty: this run stores none."""
     base: str = ""
@@ -63,7 +63,7 @@ def add_options(parser: pytest.Parser) -> None:
     add("--fp8-base", metavar="REV", help="Time FP8 beside that of this commit: a loss of one per cent fails")
     add("--fp8-update", metavar="REASON", help="Store what this run measures as the new baselines, and why")
     add("--fp8-baselines", metavar="DIR", help="Folder of stored baselines (baselines, beside the ini file)")
-    add("--fp8-report", metavar="DIR", help="Folder for this run's report and candidates (none is written)")
+    add("--fp8-report", metavar="DIR", help="Folder for this run's report (none is written)")
     parser.addini("fp8_strict", "Whether questions without an answer fail (as --fp8-strict)", type="bool")
     parser.addini("fp8_baselines", "Folder of stored baselines (as --fp8-baselines)", type="string", default="")
     parser.addini("fp8_report", "Folder for the report of each run (as --fp8-report)", type="string", default="")

@@ -187,7 +187,7 @@ class Pairs:
 
     def _components(self, gpu: str) -> Components:
         """How sessions, processes and blocks of this GPU differ, of the stored histories: read once."""
-        from pytest_fp8.baselines.variance import components_in
+        from pytest_fp8.baselines.history import components_in
 
         if gpu not in self._spreads:
             self._spreads[gpu] = components_in(self.source(), gpu)

@@ -99,12 +99,11 @@ class Session:
         """See that the report can be written, and take the baselines' lock where they are updated."""
         if self.settings.report_dir is not None:
             report, baselines = self.settings.report_dir.resolve(), self.settings.baseline_dir.resolve()
-            if report.is_relative_to(baselines) or baselines.is_relative_to(report / "candidates"):
+            if report.is_relative_to(baselines):
                 refuse(
                     R.REPORT_AMONG_BASELINES,
                     "the report is to be written into the folder of the baselines",
-                    expected="folders of their own: what is below the baselines' folder is read as baselines, and a "
-                    "report's candidates are replaced by the next session's",
+                    expected="folders of their own: what is below the baselines' folder is read as baselines",
                     seen=f"--fp8-report={report}, and baselines in {baselines}",
                     next_step="--fp8-report=fp8-report",
                 )
@@ -395,11 +394,11 @@ class Session:
         return self._origin
 
     def _begins(self) -> Began:
-        return Began(self.origin(), str(self.settings.baseline_dir))
+        return Began(self.origin())
 
     def _finish(self, interrupted: bool) -> None:
-        """Write baselines, candidates and the report; note what makes a session fail by itself."""
-        from pytest_fp8.report.files import holds_report, remove_report, write_candidates
+        """Write baselines and the report; note what makes a session fail by itself."""
+        from pytest_fp8.report.files import holds_report, remove_report
 
         settings, record = self.settings, self.record
         nothing = "" if interrupted else self._ran_nothing()
@@ -418,11 +417,8 @@ class Session:
         report, asked = settings.report_dir, bool(record.lines)
         if report is not None and asked:
             self.origin()
-            # Where this session has no answer, or no candidate, nobody must take an earlier one's for its own.
+            # Where this session has no answer, nobody must take an earlier one's for its own.
             remove_report(report)
-            # Before an update: a candidate has the stored sessions and this one, which would be stored already.
-            with self._told_as_problems():
-                self.said.notes += write_candidates(record, report, settings.baseline_dir, self.origin())
         if settings.update:
             self._update(interrupted)
         elif settings.declared and record.ran_on_gpu:
@@ -488,8 +484,7 @@ class Session:
             fails=not settings.strict,
             in_ci=bool(ci_variable(os.environ)),
             first_steps=f'store them (pytest --fp8-gpu={settings.gpu} --fp8-update="first"), '
-            "promote what such a run wrote elsewhere (--fp8-baselines FOLDER; pytest-fp8 baselines promote FOLDER "
-            '--reason "first"), or compare with a base and need none (--fp8-base=main)',
+            "or compare with a base and need none (--fp8-base=main)",
         )
         self.said.problems += found.problems
         self.said.notes += found.notes

@@ -34,7 +34,7 @@ def test_a_sound_folder_has_no_errors_and_its_gaps_are_notes(run):
     assert code == 0
     assert "unexercised: the suite defines this case and no baseline is stored for it: 1b-torchao-tensorwise" in out
     assert "1b-bf16" not in out, "a control has no baseline"
-    assert "1 baselines, 4 cases: 0 error(s)" in out
+    assert "1 baselines: 0 error(s)" in out
 
 
 def findings(run, *more):
@@ -56,7 +56,6 @@ def test_check_names_what_is_old_or_measured_with_other_libraries(run):
         ("misplaced", lambda path: path.rename(path.with_name("1b-torchao-tensorwise.json"))),
         ("redefined", lambda path: write_baseline(path.parent.parent, replace(baseline(), case_hash="0" * 16))),
         ("too coarse", lambda path: write_baseline(path.parent.parent, baseline(speed=[[0.0] * 6, [0.2] * 6]))),
-        ("unfit", lambda path: write_baseline(path.parent.parent, baseline(unfit="the loss question failed"))),
     ],
 )
 def test_check_fails_on(run, project, kind, broken):
@@ -64,17 +63,6 @@ def test_check_fails_on(run, project, kind, broken):
     code, found = findings(run, "--max-age", "100000")
     assert code == 1
     assert kind in {name for name, _ in found}
-
-
-@pytest.mark.parametrize("named", ["baselines/h200", "baselines/h200/1b-torchao-rowwise.json"])
-def test_one_gpu_s_folder_and_one_file_are_looked_at_as_parts_of_the_folder(run, project, named):
-    code, found = findings(run, "--dir", named)
-    assert code == 0
-    whole = findings(run)[1]
-    assert found == (whole if named == "baselines/h200" else {one for one in whole if one[1] == "1b-torchao-rowwise"})
-    (project / "baselines/h200/1b-torchao-tensorwise.json").write_text("{")
-    assert ("unreadable", "1b-torchao-tensorwise") in findings(run, "--dir", "baselines/h200")[1]
-    assert findings(run, "--dir", "baselines/h200/1b-torchao-tensorwise.json")[0] == 1
 
 
 @pytest.mark.parametrize("given", [["--gpu="], ["--gpu", ""]])
@@ -134,7 +122,7 @@ def test_without_a_suite_each_file_is_looked_at_alone(run, project):
     assert "suites/matrix.py lists cases (--suite): 0 error(s)" in out
     own.write_text("{")
     assert findings(run)[0] == 1
-    assert run("check", "--suite", "matrix.py")[0] == run("prune")[0] == 2, "what is named must be there"
+    assert run("check", "--suite", "matrix.py")[0] == 2, "what is named must be there"
     shutil.rmtree(project / "baselines")
     assert run("check")[0] == 2, "nothing was looked at"
 

@@ -118,13 +118,6 @@ def test_a_folder_that_is_gone_since_a_git_revision_has_lost_all(run, project):
     assert "1 removed: h200/1b-torchao-rowwise" in out
 
 
-def test_a_run_s_candidates_are_of_a_part_of_the_cases(run, project):
-    write_baseline(project / "out/candidates", baseline(Case("8b", "torchao", "rowwise")))
-    code, out, _ = run("diff", "baselines", "out/candidates")
-    assert code == 0
-    assert "1 only in A: h200/1b-torchao-rowwise" in out
-
-
 def forged(path, **changes):
     """A stored session's figures changed, with a digest that fits."""
     edit(path, lambda data: data["sessions"][0]["metrics"].update(changes))

@@ -1,4 +1,4 @@
-"""``pytest-fp8 baselines list`` and ``show``: what they print of stored baselines, and their exit codes."""
+"""``pytest-fp8 baselines list``: what they print of stored baselines, and their exit codes."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def test_a_corrupt_file_is_named_and_the_others_are_listed(run, project):
 
 
 def test_show_has_every_value_and_where_it_came_from(run):
-    code, out, _ = run("show", "1b-torchao-rowwise")
+    code, out, _ = run("list", "1b-torchao-rowwise")
     assert code == 0
     for text in ("process 2: 1.107", "blocks 1.1052", "tolerance 0.02", "+0.0050, -0.0010, +0.0100", "driver 580.1"):
         assert text in out
     assert "1. 2026-11-20, commit 0123456789ab: speedup 1.106x (2 processes), memory_ratio 0.850x" in out
     assert "    ms per step; for information" in out, "it is never better or worse"
-    assert json.loads(run("show", "1b-torchao-rowwise", "--json")[1]) == baseline().to_json()
-    assert run("show", "h200/1b-torchao-rowwise") == (0, out, ""), "as update, promote and the closing summary call it"
+    assert json.loads(run("list", "1b-torchao-rowwise", "--json")[1]) == [baseline().to_json()]
+    assert run("list", "h200/1b-torchao-rowwise") == (0, out, ""), "as the closing summary calls it"
 
 
 @pytest.mark.parametrize(
@@ -72,35 +72,26 @@ def test_show_has_every_value_and_where_it_came_from(run):
     [
         (["8b-te-block"], "expected: 1b-torchao-rowwise", "pytest-fp8 baselines list"),
         (["1b-torchao-rowise"], "no baseline of case '1b-torchao-rowise'", "did you mean '1b-torchao-rowwise'?"),
-        (["h200/1b-torchao-rowise"], "for h200", "did you mean 'h200/1b-torchao-rowwise'?"),
-        (["h100/1b-torchao-rowwise"], "for h100", "did you mean h200/1b-torchao-rowwise?"),
-        (["../1b-torchao-rowwise"], "for ..", "did you mean h200/1b-torchao-rowwise?"),
-        (["/1b-torchao-rowwise"], "no baseline of case", "did you mean h200/1b-torchao-rowwise?"),
-        (["1b-torchao-rowwise", "--gpu", "h100"], "for h100", "did you mean h200/1b-torchao-rowwise?"),
-        (["h200/1b-torchao-rowwise", "--gpu", "h100"], "is not of --gpu h100", "h100/1b-torchao-rowwise"),
-        (["1b-torchao-rowwise/"], "expected: h200/1b-torchao-rowwise", "did you mean 'h200/1b-torchao-rowwise'?"),
-        (["h200/"], "expected: h200/1b-torchao-rowwise", "pytest-fp8 baselines list"),
+        (["h200/1b-torchao-rowise"], "no baseline of case", "did you mean 'h200/1b-torchao-rowwise'?"),
+        (["h100/1b-torchao-rowwise"], "no baseline of case", "did you mean 'h200/1b-torchao-rowwise'?"),
     ],
 )
-def test_show_of_an_unknown_case_names_the_known_ones(run, arguments, says, next_step):
-    code, out, err = run("show", *arguments)
+def test_an_unknown_case_names_the_known_ones(run, arguments, says, next_step):
+    code, out, err = run("list", *arguments)
     assert code == 2
     assert says in err
     assert f"next:     {next_step}" in err
     assert not out
 
 
-def test_show_of_two_gpus_shows_what_can_be_read_and_json_asks_for_one(run, tmp_path):
+def test_what_can_be_read_of_two_gpus_is_shown(run, tmp_path):
     folder = tmp_path / "baselines"
     (folder / "h100").mkdir()
     (folder / "h100" / "1b-torchao-rowwise.json").write_text("no baseline")
-    code, out, err = run("show", "1b-torchao-rowwise")
+    code, out, err = run("list", "1b-torchao-rowwise")
     assert (code, "1b-torchao-rowwise on h200" in out) == (2, True)
     assert "h100/1b-torchao-rowwise.json is not a readable baseline" in err
-    code, out, err = run("show", "1b-torchao-rowwise", "--json")
-    assert (code, out) == (2, "")
-    assert "next:     --gpu h100" in err
-    assert run("show", "h200/1b-torchao-rowwise", "--json")[0] == 0
+    assert run("list", "h200/1b-torchao-rowwise", "--json")[0] == 0
 
 
 def test_show_marks_new_levels_and_other_libraries(run, project):
@@ -108,7 +99,7 @@ def test_show_marks_new_levels_and_other_libraries(run, project):
     sessions = [baseline(speed=speed, date=f"2026-11-{10 + i}").newest for i, speed in enumerate(quiet)]
     sessions[3] = replace(sessions[3], libraries={"torch": "2.0.0"}, starts=("memory_ratio",), measurement=1)
     write_baseline(project / "baselines", replace(baseline(), sessions=tuple(sessions)))
-    out = run("show", "1b-torchao-rowwise")[1].splitlines()
+    out = run("list", "1b-torchao-rowwise")[1].splitlines()
     fourth = next(i for i, line in enumerate(out) if line.startswith("    4. 2026-11-13"))
     marks = "\n".join(out[fourth + 1 :])
     assert "taken another way: measurement 1" in marks

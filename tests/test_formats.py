@@ -168,21 +168,14 @@ def test_a_run_writes_them_all(failing):
 
 
 def test_files_of_others_stay_where_a_report_is_written(failing):
-    mine = failing.path / "out/candidates/mine/work.json"
+    mine = failing.path / "out/mine/work.json"
     mine.parent.mkdir(parents=True)
     mine.write_text("{}")
-    store = failing.path / "store/h100/b.json"
-    store.parent.mkdir(parents=True)
-    store.write_text(STORED.read_text())
-    (failing.path / "out/candidates/h100").symlink_to(store.parent)
     (failing.path / "out/index.html").write_text("mine")
     for _ in range(2):
         failing.runpytest("--fp8-gpu=h200", "--fp8-report=out")
         assert mine.read_text() == "{}"
-        assert store.exists()
         assert (failing.path / "out/report.json").exists()
-    stored = {path.parent.name for path in (failing.path / "out/candidates").glob("*/*.json")}
-    assert stored >= {"mine", "h200"}
 
 
 def test_a_folder_in_a_file_s_place_ends_no_session_by_its_own_error(failing):
@@ -222,10 +215,10 @@ def test_a_session_without_an_answer_leaves_no_earlier_report(failing, monkeypat
     failing.runpytest("--fp8-gpu=h200", "--fp8-report=out")
     left = failing.path / "out"
     (left / "notes.txt").write_text("mine")
-    assert (left / "candidates").exists()
+    assert (left / "bencher.json").exists()
     for other in (["--markers"], ["--collect-only"], ["nowhere.py"], ["-p", "no:fp8", "--version"]):
         failing.runpytest("--fp8-report=out", *other)
-    assert (left / "candidates").exists(), "that was no session"
+    assert (left / "bencher.json").exists(), "that was no session"
     install(monkeypatch, None)
     assert failing.runpytest("--fp8-gpu=h200", "--fp8-report=out").ret == 1
     names = {path.name for path in left.iterdir()}

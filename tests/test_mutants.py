@@ -35,16 +35,12 @@ def commands(case, gpu="h200"):
     return (
         ("list",),
         ("list", "--json"),
-        ("show", case),
-        ("show", case, "--json"),
+        ("list", case),
+        ("list", case, "--json"),
         ("diff", "old", "baselines"),
         ("diff", "baselines", "old", "--json"),
         ("check", "--gpu", gpu),
         ("check", "--json"),
-        ("prune",),
-        ("results", "--markdown"),
-        ("results",),
-        ("promote", "baselines", "--reason", "x", "--dir", "promoted"),
     )
 
 
@@ -85,7 +81,7 @@ def test_a_mutated_baseline_is_refused_or_reads_as_the_untouched_one(project, or
         (project / folder / "h200").mkdir(parents=True)
         shutil.copy(original, project / folder / "h200")
     asked = commands(original.stem)
-    untouched = {arguments: answer(arguments)[:2] for arguments in asked if arguments[0] != "promote"}
+    untouched = {arguments: answer(arguments)[:2] for arguments in asked}
     seen = set()
     for index, (way, data) in enumerate(mutants(text, COUNT // 3, seed=len(text))):
         path.write_bytes(data)
@@ -97,11 +93,10 @@ def test_a_mutated_baseline_is_refused_or_reads_as_the_untouched_one(project, or
         code, said, error = answer(arguments)
         assert code in (0, 1, 2)
         assert "Traceback" not in said + error
-        if found is None and arguments[0] in ("list", "show", "diff", "results", "promote") and way != "signed":
+        if found is None and arguments[0] in ("list", "diff") and way != "signed":
             assert code == 2, (arguments, said)
         if found == true and arguments in untouched:
             assert (code, said) == untouched[arguments]
-        shutil.rmtree(project / "promoted", ignore_errors=True)
     assert seen >= {"refused", "signed"}
 
 

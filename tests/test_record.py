@@ -88,7 +88,7 @@ def test_seconds_of_workers_are_added():
 
 def test_a_journal_holds_all_but_a_line_that_was_cut_off(tmp_path):
     path = tmp_path / JOURNAL
-    record = Record(path, lambda: Began({"commit": "abc"}, "baselines"))
+    record = Record(path, lambda: Began({"commit": "abc"}))
     told = Told()
     told.collected({"t": "case", "u": "case"})
     record.add(told.to_lines())

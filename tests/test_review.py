@@ -184,18 +184,6 @@ def test_a_history_that_was_touched_is_worse(change):
     assert "not the stored ones" in revision.tampered
 
 
-def test_a_candidate_is_the_session_that_was_promoted_of_it():
-    """``diff`` after ``promote``: the run gave no reason, the promotion did."""
-    old = stored(0.5, 0.6)
-    candidate = Baseline("c", "h", "h200", (*old.sessions[:1], replace(old.newest, reason="")))
-    assert tampering(old, candidate, candidate=True) == ""
-    # A file of the repository has the reason: without it, it was edited.
-    assert tampering(old, candidate)
-    for change in ({"metrics": {"fp8_share": [0.4]}}, {"commit": "f" * 12}, {"starts": ("fp8_share",)}):
-        other = replace(old.newest, reason="", **change)
-        assert tampering(old, replace(candidate, sessions=(*old.sessions[:1], other)), candidate=True)
-
-
 def test_a_metric_that_is_gone_was_removed():
     old = Baseline("c", "h", "h200", (session(metrics={"fp8_share": [0.5], "memory_ratio": [0.9]}),))
     revision = compare_histories(old, later(fp8_share=[0.5]))

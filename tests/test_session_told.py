@@ -10,17 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from helpers.baselines import ORIGIN
 from helpers.fakes import H200, SUITE, install
 from helpers.told import Told
 from pytest_fp8.cli import main
-from pytest_fp8.codes import B
-from pytest_fp8.errors import BaselineError, Fp8Error
+from pytest_fp8.errors import Fp8Error
 from pytest_fp8.report.cells import verdict_of
-from pytest_fp8.report.files import recover, write_candidates, write_report
+from pytest_fp8.report.files import recover, write_report
 from pytest_fp8.report.reading import read_report
 from pytest_fp8.report.record import JOURNAL
-from pytest_fp8.verdicts import passed
 
 ONE = """
     import pytest
@@ -230,7 +227,6 @@ TWO = """
         fp8_pair.assert_layers()
         {then}
 """
-DONE, UNDER_WAY = (f"out/candidates/h200/tiny-torchao-{recipe}.json" for recipe in ("rowwise", "tensorwise"))
 
 
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n1",), marks=pytest.mark.slow)], ids=["one process", "xdist"])
@@ -268,11 +264,6 @@ def test_a_session_that_is_killed_leaves_a_journal_from_which_its_report_is_writ
     }
     assert rows["tiny-torchao-rowwise"] == {"layers": "PASS", "memory": "NOT_EXERCISED"}
     assert report["open_tests"].keys() == {"tiny-torchao-tensorwise"}
-    # Candidates of the cases that are done, stored as the docs say.
-    assert (pytester.path / DONE).exists()
-    code = main(["baselines", "promote", "out/candidates", "--dir", "baselines", "--reason", "first"])
-    assert code == 0
-    assert [path.name for path in (pytester.path / "baselines/h200").glob("tiny*")] == ["tiny-torchao-rowwise.json"]
 
 
 def test_the_report_at_the_end_takes_the_place_of_an_earlier_one_and_of_the_journal(pytester, monkeypatch):
@@ -282,10 +273,9 @@ def test_the_report_at_the_end_takes_the_place_of_an_earlier_one_and_of_the_jour
     assert pytester.runpytest("--fp8-report=out", "--fp8-gpu=h200").ret == 0
     pytester.makepyfile(TWO.format(then=look))
     assert pytester.runpytest("--fp8-report=out", "--fp8-gpu=h200", "-k", "under_way or done").ret == 0
-    assert {"report.json", JOURNAL, "tiny-torchao-rowwise.json"} <= {*(pytester.path / "seen").read_text().split()}
+    assert {"report.json", JOURNAL} <= {*(pytester.path / "seen").read_text().split()}
     assert not (pytester.path / "out" / JOURNAL).exists()
     assert pytester.runpytest("--fp8-report=out", "--fp8-gpu=h200", "-k", "under_way").ret == 0
-    assert not (pytester.path / DONE).exists(), "nobody takes it for one of this session's"
 
 
 @pytest.mark.parametrize("text", ["", "{}\n", "[1]\n", "nothing\n", '{"kind": "Answer"}\n'])
@@ -294,15 +284,3 @@ def test_what_is_no_journal_is_refused_in_one_line(tmp_path, text):
     with pytest.raises(Fp8Error, match="is no journal of this pytest-fp8") as refused:
         recover(tmp_path)
     assert refused.value.headline.isprintable()
-
-
-def test_a_candidate_that_cannot_be_written_keeps_no_other_back(tmp_path, monkeypatch):
-    def refuse(record, row, *_):
-        raise BaselineError(B.UNREADABLE, f"not a readable baseline: {row.case}")
-
-    monkeypatch.setattr("pytest_fp8.report.files.candidate", refuse)
-    told = Told()
-    for case in ("one", "two"):
-        told.answer(case, passed("0.9x").answer("memory"), memory_ratio=[0.9])
-    with pytest.raises(BaselineError, match="one"):
-        write_candidates(told, tmp_path, tmp_path / "baselines", ORIGIN)

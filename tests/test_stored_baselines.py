@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fp8.baselines.history import components_in
 from pytest_fp8.baselines.source import Folder
 from pytest_fp8.baselines.store import load_baseline, read_baseline
-from pytest_fp8.baselines.variance import components_in
 from pytest_fp8.stats.looks import processes_hold
 
 ROOT = Path(__file__).parent.parent

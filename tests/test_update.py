@@ -1,4 +1,4 @@
-"""--fp8-update: what is rewritten, what is left to the byte, and the candidates of a plain run."""
+"""--fp8-update: what is rewritten, what is left to the byte."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from helpers.baselines import edit
 from helpers.fakes import H200, SUITE, install
-from helpers.sessions import CANDIDATE, FILE, sessions, update, with_baselines
+from helpers.sessions import FILE, sessions, update, with_baselines
 
 
 @pytest.fixture
@@ -118,21 +118,3 @@ def test_baselines_that_an_update_wrote_do_not_make_the_tree_dirty_and_code_does
     assert stored.runpytest(*update("of changed code")).ret == 0
     written = [sessions(stored, path) for path in (stored.path / "baselines/h200").glob("*.json")]
     assert [[session["dirty"] for session in each[-3:]] for each in written] == [[False, False, True]] * 2
-
-
-def test_a_plain_run_writes_candidates_and_leaves_the_baselines(stored, monkeypatch):
-    before = (stored.path / FILE).read_bytes()
-    install(monkeypatch, H200, fp8_memory=99)
-    stored.runpytest("--fp8-gpu=h200", "--fp8-report=out", "-k", "layers or memory")
-    assert (stored.path / FILE).read_bytes() == before
-    old, new = sessions(stored, CANDIDATE)
-    assert [old] == sessions(stored), "the stored session, and this one behind it"
-    assert "unfit" not in new
-    assert new["metrics"]["memory_ratio"] == [0.99]
-    assert "speedup" not in new["metrics"], "not asked in this run"
-
-
-def test_a_candidate_says_why_it_is_not_fit_to_be_stored(stored, monkeypatch):
-    install(monkeypatch, H200, executed_roles=("fprop",))
-    stored.runpytest("--fp8-gpu=h200", "--fp8-report=out")
-    assert "FP8 was not shown to run" in sessions(stored, CANDIDATE)[-1]["unfit"]

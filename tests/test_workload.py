@@ -176,10 +176,8 @@ def test_a_second_model_under_one_mark_is_asked_for_itself_and_stored_nowhere(py
             "*never called, which the reference calls*",
             "*own-torchao-tensorwise-emulated *2/2*",
             "*tensorwise-emulated #2*2/2 * FAIL*",
-            "*no candidate*name=*",
         ]
     )
-    assert not (pytester.path / "out/candidates").exists(), "whose would it be"
 
 
 @pytest.mark.slow

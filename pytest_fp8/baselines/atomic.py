@@ -7,7 +7,6 @@ import fcntl
 import os
 import shlex
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,23 +14,17 @@ from pathlib import Path
 from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError
 
-UNFINISHED = ".tmp"
-"""How the name of the hidden file ends that is written before the rename."""
-UNFINISHED_SECONDS = 60.0
 LOCK = ".lock"
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` beside ``path``, flush it, rename it, flush the folder. A reader sees the old file or the new one.
-
-    A writer that is killed leaves at most a hidden ``.*.tmp`` file beside it, which the next one removes. Raises
-    :class:`BaselineError`, which names the file and says whether the old or the new one is there.
-    """
+    """Write ``text`` beside ``path``, flush it, rename it. A reader sees the old file or the new one. A writer that is
+    killed leaves at most a hidden ``.*.tmp`` file beside it. Raises :class:`BaselineError`, which names the file."""
     temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
-            prefix=f".{path.name}.", suffix=UNFINISHED, dir=path.parent, delete=False
+            prefix=f".{path.name}.", suffix=".tmp", dir=path.parent, delete=False
         ) as stream:
             temporary = stream.name
             stream.write(text.encode())
@@ -40,12 +33,10 @@ def write_atomically(path: Path, text: str) -> None:
             os.fchmod(stream.fileno(), 0o644)
         os.replace(temporary, path)
     except OSError as error:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
         # The system's own words alone: its error would name the hidden file, which is gone.
-        reason = error.strerror or str(error)
-        folder = shlex.quote(str(path.parent))
+        reason, folder = error.strerror or str(error), shlex.quote(str(path.parent))
         raise BaselineError(
             B.NOT_WRITTEN,
             f"could not write {path}: {reason}",
@@ -55,27 +46,12 @@ def write_atomically(path: Path, text: str) -> None:
             "changed, the earlier file is whole",
             next_step=f"df -h {folder}; ls -ld {folder}; then run the same command again",
         ) from error
-    # The rename itself survives a power cut, where the file system can. The file is whole either way.
-    with contextlib.suppress(OSError), ExitStack() as held:
-        handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        held.callback(os.close, handle)
-        os.fsync(handle)
-
-
-def remove_unfinished(path: Path) -> None:
-    """Remove what killed writers of this file left beside it. One that lives may be at it for seconds."""
-    for unfinished in path.parent.glob(f".{path.name}.*{UNFINISHED}"):
-        with contextlib.suppress(OSError):
-            if time.time() - unfinished.lstat().st_mtime > UNFINISHED_SECONDS:
-                unfinished.unlink()
 
 
 @contextmanager
 def updating(folder: Path) -> Iterator[None]:
-    """Hold the folder's update lock; raises :class:`BaselineError` at once where another run holds it.
-
-    The operating system gives the lock of a dead run back. Unfinished files of killed writers are removed on entry.
-    """
+    """Hold the folder's update lock; raises :class:`BaselineError` at once where another run holds it. The operating
+    system gives the lock of a dead run back."""
     path = folder / LOCK
     with ExitStack() as held:
         try:
@@ -85,28 +61,24 @@ def updating(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # A process that was forked meanwhile has the file open, too.
             held.callback(fcntl.flock, lock, fcntl.LOCK_UN)
+        except BlockingIOError as error:
+            raise BaselineError(
+                B.LOCKED,
+                f"another run is updating the baselines in {folder}",
+                expected="one update at a time",
+                seen=f"{path} is locked",
+                cause="pytest --fp8-update on this folder",
+                next_step="wait for it to end, then run again; one run with -n 2 uses two GPUs of a host",
+            ) from error
         except OSError as error:
-            raise _not_locked(folder, path, error) from error
-        for unfinished in folder.glob(f"*/.*.json.*{UNFINISHED}"):
+            raise BaselineError(
+                B.NOT_WRITTEN,
+                f"baselines in {folder} cannot be updated",
+                expected="a folder that can be written",
+                seen=f"{type(error).__name__}: {error}",
+                next_step="choose another: --fp8-baselines of pytest",
+            ) from error
+        for unfinished in folder.glob("*/.*.json.*.tmp"):
             with contextlib.suppress(OSError):
                 unfinished.unlink()
         yield
-
-
-def _not_locked(folder: Path, path: Path, error: OSError) -> BaselineError:
-    if isinstance(error, BlockingIOError):
-        return BaselineError(
-            B.LOCKED,
-            f"another run is updating the baselines in {folder}",
-            expected="one update at a time",
-            seen=f"{path} is locked",
-            cause="pytest --fp8-update on this folder, or promote, prune or variance of pytest-fp8 baselines",
-            next_step="wait for it to end, then run again; one run with -n 2 uses two GPUs of a host",
-        )
-    return BaselineError(
-        B.NOT_WRITTEN,
-        f"baselines in {folder} cannot be updated",
-        expected="a folder that can be written",
-        seen=f"{type(error).__name__}: {error}",
-        next_step="choose another: --fp8-baselines of pytest, --dir of pytest-fp8 baselines",
-    )

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_fp8.baselines.folder import Files
+from pytest_fp8.baselines.folder import Files, gpus_in, misplaced
 from pytest_fp8.baselines.metrics import lacking
 from pytest_fp8.baselines.record import MEASUREMENT, Baseline
 from pytest_fp8.baselines.source import Source
-from pytest_fp8.baselines.store import gpu_option, measuring, parse_text
+from pytest_fp8.baselines.store import measuring, parse_text
 from pytest_fp8.baselines.strict import Unsound
 from pytest_fp8.case import OWN, Case
 from pytest_fp8.ci import ci_variable
@@ -25,13 +25,14 @@ from pytest_fp8.errors import BaselineError, Fp8Error, SettingsError
 from pytest_fp8.gpu import CHIP_OF_MAJOR, KINDS
 from pytest_fp8.recipes import unmet_need
 from pytest_fp8.stats.components import MEASURED, Components
+from pytest_fp8.stats.looks import processes_hold
 
 if TYPE_CHECKING:
     from pytest_fp8.report.record import Record
 
 EMULATED = "emulated"
 """The folder of baselines that were measured without a GPU."""
-NOTES = B.UNEXERCISED, B.INCOMPLETE, B.STALE, B.MEASURED_OTHERWISE, B.OTHER_LIBRARY, B.OWN_MODEL
+NOTES = B.UNEXERCISED, B.INCOMPLETE, B.STALE, B.MEASURED_OTHERWISE, B.OTHER_LIBRARY
 """Other codes are errors."""
 
 
@@ -59,7 +60,7 @@ class Note:
 
 def inspect(
     files: Files,
-    cases: Sequence[Case],
+    cases: Sequence[Case] | None,
     *,
     today: datetime.date,
     max_age: int,
@@ -69,96 +70,80 @@ def inspect(
 ) -> list[Note]:
     """Everything there is to say about ``files``.
 
-    ``max_age`` in days; ``installed``: library versions here; ``gpu``: look at that one alone. ``components``: a
-    GPU's variances.
+    ``cases``: those of the suite; ``None`` where no list of them is known. ``max_age`` in days; ``installed``: library
+    versions here; ``gpu``: look at that one alone. ``components``: a GPU's variances.
     """
     found: list[Note] = []
-    folders: dict[str, list[Path]] = {gpu: []} if gpu else {}
-    for path in sorted(files):
-        if gpu in ("", path.parts[0]):
-            folders.setdefault(path.parts[0] if len(path.parts) > 1 else "", []).append(path)
-    for folder, paths in folders.items():
-        known, variances = {case.id: case for case in cases_for(cases, folder)}, components(folder)
-        for path in paths:
-            rows = _rows(path, files[path], known.get(path.stem), today, max_age, installed, variances)
+    folders = {path.parts[0] if len(path.parts) > 1 else "" for path in files}
+    for folder in [gpu] if gpu else sorted(folders):
+        here = {path: each for path, each in files.items() if path.parts[:-1] == ((folder,) if folder else ())}
+        known, variances = {case.id: case for case in cases_for(cases or (), folder)}, components(folder)
+        for path, stored in sorted(here.items()):
+            rows = _rows(path, stored, known.get(path.stem), cases is None, today, max_age, installed, variances)
             found += [Note(code, folder, path.stem, message, step) for code, message, step in rows if message]
-    for folder in sorted(set(folders) - {""}):
-        there = {path.stem for path in folders[folder]}
-        found += [
-            Note(
-                B.UNEXERCISED,
-                folder,
-                case.id,
-                "the suite defines this case and no baseline is stored for it",
-                f'pytest-fp8 suites -k {case.id} {gpu_option(folder)}--fp8-update="first"',
-            )
-            for case in cases_for(cases, folder)
-            if case.id not in there and case.backend != "bf16" and case.model != OWN
-        ]
+        if folder in gpus_in(files) or gpu:
+            found += _never_stored(folder, known.values(), {path.stem for path in here})
     return found
+
+
+def _never_stored(gpu: str, cases: Iterable[Case], there: set[str]) -> list[Note]:
+    message = "the suite defines this case and no baseline is stored for it"
+    return [
+        Note(
+            B.UNEXERCISED,
+            gpu,
+            case.id,
+            message,
+            f'{measuring(gpu, case.id)}"first"',
+        )
+        for case in cases
+        if case.id not in there and case.backend != "bf16" and case.model != OWN
+    ]
 
 
 def _rows(
     path: Path,
     stored: Baseline | BaselineError,
     case: Case | None,
+    unlisted: bool,
     today: datetime.date,
     max_age: int,
     installed: Mapping[str, str],
     components: Components,
 ) -> list[tuple[Code, str, str]]:
-    """What one file can have: code, message, empty where it has not, and next step."""
-    if isinstance(stored, BaselineError):
-        return [(stored.code, stored.seen or stored.headline, f"restore {path} (git checkout), or delete it")]
-    if path.parts != (stored.gpu, f"{stored.case}.json"):
-        message = f"{path} holds the baseline of {stored.gpu}/{stored.case}"
-        return [(B.MISPLACED, message, "move it back to where it belongs")]
-    run = "pytest-fp8 suites" if case is not None else "pytest"
-    again = f'{run} -k {stored.case} {gpu_option(stored.gpu)}--fp8-update="..."'
-    unfit = [session.unfit for session in stored.sessions if session.unfit]
-    missing = lacking(case, stored.metrics) if case is not None else []
-    metric = stored.gated or "speedup"
-    values = stored.values(metric)
-    coarse = ""
+    """What one file can have: code, message, empty where it has not, and next step. ``unlisted``: no list says which
+    files are of a case."""
+    fault = stored if isinstance(stored, BaselineError) else misplaced(path, stored)
+    if isinstance(stored, BaselineError) or fault:
+        assert fault is not None
+        return [(fault.code, fault.seen or fault.headline, f"restore {path} (git checkout), or delete it")]
+    again = f'{measuring(stored.gpu, stored.case)}"..."'
+    rows: list[tuple[Code, str, str]] = []
+    if case is None and not unlisted and not of_own_model(stored.case):
+        rows.append((B.ORPHANED, "the suite has no such case for this GPU", f"git rm {path}"))
+    # The hash of an own model's case covers the user's functions, which are not loaded.
+    if case is not None and case.model != OWN and case.digest() != stored.case_hash:
+        message = f"measured for case hash {stored.case_hash}; the case is {case.digest()} today"
+        rows.append((B.REDEFINED, message, again))
+    if case is not None and (missing := lacking(case, stored.metrics)):
+        rows.append((B.INCOMPLETE, f"its case asks for {', '.join(missing)}, and none is stored", again))
     # The speed of a case that is no longer asked for it gates nothing.
-    if case is not None and case.asks("speedup") and values:
-        coarse = too_coarse(metric, values, case.tolerance, components)
-    moved, age = measured_otherwise(stored), _age(stored, today)
-    others = other_release(stored.newest.libraries, installed)
-    otherwise = f"figures were taken another way than today: measurement {moved} has moved them since"
-    return [
-        _definition(stored, case, again),
-        (B.UNFIT, f"a candidate that was not fit to be stored: {unfit[-1]}" if unfit else "", again),
-        (B.INCOMPLETE, f"its case asks for {', '.join(missing)}, and none is stored" if missing else "", again),
-        (B.TOO_COARSE, coarse, again),
-        (B.MEASURED_OTHERWISE, otherwise if moved else "", again),
-        (B.STALE, f"measured {age} days ago" if age > max_age else "", again),
-        (B.OTHER_LIBRARY, f"measured with {', '.join(others)}" if others else "", ""),
-    ]
-
-
-def _definition(stored: Baseline, case: Case | None, again: str) -> tuple[Code, str, str]:
-    """Whether the suite still has the case, as it was when it was measured."""
-    if case is None and of_own_model(stored.case):
-        return B.OWN_MODEL, "only its own test knows its definition: the hash was not checked", ""
-    if case is None:
-        return B.ORPHANED, "the suite has no such case for this GPU", "pytest-fp8 baselines prune"
-    if case.model == OWN:
-        return B.OWN_MODEL, "the hash covers the user's functions, which were not loaded", ""
-    if case.digest() != stored.case_hash:
-        return B.REDEFINED, f"measured for case hash {stored.case_hash}; the case is {case.digest()} today", again
-    return B.REDEFINED, "", again
+    if case is not None and case.asks("speedup") and stored.gated:
+        coarse = too_coarse(stored.gated, stored.values(stored.gated), case.tolerance, components)
+        rows.append((B.TOO_COARSE, coarse, again))
+    if moved := measured_otherwise(stored):
+        otherwise = f"figures were taken another way than today: measurement {moved} has moved them since"
+        rows.append((B.MEASURED_OTHERWISE, otherwise, again))
+    if (age := _age(stored, today)) > max_age:
+        rows.append((B.STALE, f"measured {age} days ago", again))
+    if others := other_release(stored.newest.libraries, installed):
+        rows.append((B.OTHER_LIBRARY, f"measured with {', '.join(others)}", ""))
+    return rows
 
 
 def of_own_model(name: str) -> bool:
     """Whether a baseline is of a user's model, named or not: its test defines it, which no suite needs to list."""
     return name.startswith((f"{OWN}-", f"{OWN}."))
-
-
-def orphaned(stored: Iterable[str], cases: Sequence[Case], gpu: str) -> list[str]:
-    """Names of stored baselines of a GPU that no case defines; never those of own models."""
-    known = {case.id: case for case in cases_for(cases, gpu)}
-    return sorted(name for name in stored if name not in known and not of_own_model(name))
 
 
 @dataclass
@@ -171,7 +156,7 @@ class Presence:
 
 def presence(record: Record, source: Source, folder: Source, gpu: str) -> Presence:
     """What to say of the baselines of ``gpu`` after a session that read them from ``source``; ``folder``: those of the
-    checkout, which a person can prune. Orphaned ones fail it in continuous integration, where nobody reads notes."""
+    checkout. Orphaned ones fail it in continuous integration, where nobody reads notes."""
     found = Presence()
     if not record.partial:
         asked = {name for name, entry in record.entries.items() if entry.decisions}
@@ -205,8 +190,6 @@ def presence(record: Record, source: Source, folder: Source, gpu: str) -> Presen
 
 def too_coarse(metric: str, values: Sequence[Sequence[float]], tolerance: float, components: Components) -> str:
     """Why a speedup of these log ratios cannot gate at ``tolerance``, or an empty string."""
-    from pytest_fp8.stats.looks import processes_hold
-
     held = processes_hold(values, components, busy=metric == "busy_speedup")
     if held <= tolerance:
         return ""
@@ -251,14 +234,7 @@ def suite_cases(path: Path) -> list[Case]:
     :class:`SettingsError`.
     """
     if not path.is_file():
-        raise SettingsError(
-            B.NO_SUITE,
-            f"there is no suite at {path}",
-            expected="the Python file that lists the cases",
-            seen="no such file",
-            next_step="name it: --suite path/to/matrix.py; where cases are marks of your own tests there is none, and "
-            "files that nothing asks for are removed by hand (git rm)",
-        )
+        raise _no_suite(f"there is no suite at {path}", "no such file", "name it: --suite path/to/matrix.py")
     spec = importlib.util.spec_from_file_location("fp8_suite_cases", path)
     assert spec is not None
     assert spec.loader is not None
@@ -267,28 +243,22 @@ def suite_cases(path: Path) -> list[Case]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise SettingsError(
-            B.NO_SUITE,
-            f"the suite {path} cannot be loaded",
-            expected="a file that can be imported alone, such as suites/matrix.py",
-            seen=f"{type(error).__name__}: {error}",
-            next_step=f"python {path}",
-        ) from error
+        seen = f"{type(error).__name__}: {error}"
+        raise _no_suite(f"the suite {path} cannot be loaded", seen, f"python {path}") from error
     finally:
         sys.path.remove(str(path.parent))
-    cases: dict[str, Case] = {}
-    for value in vars(module).values():
-        for item in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(item, Case):
-                cases.setdefault(item.id, item)
+    values = [
+        each for value in vars(module).values() for each in (value if isinstance(value, list | tuple) else [value])
+    ]
+    cases = {each.id: each for each in reversed(values) if isinstance(each, Case)}
     if not cases:
-        raise SettingsError(
-            B.NO_SUITE,
-            f"the suite {path} defines no case",
-            expected="attributes that are a pytest_fp8.Case, or a list or tuple of them",
-            seen="none",
-        )
-    return list(cases.values())
+        raise _no_suite(f"the suite {path} defines no case", "none")
+    return list(reversed(cases.values()))
+
+
+def _no_suite(headline: str, seen: str, next_step: str = "") -> SettingsError:
+    expected = "a Python file, such as suites/matrix.py, whose attributes are cases, or lists or tuples of them"
+    return SettingsError(B.NO_SUITE, headline, expected=expected, seen=seen, next_step=next_step)
 
 
 def cases_for(cases: Iterable[Case], gpu: str) -> list[Case]:

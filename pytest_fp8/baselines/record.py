@@ -25,7 +25,7 @@ NO_WAITS = 4
 """The oldest number whose busy times of several GPUs have no waits for late hosts in them."""
 MAX_SESSIONS = 8
 """A file keeps so many; a further one takes the place of the oldest."""
-LONGEST = {"commit": 80, "reason": 500, "unfit": 1000}
+LONGEST = {"commit": 80, "reason": 500}
 """Characters."""
 
 
@@ -72,12 +72,10 @@ class StoredSession:
     """Whether the host set an arm's pace, in it or in one before it: busy time then says more of FP8 than step time."""
     starts: tuple[str, ...] = ()
     """The metrics of which a new level begins here: they moved by more than noise."""
-    unfit: Annotated[str, words(LONGEST["unfit"])] = field(default="", metadata=MAY_LACK)
-    """Of a candidate: why it must not be stored."""
 
     def to_json(self) -> dict[str, Any]:
         content: dict[str, Any] = to_plain(self)
-        return content if self.unfit else {name: value for name, value in content.items() if name != "unfit"}
+        return content
 
     @property
     def several(self) -> bool:
@@ -177,7 +175,7 @@ def digest(content: Mapping[str, Any]) -> str:
 
 
 def session_of(
-    origin: Mapping[str, Any], metrics: Mapping[str, Sequence[Any]], unfit: str = "", host_bound: bool = False
+    origin: Mapping[str, Any], metrics: Mapping[str, Sequence[Any]], host_bound: bool = False
 ) -> StoredSession:
     """A session's record from its provenance and what it measured. Text is cut to what a file may hold."""
     libraries = {name: printable(version, 80) for name, version in origin["libraries"].items()}
@@ -191,7 +189,6 @@ def session_of(
         libraries=libraries,
         metrics=dict(metrics),
         run=origin["run"],
-        unfit=printable(unfit, LONGEST["unfit"]),
         host_bound=host_bound,
     )
 

@@ -119,17 +119,15 @@ def compare_histories(
     old: Baseline | None,
     new: Baseline,
     tolerances: Mapping[str, float] | None = None,
-    candidate: bool = False,
     components: Components = MEASURED,
 ) -> Revision:
-    """As :func:`revise`, of two states of one file: a metric that is gone was removed, and so was a session.
-    ``candidate``: the new one is a run's candidate."""
+    """As :func:`revise`, of two states of one file: a metric that is gone was removed, and so was a session."""
     revision = revise(old, new, tolerances=tolerances, components=components)
     if old is None or revision.whole:
         return revision
     gone = {"not measured": "removed"}
     changes = tuple(replace(change, word=gone.get(change.word, change.word)) for change in revision.changes)
-    return replace(revision, changes=changes, tampered=tampering(old, new, candidate))
+    return replace(revision, changes=changes, tampered=tampering(old, new))
 
 
 def compare_metric(
@@ -223,18 +221,11 @@ def _origins(session: StoredSession) -> dict[str, str]:
     return {**session.libraries, **{name: str(value) for name, value in about.items() if value is not None}}
 
 
-def tampering(old: Baseline, new: Baseline, candidate: bool = False) -> str:
+def tampering(old: Baseline, new: Baseline) -> str:
     """What was done to the sessions of ``old`` besides appending to them; empty for nothing. A full file loses its
-    oldest sessions. ``candidate``: ``new`` is one, which may have been promoted since."""
-    now = (_as_promoted(old, new) if candidate else new).sessions
-    leave = len(old.sessions) if len(now) == MAX_SESSIONS else 1
+    oldest sessions."""
+    leave = len(old.sessions) if len(new.sessions) == MAX_SESSIONS else 1
     kept = [old.sessions[leaves:] for leaves in range(leave)]
-    if old.case_hash != new.case_hash or any(now[: len(sessions)] == sessions for sessions in kept):
+    if old.case_hash != new.case_hash or any(new.sessions[: len(sessions)] == sessions for sessions in kept):
         return ""
     return "its sessions are not the stored ones and then others: git diff shows what was edited or removed"
-
-
-def _as_promoted(old: Baseline, new: Baseline) -> Baseline:
-    """``new`` with the reason that its newest session was promoted with, where ``old`` has it."""
-    promoted = (session for session in old.sessions if replace(session, reason=new.newest.reason) == new.newest)
-    return replace(new, sessions=(*new.sessions[:-1], next(promoted, new.newest)))

@@ -101,7 +101,7 @@ def source_of(folder: Path, revision: str = "") -> Source:
 
 
 def is_baseline(name: str) -> bool:
-    """Whether a file of this name holds a baseline: ``_variance.json`` and hidden files do not."""
+    """Whether a file of this name holds a baseline: those of notes (``_``) and hidden ones do not."""
     return name.endswith(".json") and not name.startswith(("_", "."))
 
 

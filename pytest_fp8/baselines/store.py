@@ -44,36 +44,17 @@ def read_baseline(source: Path | Source, gpu: str, case: str, case_hash: str) ->
     if text is None:
         return None
     found = parse_text(text, path)
-    if found.gpu != gpu:
+    if (found.gpu, found.case) != (gpu, case):
         raise BaselineError(
             B.MISPLACED,
-            f"{path} is a baseline of another GPU",
-            expected=gpu,
-            seen=found.gpu,
-            cause="the file was copied between GPU folders",
-            next_step=f'delete it, then measure on a {gpu}: {measuring(gpu, case)}"..."',
-        )
-    if found.case != case:
-        raise BaselineError(
-            B.MISPLACED,
-            f"{path} is a baseline of another case",
-            expected=case,
-            seen=found.case,
-            cause="the file was renamed",
-            next_step="restore its name",
+            f"{path} is a baseline of another {'GPU' if found.gpu != gpu else 'case'}",
+            expected=f"{gpu}/{case}",
+            seen=f"{found.gpu}/{found.case}",
+            cause="the file was renamed or copied",
+            next_step=f'restore it, or delete it and measure again: {measuring(gpu, case)}"..."',
         )
     if found.case_hash != case_hash:
         raise _redefined(path, found, case_hash)
-    unfit = next((session.unfit for session in found.sessions if session.unfit), "")
-    if unfit:
-        raise BaselineError(
-            B.UNFIT,
-            f"{path} holds a session that was not fit to be stored",
-            expected="sessions that an update or pytest-fp8 baselines promote stored",
-            seen=unfit,
-            cause="a candidate was copied here by hand",
-            next_step=f"restore it (git checkout -- {shlex.quote(str(path))}), or delete it and measure again",
-        )
     return found
 
 

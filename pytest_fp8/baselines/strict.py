@@ -25,11 +25,8 @@ Unsound = PlainDataError
 
 
 def read_regular(path: Path, most: int = MAX_BYTES) -> str:
-    """The text of a regular file of at most ``most`` bytes. Raises ``FileNotFoundError`` and :class:`Unsound`."""
+    """The text of a file of at most ``most`` bytes. Raises ``FileNotFoundError`` and :class:`Unsound`."""
     try:
-        # A pipe would wait for its writer.
-        if path.exists() and not path.is_file():
-            raise Unsound("not a regular file")
         with path.open("rb") as stream:
             return decoded(stream.read(most + 1), most)
     except FileNotFoundError:

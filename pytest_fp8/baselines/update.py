@@ -1,34 +1,26 @@
-"""What an update stores of a session, and ``promote`` of reviewed candidates; and why others not."""
+"""What an update stores of a session, and why other sessions not."""
 
 from __future__ import annotations
 
 import math
-import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.baselines.check import too_coarse
-from pytest_fp8.baselines.folder import named, read_folder, readable
+from pytest_fp8.baselines.history import components_in
 from pytest_fp8.baselines.metrics import METRICS
-from pytest_fp8.baselines.record import LONGEST, MAX_SESSIONS, Baseline, StoredSession, session_of
+from pytest_fp8.baselines.record import MAX_SESSIONS, Baseline, StoredSession, session_of
 from pytest_fp8.baselines.review import Revision, revise
 from pytest_fp8.baselines.source import Folder
 from pytest_fp8.baselines.store import earlier_baseline, write_baseline
-from pytest_fp8.baselines.strict import printable
-from pytest_fp8.baselines.variance import components_in
-from pytest_fp8.codes import B
-from pytest_fp8.errors import BaselineError, SettingsError
+from pytest_fp8.errors import BaselineError
+from pytest_fp8.stats.components import Components
 from pytest_fp8.stats.looks import RUNS_TO_FAIL
 
 if TYPE_CHECKING:
     from pytest_fp8.report.record import Record, Row
-
-
-CANDIDATES = "candidates"
-"""The folder of candidates below a report's. It has the cases of one run, and ``diff`` misses no others in it."""
 
 
 @dataclass
@@ -47,13 +39,15 @@ def update_baselines(record: Record, folder: Path, origin: Mapping[str, Any]) ->
     ``origin``: the provenance of this session's measurements, taken before the first file is written.
     """
     done = Update()
+    # Of what was stored before this session, whichever case is stored first.
+    known = {gpu: components_in(Folder(folder), gpu) for gpu in {entry.gpu for entry in record.entries.values()}}
     for name, entry in record.entries.items():
         if not entry.metrics and not entry.errors:
             continue
-        why = why_not_stored(record, name, folder)
+        why = why_not_stored(record, name, known[entry.gpu])
         if not why:
             new = measured(entry, origin)
-            why = _store(done, folder, new, tolerances_of(entry))
+            why = _store(done, folder, new, tolerances_of(entry), known[entry.gpu])
             if not why and "speedup" in new.metrics:
                 done.notes += _launch_bound(entry)
         if why:
@@ -61,42 +55,13 @@ def update_baselines(record: Record, folder: Path, origin: Mapping[str, Any]) ->
     return done
 
 
-def promote_candidates(
-    candidates: Path, folder: Path, reason: str, cases: Collection[str] = (), gpu: str = ""
-) -> Update:
-    """Append the newest session of the candidates of ``cases`` (all by default) to the baselines below ``folder``.
-
-    A candidate is a problem where an update would have refused what its session measured. Raises
-    :class:`BaselineError` for an unreadable candidate among them, and :class:`SettingsError` without a reason or where
-    a named case has none.
-    """
-    if not reason.strip():
-        raise SettingsError(B.USAGE, "a promotion needs a reason", expected='--reason "why"', seen="an empty one")
-    found = readable(read_folder(candidates), wanted=cases)
-    listed = f"pytest-fp8 baselines list --dir {shlex.quote(str(candidates))}"
-    wanted = {one for case in cases for one in named(case, list(found), gpu, "candidate", listed)}
-    done = Update()
-    with updating(folder):
-        for key, candidate in sorted(found.items()):
-            if (cases and key not in wanted) or gpu not in ("", key[0]):
-                continue
-            session = replace(candidate.newest, reason=printable(reason, LONGEST["reason"]))
-            why = session.unfit or too_few(
-                session.metrics.get("busy_speedup" if session.host_bound else "speedup", [[]] * 2)
-            )
-            why = why or _store(done, folder, replace(candidate, sessions=(session,)))
-            if why:
-                done.problems.append(f"candidate {'/'.join(key)} was not stored: {why}")
-    return done
-
-
-def _store(done: Update, folder: Path, new: Baseline, tolerances: Mapping[str, float] | None = None) -> str:
+def _store(done: Update, folder: Path, new: Baseline, tolerances: Mapping[str, float], components: Components) -> str:
     """Append the session of ``new`` to its baseline; gives why it could not be."""
     try:
         old, why_none = earlier_baseline(folder, new.gpu, new.case, new.case_hash)
         if why := why_not_appended(old, new.newest):
             return why
-        revision = revise(old, new, why_none, tolerances, components_in(Folder(folder), new.gpu))
+        revision = revise(old, new, why_none, tolerances, components)
         done.written.append(write_baseline(folder, appended(old, new, revision.starts())))
         done.revisions.append(revision)
     except BaselineError as error:
@@ -138,11 +103,11 @@ def _questions(session: StoredSession) -> set[str]:
     return {METRICS[name].question for name in session.metrics}
 
 
-def measured(entry: Row, origin: Mapping[str, Any], unfit: str = "") -> Baseline:
+def measured(entry: Row, origin: Mapping[str, Any]) -> Baseline:
     """What this session measured of a case, as a baseline of one session."""
     values = {name: metric["values"] for name, metric in entry.metrics.items()}
     host_bound = bool(_speed(entry).get("host_bound"))
-    session = session_of(origin_of(entry, origin), values, unfit, host_bound)
+    session = session_of(origin_of(entry, origin), values, host_bound)
     return Baseline(entry.case, entry.case_hash, entry.gpu, (session,))
 
 
@@ -165,20 +130,8 @@ def tolerances_of(entry: Row) -> dict[str, float]:
     return {name: float(metric["tolerance"]) for name, metric in entry.metrics.items()}
 
 
-def candidate(record: Record, entry: Row, folder: Path, origin: Mapping[str, Any]) -> Baseline:
-    """What an update would store of a case: the stored sessions, and this one behind them. ``unfit`` of the session
-    says why an update would refuse it."""
-    old, why_none = earlier_baseline(folder, entry.gpu, entry.case, entry.case_hash)
-    new = measured(entry, origin)
-    why = why_not_stored(record, entry.case, folder) or why_not_appended(old, new.newest)
-    new = measured(entry, origin, unfit=why)
-    revision = revise(old, new, why_none, tolerances_of(entry), components_in(Folder(folder), entry.gpu))
-    return appended(old, new, revision.starts())
-
-
-def why_not_stored(record: Record, case: str, folder: Path) -> str:
-    """Why this session's measurements of a case are no baseline, or an empty string. ``folder``: of the baselines, with
-    the GPU's variances. Raises :class:`BaselineError` where these cannot be believed."""
+def why_not_stored(record: Record, case: str, components: Components) -> str:
+    """Why this session's measurements of a case are no baseline, or an empty string. ``components``: the GPU's."""
     entry = record.entries[case]
     if entry.namesakes:
         return (
@@ -207,7 +160,7 @@ def why_not_stored(record: Record, case: str, folder: Path) -> str:
     speedup = entry.metrics.get(metric)
     if speedup is None:
         return ""
-    values, components = speedup["values"], components_in(Folder(folder), entry.gpu)
+    values = speedup["values"]
     why = too_few(values) or too_coarse(metric, values, speedup["tolerance"], components)
     if not why:
         return ""

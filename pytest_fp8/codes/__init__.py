@@ -228,7 +228,6 @@ class B(Code):
     OTHER_SCHEMA = "FP8-B04"
     MISPLACED = "FP8-B05"
     REDEFINED = "FP8-B06"
-    UNFIT = "FP8-B07"
     BAD_NAME = "FP8-B08"
     NOT_WRITTEN = "FP8-B09"
     LOCKED = "FP8-B10"
@@ -244,7 +243,6 @@ class B(Code):
     STALE = "FP8-B21"
     MEASURED_OTHERWISE = "FP8-B22"
     OTHER_LIBRARY = "FP8-B23"
-    OWN_MODEL = "FP8-B24"
 
 
 class R(Code):

@@ -182,7 +182,7 @@ def _marks(baseline: Baseline) -> list[list[str]]:
     marks: list[list[str]] = []
     before: StoredSession | None = None
     for session in baseline.sessions:
-        found = [f"not fit to be stored: {session.unfit}"] if session.unfit else []
+        found: list[str] = []
         if session.moved_by:
             found.append(f"taken another way: measurement {session.measurement}, today's is {MEASUREMENT}")
         if session.starts:
@@ -239,8 +239,6 @@ def print_diff(revisions: Sequence[Revision], only_old: Sequence[str], removed: 
             print(revision_lines(revision)[0])
         if revision.tampered:
             print(f"{name}: {revision.tampered}")
-        if revision.new.unfit:
-            print(f"{name}: not fit to be stored: {revision.new.unfit}")
     for text in dict.fromkeys(line for revision in revisions for line in revision.origins()):
         print(f"measured with {text}")
     if only_old:

@@ -1,4 +1,4 @@
-"""The files of ``--fp8-report``: report.json, and a candidate for the baseline of each case that was measured."""
+"""The files of ``--fp8-report``."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import argparse
 import contextlib
 import json
 import shlex
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_fp8.baselines.atomic import remove_unfinished, write_atomically
-from pytest_fp8.baselines.store import write_baseline
+from pytest_fp8.baselines.atomic import write_atomically
 from pytest_fp8.baselines.strict import quoted
-from pytest_fp8.baselines.update import CANDIDATES, candidate, not_finite, origin_of, why_not_stored
+from pytest_fp8.baselines.update import origin_of
 from pytest_fp8.codes import R
-from pytest_fp8.errors import BaselineError, Fp8Error, first_line
+from pytest_fp8.errors import Fp8Error, first_line
 from pytest_fp8.plain import finite
 from pytest_fp8.report.record import JOURNAL, Began, Record, read_journal
 from pytest_fp8.report.shift import shift_to_json
@@ -54,7 +53,6 @@ def write_report(
         "provenance": provenance,
     }
     path = folder / "report.json"
-    remove_unfinished(path)
     write_atomically(path, json.dumps(finite(report), indent=1, default=str, allow_nan=False) + "\n")
     return path
 
@@ -115,8 +113,8 @@ def _to_github(summary: str, file: str) -> list[str]:
 
 
 def recover(folder: Path) -> list[Path]:
-    """Write ``report.json``, and candidates of the cases that are done, from the journal of a session that was killed
-    or still runs; gives the report's path, or nothing without a journal. Raises :class:`Fp8Error`."""
+    """Write ``report.json`` from the journal of a session that was killed or still runs; gives the report's path, or
+    nothing without a journal. Raises :class:`Fp8Error`."""
     from pytest_fp8.baselines.strict import Unsound
     from pytest_fp8.report.reading import MOST_BYTES
 
@@ -132,8 +130,6 @@ def recover(folder: Path) -> list[Path]:
             f"{quoted(str(journal))} is no journal of this pytest-fp8: {type(error).__name__}: {error}"[:500],
             next_step=f"remove it to read the report beside it: rm {shlex.quote(str(journal))}",
         ) from None
-    done = [name for name, row in record.entries.items() if not row.open_tests]
-    write_candidates(record, folder, Path(began.baselines), began.provenance, done)
     return [write_report(record, folder, began.provenance, finished=False)]
 
 
@@ -188,9 +184,7 @@ def holds_report(folder: Path) -> bool:
 
 
 def remove_report(folder: Path) -> None:
-    """Remove what lies beside a session's report in a folder, and its candidates; the next report takes the place of
-    the report itself. Files of others stay, and folders with such files."""
-    from pytest_fp8.baselines.store import load_baseline
+    """Remove what lies beside a session's report in a folder; the next report takes the place of the report itself."""
     from pytest_fp8.report.exports import ACTION, BENCHER
     from pytest_fp8.report.page.write import NAME as PAGE
     from pytest_fp8.report.summary import NAME as SUMMARY
@@ -198,38 +192,3 @@ def remove_report(folder: Path) -> None:
     for name in (SUMMARY, BENCHER, ACTION, PAGE):
         with contextlib.suppress(OSError):
             (folder / name).unlink(missing_ok=True)
-    whole = folder / CANDIDATES
-    parts = [] if whole.is_symlink() else [part for part in whole.glob("*/") if not part.is_symlink()]
-    for path in [path for part in parts for path in part.glob("*.json")]:
-        with contextlib.suppress(BaselineError, OSError):
-            load_baseline(path)
-            path.unlink()
-    for empty in (*parts, whole):
-        with contextlib.suppress(OSError):
-            empty.rmdir()
-
-
-def write_candidates(
-    record: Record, folder: Path, baselines: Path, origin: Mapping[str, Any], of: Container[str] | None = None
-) -> list[str]:
-    """Write a candidate per measured case; gives notes about the cases that have none. ``of``: of these cases alone.
-    Raises :class:`BaselineError`.
-
-    There is none where one case's name stood for several models, which would overwrite each other, and where a figure
-    is not finite, as the loss of a model that diverged.
-    """
-    notes, errors = [], []
-    for name, entry in record.entries.items():
-        if of is not None and name not in of:
-            continue
-        if entry.metrics and (entry.namesakes or not_finite(entry)):
-            notes.append(f"no candidate of {name}: {why_not_stored(record, name, baselines)}")
-        elif entry.metrics:
-            try:
-                write_baseline(folder / CANDIDATES, candidate(record, entry, baselines, origin))
-            except BaselineError as error:
-                errors.append(error)
-    if errors:
-        # Once the other cases have theirs.
-        raise errors[0]
-    return notes

@@ -125,10 +125,9 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Began:
-    """The first line of a journal: where and with what is measured, and the folder of stored baselines."""
+    """The first line of a journal: where and with what is measured."""
 
     provenance: Mapping[str, Any]
-    baselines: str
 
 
 Line = Answer | CaseFacts | Ended | Collected | Seconds | Began

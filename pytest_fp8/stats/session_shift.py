@@ -87,7 +87,7 @@ def words(shift: Shift, failed: Mapping[str, float]) -> list[str]:
     if shift.unusual:
         said += [
             f"all {shift.cases} gated cases moved by {size} alike: the host, its driver or a library, not one case",
-            "  next: compare driver and libraries with the baselines' (pytest-fp8 baselines show CASE); run again on "
+            "  next: compare driver and libraries with the baselines' (pytest-fp8 baselines list CASE); run again on "
             "another host; if it stays, find it with pytest-fp8 compare, which a host's shift does not touch",
         ]
     alike = {case: change for case, change in failed.items() if case not in shift.own}

@@ -20,7 +20,7 @@ ORIGIN = {
 """Where a session comes from: every field that provenance must have."""
 
 
-def session(unfit="", metrics=None, **origin):
+def session(metrics=None, **origin):
     """A stored session; a speedup gets the step times of its processes beside it. With busy times it is
     host-bound."""
     metrics = dict(metrics or {"fp8_share": [0.5]})
@@ -29,7 +29,7 @@ def session(unfit="", metrics=None, **origin):
     if "speedup" in metrics and "fp8_ms" not in metrics:
         pairs = zip(metrics["bf16_ms"], metrics["speedup"], strict=True)
         metrics["fp8_ms"] = [ms / math.exp(median(blocks)) for ms, blocks in pairs]
-    return session_of({**ORIGIN, **origin}, metrics, unfit, host_bound="busy_speedup" in metrics)
+    return session_of({**ORIGIN, **origin}, metrics, host_bound="busy_speedup" in metrics)
 
 
 def baseline(case, case_hash, gpu="h200", metrics=None, **origin):

@@ -14,7 +14,6 @@ CHECKPOINTS = """
 """A further test for `helpers.fakes.SUITE`."""
 
 FILE = "baselines/h200/tiny-torchao-rowwise.json"
-CANDIDATE = "out/candidates/h200/tiny-torchao-rowwise.json"
 
 
 def update(reason="first", *more):

@@ -15,9 +15,10 @@ from helpers.good_baseline import GOOD, read
 from pytest_fp8 import Case
 from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.baselines.check import inspect, suite_cases
+from pytest_fp8.baselines.command import diff
 from pytest_fp8.baselines.folder import named, read_folder, read_revision
 from pytest_fp8.baselines.store import baseline_path, write_baseline
-from pytest_fp8.baselines.update import promote_candidates
+from pytest_fp8.cli import parser
 from pytest_fp8.codes import B
 from pytest_fp8.errors import Fp8Error
 
@@ -54,12 +55,6 @@ def of_no_revision(folder):
     read_revision(folder, "nowhere").items()
 
 
-def unfit(path):
-    path.unlink()
-    session = replace(GOOD.newest, unfit="the loss question failed")
-    write_baseline(path.parent.parent, replace(GOOD, sessions=(session,)))
-
-
 RAISED = {
     B.UNREADABLE: written(lambda path: path.write_text("{")),
     B.NO_ACCESS: lambda folder: ((folder / "h200").write_text(""), read(folder)),
@@ -67,15 +62,14 @@ RAISED = {
     B.OTHER_SCHEMA: written(lambda path: path.write_text('{"schema": 99}')),
     B.MISPLACED: written(other_gpu),
     B.REDEFINED: written(lambda path: edit(path, lambda data: data.update(case_hash="b"))),
-    B.UNFIT: written(unfit),
     B.BAD_NAME: lambda folder: baseline_path(folder, "h200", "../mine"),
     B.NOT_WRITTEN: onto_a_file,
     B.LOCKED: twice,
     B.NOTHING_THERE: lambda folder: read_folder(folder / "basline"),
-    B.UNKNOWN_NAME: lambda folder: named("1b-torchao-rowwse", [("h200", GOOD.case)]),
+    B.UNKNOWN_NAME: lambda folder: named("1b-torchao-rowwse", {Path(FILE): GOOD}),
     B.NO_REVISION: of_no_revision,
     B.NO_SUITE: lambda folder: suite_cases(folder / "matrix.py"),
-    B.USAGE: lambda folder: promote_candidates(folder, folder, reason=" "),
+    B.USAGE: lambda folder: diff(parser().parse_args(["baselines", "diff"])),
 }
 """Code -> what raises it in a folder."""
 
@@ -96,7 +90,6 @@ def found_in_a_folder():
     stored = {
         case.id: replace(coarse, sessions=(replace(coarse.newest, measurement=1),)),
         "1b-nobody": baseline("1b-nobody", "h"),
-        "own.mine-torchao-rowwise": baseline("own.mine-torchao-rowwise", "h"),
     }
     files = {Path("h200", f"{name}.json"): each for name, each in stored.items()}
     today = datetime.date(2027, 11, 20)
