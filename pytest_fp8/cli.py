@@ -17,7 +17,7 @@ from pytest_fp8.compare.command import add_compare
 from pytest_fp8.doctor import add_doctor
 from pytest_fp8.ending import Endings
 from pytest_fp8.errors import Fp8Error
-from pytest_fp8.libraries import docs_address, library_versions
+from pytest_fp8.libraries import documentation, library_versions
 from pytest_fp8.report.files import add_report
 from pytest_fp8.suites_command import add_suites
 from pytest_fp8.watch.command import add_watch
@@ -54,11 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    address = docs_address()
     top = argparse.ArgumentParser(
         prog="pytest-fp8",
         description="Tests of FP8 training: is it on, is it right, is it faster?",
-        epilog=f"documentation: {address}" if address else "",
+        epilog=f"documentation: {documentation()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     version = library_versions(["pytest-fp8"]).get("pytest-fp8", "(not installed)")

@@ -14,38 +14,24 @@ from typing import Any, NoReturn
 from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse
 
-
-@dataclass(frozen=True)
-class GpuKind:
-    """A name that ``--fp8-gpu`` takes: what the driver calls such a GPU, and its compute capability."""
-
-    name: str
-    pattern: str
-    majors: tuple[int, ...]
-
-
-# A GPU gets the first name that fits it, for its baselines too: the most specific pattern comes first.
-KINDS: tuple[GpuKind, ...] = (
-    GpuKind("gh200", r"GH200", (9,)),
-    GpuKind("h200", r"\bH200\b", (9,)),
-    GpuKind("h100", r"\bH100\b", (9,)),
-    GpuKind("h800", r"\bH800\b", (9,)),
-    GpuKind("h20", r"\bH20\b", (9,)),
-    GpuKind("gb300", r"GB300", (10,)),
-    GpuKind("gb200", r"GB200", (10,)),
-    GpuKind("b300", r"\bB300\b", (10,)),
-    GpuKind("b200", r"\bB200\b", (10,)),
-    GpuKind("l40s", r"\bL40S\b", (8,)),
-    GpuKind("hopper", r".", (9,)),
-    GpuKind("blackwell", r".", (10, 12)),
-    GpuKind("ada", r".", (8,)),
-)
+# A GPU gets the first name that fits it, for its baselines too: a family's comes last.
+KINDS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("gh200", "h200", "h100", "h800", "h20"), (9,)),
+    **dict.fromkeys(("gb300", "gb200", "b300", "b200"), (10,)),
+    "l40s": (8,),
+    "hopper": (9,),
+    "blackwell": (10, 12),
+    "ada": (8,),
+}
+"""Names that ``--fp8-gpu`` takes, which stand in the driver's own -> major compute capabilities."""
+FAMILIES = ("hopper", "blackwell", "ada")
+"""Those of them that fit any GPU of these capabilities."""
 MIG = re.compile(r"\bMIG\b")
 """In what the driver calls a slice of a GPU: ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``."""
-NAMES: tuple[str, ...] = tuple(kind.name for kind in KINDS)
+NAMES: tuple[str, ...] = tuple(KINDS)
 WITHOUT_FP8 = re.compile(r"\b(a(2|10g?|16|30|40|100x?|800|[456]000)|v100s?|t4g?|[kmp]\d{2,3}|(gtx|rtx) ?[123]0\d0)\b")
 """Names of GPUs older than Ada and Hopper, in lower case."""
-CHIP_OF_MAJOR = {8: "ada", 9: "hopper", 10: "blackwell", 12: "blackwell"}
+CHIP_OF_MAJOR = {major: family for family in FAMILIES for major in KINDS[family]}
 
 # nvmlClocksEventReason*: reasons of clock throttling. The software power cap (0x4) is left out: a large product at full
 # rate reaches it on a healthy card.
@@ -66,9 +52,9 @@ class Gpu:
     @property
     def key(self) -> str:
         """Its name in ``--fp8-gpu`` and in the baselines' folder. A slice of a GPU (MIG) is none of these kinds."""
-        for kind in () if MIG.search(self.name) else KINDS:
-            if self.capability[0] in kind.majors and re.search(kind.pattern, self.name):
-                return kind.name
+        for name, majors in () if MIG.search(self.name) else KINDS.items():
+            if self.capability[0] in majors and (name in FAMILIES or _stands_in(name, self.name)):
+                return name
         return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-") or "unknown"
 
     @property
@@ -96,18 +82,15 @@ def known(name: str) -> str:
 def _refuse(name: str) -> NoReturn:
     """Raise :class:`SettingsError` for a GPU's name that is not known. A name is never guessed from another number."""
     words = name.lower().replace("_", " ")
-    chips = [kind.name for kind in KINDS if kind.pattern == "."]
     # As a shop or a cluster calls it: h100-sxm, NVIDIA H200 NVL, RTX 6000 Ada.
-    patterns = [(kind.name, kind.name if kind.pattern == "." else kind.pattern) for kind in KINDS]
-    near = [kind for kind, pattern in patterns if re.search(pattern, words, re.IGNORECASE)]
-    near += get_close_matches(words, chips, n=1)
+    near = [kind for kind in KINDS if _stands_in(kind, words)] + get_close_matches(words, FAMILIES, n=1)
     older = not near and WITHOUT_FP8.search(words)
     if near:
         next_step = f"did you mean --fp8-gpu={near[0]}?"
     elif older:
         next_step = "leave --fp8-gpu out, and run on the CPU what emulated=True in the mark allows; or take another GPU"
     else:
-        next_step = f"nvidia-smi -L names the GPU of this machine; {', '.join(chips)} fit any GPU of theirs"
+        next_step = f"nvidia-smi -L names the GPU of this machine; {', '.join(FAMILIES)} fit any GPU of theirs"
     refuse(
         R.UNKNOWN_GPU,
         f"--fp8-gpu={name}: " + ("this GPU has no FP8" if older else "no GPU of that name is known"),
@@ -120,10 +103,11 @@ def _refuse(name: str) -> NoReturn:
 
 def is_kind(gpu: Gpu, name: str) -> bool:
     """Whether a GPU is what was declared: ``hopper`` fits any Hopper, ``h200`` an H200 alone."""
-    kind = next(kind for kind in KINDS if kind.name == name)
-    if gpu.chip == "" or gpu.capability[0] not in kind.majors:
-        return False
-    return kind.pattern == "." or gpu.key == name
+    return gpu.chip != "" and gpu.capability[0] in KINDS[name] and (name in FAMILIES or gpu.key == name)
+
+
+def _stands_in(name: str, words: str) -> bool:
+    return re.search(rf"\b{name}\b", words, re.IGNORECASE) is not None
 
 
 def visible() -> list[str]:

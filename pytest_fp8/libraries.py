@@ -44,16 +44,6 @@ def requirements() -> dict[str, str]:
     return {match[0]: line for match, line in named if match and match[0] != "pytest-fp8"}
 
 
-def docs_address() -> str:
-    """Where the documentation is, or else the project, as this plugin's own metadata says; empty where it does not."""
-    try:
-        named: list[str] = metadata("pytest-fp8").get_all("Project-URL") or []
-    except PackageNotFoundError:
-        return ""
-    urls = {label: address for label, _, address in (line.partition(", ") for line in named)}
-    return urls.get("Documentation") or urls.get("Homepage", "")
-
-
 def wanted(package: str) -> str:
     """A package as this plugin needs it, quoted for a shell: what stands behind every ``pip install`` in a message.
 

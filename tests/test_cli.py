@@ -5,14 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from email.message import Message
 from pathlib import Path
 
 import pytest
 
 from helpers.project import commands_in, project_in
-from pytest_fp8.cli import main, parser
-from pytest_fp8.libraries import docs_address
+from pytest_fp8.cli import main
+from pytest_fp8.libraries import documentation
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,24 +38,7 @@ def test_the_module_is_the_command_and_its_help_has_an_example_and_the_documenta
     done = subprocess.run([sys.executable, "-m", "pytest_fp8", "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: pytest-fp8 ")
-    assert ("documentation: " in done.stdout) is bool(docs_address())
-
-
-@pytest.mark.parametrize(
-    ("urls", "address"),
-    [
-        (["Changelog, https://x.org/changes", "Documentation, https://x.org/docs"], "https://x.org/docs"),
-        (["Homepage, https://x.org"], "https://x.org"),
-        (["Changelog, https://x.org/changes"], ""),
-    ],
-)
-def test_the_documentation_s_address_is_the_one_that_the_package_names(monkeypatch, urls, address):
-    found = Message()
-    for url in urls:
-        found["Project-URL"] = url
-    monkeypatch.setattr("pytest_fp8.libraries.metadata", lambda name: found)
-    assert docs_address() == address
-    assert ("documentation:" in parser().format_help()) is bool(address)
+    assert f"documentation: {documentation()}" in done.stdout
 
 
 def test_a_message_hangs_below_its_labels_on_a_terminal(capsys, monkeypatch):
@@ -94,7 +76,7 @@ def test_the_command_line_loads_neither_torch_nor_numpy():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", ["list", "check", "results", "prune", "diff baselines baselines"])
+@pytest.mark.parametrize("command", ["list", "check", "prune", "diff baselines baselines"])
 def test_a_gpu_that_nobody_knows_is_refused(run, command):
     code, _, said = run(*command.split(), "--gpu", "h20o")
     assert code == 2

@@ -265,7 +265,7 @@ def cases_for(cases: Iterable[Case], gpu: str) -> list[Case]:
     """The cases that a GPU's folder of baselines is for: those that it can run, or the emulated ones."""
     if gpu == EMULATED:
         return [case for case in cases if case.emulated]
-    majors = [major for kind in KINDS if kind.name == gpu for major in kind.majors]
+    majors = KINDS.get(gpu, ())
 
     def runs(case: Case) -> bool:
         # 8.9 is the least of Ada; of the others any minor number is as good.
