@@ -99,12 +99,17 @@ class BackendFacts:
     """Accelerate prepares the model: it parallelizes, and its state stays in the process. Its users get BF16 autocast
     around the forward pass and outputs in float32: dtypes outside FP8 are not compared."""
     brings_model: bool = False
-    """It builds and compiles a model of its own, of which adapters are trained alone. Its library changes transformers,
-    peft or torch, and is imported in its own arm only, before them."""
+    """It builds and compiles a model of its own (``BringsModel``), of which adapters are trained alone. Its library
+    changes transformers, peft or torch, and is imported in its own arm only, before them."""
     other_modules: bool = False
     """It puts modules of its own in the place of whole blocks, or computes in functions without modules. Calls,
     products, operators, waits and random numbers are then others by design. What enters, weights, optimizer, switches
     and the numbers of backward passes and optimizer steps are compared."""
+
+    scaling_state: str = ""
+    """How the keys of the state dict end that hold scaling state and no weight; empty where there are none."""
+    saves: Sequence[str] = ()
+    """Parts of the keys that users save in a checkpoint; empty where they save all."""
 
     def available(self) -> tuple[bool, str]:
         """(the required packages are installed and recent enough, their versions or what is wrong), without importing

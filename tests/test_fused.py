@@ -15,7 +15,7 @@ from helpers.te_stand_in import Linear, RMSNorm
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
-from pytest_fp8.backends.fused_llama import FusedAttention, NothingToFuse
+from pytest_fp8.backends.fused_llama import FusedAttention, NothingToFuse, parts_of
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.worker.answers.layers import layers
@@ -71,7 +71,7 @@ def tokens():
 
 
 def under_plain_names(model, tensors):
-    return dict(split(tensors, backend("te_fused").fused_params(model)))
+    return dict(split(tensors, dict(parts_of(model))))
 
 
 # -- the model --------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_the_state_dict_under_plain_names_is_the_plain_models_and_joins_again():
     named = under_plain_names(fused, live.items())
     assert set(named) == set(one.state_dict())
     assert all(named[name].equal(value) for name, value in one.state_dict().items())
-    again = join(named, backend("te_fused").fused_params(fused))
+    again = join(named, dict(parts_of(fused)))
     assert set(again) == set(live)
     assert all(again[name].equal(value) for name, value in live.items())
 

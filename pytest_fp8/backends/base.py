@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from pytest_fp8.recipes import BackendFacts, Reason
 
@@ -40,6 +40,8 @@ class Conversion:
     """The converted model where it is a new object (the model was itself a Linear); ``None``: converted in place."""
     layers: Mapping[str, tuple[int, int]] | None = None
     """Layer -> (in_features, out_features): what is accounted for, where that is not the plain model's Linears."""
+    fused_params: FusedParams = field(default_factory=dict)
+    """The converted model's parameters that hold several of the plain model's."""
     dropped_behaviour: dict[str, str] = field(default_factory=dict)
     """Converted layer -> what it no longer does besides its product: a hook, a forward of its own."""
 
@@ -54,6 +56,8 @@ class Scaling:
     """Operand, as :mod:`pytest_fp8.casts` calls it -> its scale."""
     history: torch.Tensor | None = None
     """The amax of earlier steps; ``None`` where fewer than one is kept."""
+    reset: Callable[[], None] = lambda: None
+    """Brings it back to that of a fresh layer."""
 
 
 @dataclass
@@ -79,6 +83,8 @@ class Prepared:
 class Backend(BackendFacts, ABC):
     """A way to switch FP8 on. Methods that need the library import it inside."""
 
+    # -- the library and its conversion -------------------------------------------------------------------------------
+
     def import_library(self) -> None:
         """Import the library. Called in an arm's own process only."""
 
@@ -86,38 +92,35 @@ class Backend(BackendFacts, ABC):
         """(the recipe can run in this process, the library's reason if not)."""
         return True, ""
 
-    def build(self, case: Case, seed: int, device: str) -> torch.nn.Module | None:
-        """The model, where the backend brings its own; ``None`` where it takes any model."""
-        return None
+    @abstractmethod
+    def convert(self, model: torch.nn.Module, case: Case) -> Conversion:
+        """Switch FP8 on in place; parameters keep names and values. ``case.emulated``: products in high precision."""
 
     def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case) -> Prepared:
         """Switch FP8 on in ``model`` as users of this backend do. Its blocks are compiled later."""
         conversion = self.convert(model, case)
         return Prepared(model if conversion.model is None else conversion.model, conversion)
 
+    # -- its layers ---------------------------------------------------------------------------------------------------
+
     @abstractmethod
-    def convert(self, model: torch.nn.Module, case: Case) -> Conversion:
-        """Switch FP8 on in place; parameters keep names and values. ``case.emulated``: products in high precision."""
+    def is_fp8_layer(self, module: torch.nn.Module) -> bool:
+        """Whether this live module's class says that it computes in FP8. Whether it does, its products say."""
 
-    def fused_params(self, model: torch.nn.Module) -> FusedParams:
-        """The parameters that hold several of the plain model's."""
-        return {}
+    @abstractmethod
+    def recipe_in_force(self, module: torch.nn.Module) -> dict[str, Any]:
+        """The recipe of this layer, asked inside its forward pass: ``recipe`` (a name of :mod:`pytest_fp8.recipes`, or
+        ``off``) and the recipe's options."""
 
-    def seeded_values(self, model: torch.nn.Module, seed: int) -> dict[str, torch.Tensor] | None:
-        """All values that depend on the seed, by parameter name; ``None``: build the model again and copy its own."""
-        return None
-
-    def is_checkpointed(self, key: str) -> bool:
-        """Whether users of this backend save this key of the state dict in a checkpoint."""
-        return True
-
-    def is_scaling_state(self, key: str) -> bool:
-        """Whether this key of the state dict holds the backend's scaling state and no weight."""
-        return False
+    def row_multiple(self, layer: torch.nn.Module) -> int:
+        """What the rows of this FP8 layer's input must be a multiple of."""
+        return ALIGNMENT
 
     def scaling(self, layer: torch.nn.Module) -> Scaling | None:
         """What this FP8 layer keeps between steps to scale by; ``None`` where a scale is taken from the operand."""
         return None
+
+    # -- its steps ----------------------------------------------------------------------------------------------------
 
     def precision(self, case: Case) -> Callable[[], AbstractContextManager[Any]]:
         """Makes the context around each forward pass."""
@@ -127,31 +130,51 @@ class Backend(BackendFacts, ABC):
         """The library's own activation checkpointing, where its layers need it; ``None``: torch's."""
         return None
 
-    def reset_scaling(self, model: torch.nn.Module) -> None:
-        """Bring scaling state back to that of a fresh model."""
-
     def stepped(self, model: torch.nn.Module) -> None:
-        """Called after each training step."""
+        """Called after each training step, and after a restart."""
 
     def settle(self, model: torch.nn.Module) -> None:
         """Called after a forward pass without a backward one: drop what the library keeps for that."""
 
-    def row_multiple(self, layer: torch.nn.Module) -> int:
-        """What the rows of this FP8 layer's input must be a multiple of."""
-        return ALIGNMENT
+    # -- what follows from the above ----------------------------------------------------------------------------------
+
+    @final
+    def reset_scaling(self, model: torch.nn.Module) -> None:
+        """Bring scaling state back to that of a fresh model."""
+        for module in model.modules():
+            if (kept := self.scaling(module)) is not None:
+                kept.reset()
+        self.stepped(model)
+
+    @final
+    def is_scaling_state(self, key: str) -> bool:
+        """Whether this key of the state dict holds the backend's scaling state and no weight."""
+        return bool(self.scaling_state) and key.endswith(self.scaling_state)
+
+    @final
+    def is_checkpointed(self, key: str) -> bool:
+        """Whether users of this backend save this key of the state dict in a checkpoint."""
+        return not self.saves or any(part in key for part in self.saves)
+
+
+class BringsModel(Backend):
+    """A backend whose library builds the model. What it changes in other libraries, and what its own functions multiply
+    without calling a layer, is its own affair: operators of its steps are not recorded."""
+
+    brings_model = True
+    other_modules = True
 
     @abstractmethod
-    def is_fp8_layer(self, module: torch.nn.Module) -> bool:
-        """Whether this live module is one that computes in FP8."""
+    def build(self, case: Case, seed: int, device: str) -> torch.nn.Module:
+        """The model."""
 
     @abstractmethod
-    def recipe_in_force(self, module: torch.nn.Module) -> dict[str, Any]:
-        """The recipe of this layer, asked inside its forward pass: ``recipe`` (a name of :mod:`pytest_fp8.recipes`, or
-        ``off``) and the recipe's options."""
+    def seeded_values(self, model: torch.nn.Module, seed: int) -> dict[str, torch.Tensor]:
+        """All values that depend on the seed, by parameter name."""
 
+    @abstractmethod
     def watch_fused_functions(self, model: torch.nn.Module, note: NoteProduct) -> AbstractContextManager[Any]:
         """Call ``note`` for each product that the library computes without calling the layer whose weight it takes."""
-        return nullcontext()
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.base import Conversion, FusedParams
+from pytest_fp8.backends.base import Conversion
 from pytest_fp8.backends.linears import put_in_place
 from pytest_fp8.backends.transformer_engine import RECIPES, TransformerEngine
 
@@ -30,7 +30,7 @@ class FusedTransformerEngine(TransformerEngine):
     other_modules = True
 
     def convert(self, model: torch.nn.Module, case: Case) -> Conversion:
-        from pytest_fp8.backends.fused_llama import fuse
+        from pytest_fp8.backends.fused_llama import fuse, parts_of
 
         fuse(model)
         replace_norms(model)
@@ -38,12 +38,8 @@ class FusedTransformerEngine(TransformerEngine):
         modules: dict[str, Any] = dict(model.named_modules())
         names = [name for name in modules if name in {*conversion.converted, *conversion.skipped}]
         conversion.layers = {name: (modules[name].in_features, modules[name].out_features) for name in names}
+        conversion.fused_params = dict(parts_of(model))
         return conversion
-
-    def fused_params(self, model: torch.nn.Module) -> FusedParams:
-        from pytest_fp8.backends.fused_llama import parts_of
-
-        return dict(parts_of(model))
 
 
 def replace_norms(model: torch.nn.Module) -> None:

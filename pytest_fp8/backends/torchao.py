@@ -75,9 +75,6 @@ class TorchAO(Backend):
 
             precompute_float8_dynamic_scale_for_fsdp(model)
 
-    def reset_scaling(self, model: torch.nn.Module) -> None:
-        self.stepped(model)
-
     def convert(self, model: torch.nn.Module, case: Case) -> Conversion:
         from torchao.float8 import convert_to_float8_training
 

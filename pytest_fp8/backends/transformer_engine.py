@@ -48,6 +48,7 @@ class TransformerEngine(Backend):
     )
     requires: Mapping[str, str] = MappingProxyType({"transformer-engine": "2.9"})
     parallel: Sequence[str] = PARALLEL
+    scaling_state = "._extra_state"
 
     def import_library(self) -> None:
         import transformer_engine.pytorch  # noqa: F401
@@ -111,14 +112,6 @@ class TransformerEngine(Backend):
             return {"recipe": "off"}
         return describe_recipe(FP8GlobalStateManager.get_fp8_recipe())
 
-    def is_scaling_state(self, key: str) -> bool:
-        return key.endswith("._extra_state")
-
-    def reset_scaling(self, model: torch.nn.Module) -> None:
-        for module in model.modules():
-            if self.scaling(module) is not None:
-                cast(Any, module).reset_fp8_meta_tensors()
-
     def scaling(self, layer: torch.nn.Module) -> Scaling | None:
         """Of delayed scaling, which alone keeps something. The places are those of ``FP8FwdTensorIdx`` and
         ``FP8BwdTensorIdx`` in its constants.py. Row 0 of a history collects the running step."""
@@ -130,7 +123,12 @@ class TransformerEngine(Backend):
         places = {INPUT: ("scaling_fwd", 0), WEIGHT: ("scaling_fwd", 1), GRADIENT: ("scaling_bwd", 0)}
         operands = {operand: kept[key].scale[place] for operand, (key, place) in places.items() if key in kept}
         history = tensors.get("scaling_fwd amax_history")
-        return Scaling(tensors, operands, history[1:] if history is not None and len(history) > 1 else None)
+        return Scaling(
+            tensors,
+            operands,
+            history[1:] if history is not None and len(history) > 1 else None,
+            reset=lambda: cast(Any, layer).reset_fp8_meta_tensors(),
+        )
 
 
 def _without_weights(kind: Any, like: Any, bias: bool) -> Any:

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.accelerate import AccelerateTransformerEngine
-from pytest_fp8.backends.base import Conversion, MakeOptimizer, NoteProduct, Prepared
+from pytest_fp8.backends.base import BringsModel, Conversion, MakeOptimizer, NoteProduct, Prepared
 from pytest_fp8.backends.bf16 import Bf16
 from pytest_fp8.backends.linears import linears, observed_conversion
 from pytest_fp8.recipes import FPROP, RecipeFacts, Stays
@@ -37,7 +37,7 @@ SAMPLE_ROWS = 256
 """Input rows on which a fused function's product is compared with high precision."""
 
 
-class UnslothBf16(Bf16):
+class UnslothBf16(BringsModel, Bf16):
     """16-bit LoRA: the reference for an FP8 base of the same library."""
 
     name = "unsloth_bf16"
@@ -45,8 +45,7 @@ class UnslothBf16(Bf16):
     requires: Mapping[str, str] = MappingProxyType({"unsloth": "2026.10"})
     emulates = False
     parallel: Sequence[str] = ()
-    brings_model = True
-    other_modules = True
+    saves = (".lora_A.", ".lora_B.")
     fp8 = False
 
     def import_library(self) -> None:
@@ -133,9 +132,6 @@ class UnslothBf16(Bf16):
         # The noise of a jittered restart is drawn after this.
         torch.manual_seed(seed)
         return values
-
-    def is_checkpointed(self, key: str) -> bool:
-        return ".lora_A." in key or ".lora_B." in key
 
     @contextmanager
     def watch_fused_functions(self, model: torch.nn.Module, note: NoteProduct) -> Iterator[None]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_fp8.backends.base import BringsModel
 from pytest_fp8.casts import E4M3, GRADIENT, INPUT, LINE, SQUARE, TENSOR, WEIGHT, Cast, Casts, promised_casts
 from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.layers.products import EVALUATION
@@ -225,7 +226,7 @@ class ProductChecks(Probe):
         kept = {name: kept_numbers(layer) for name, layer in self.layers.items()}
         engine, one_gpu = self._engine, self._engine.case.gpus == 1
         fused: AbstractContextManager[Any] = nullcontext()
-        if engine.backend.brings_model:
+        if isinstance(engine.backend, BringsModel):
             fused = engine.backend.watch_fused_functions(engine.model, self._note_fused)
         stepped = around_step(engine.optimizer, self._before_step) if one_gpu else nullcontext()
         try:

@@ -18,7 +18,7 @@ import torch
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
 from pytest_fp8.backends.accelerate import accelerate_precision
-from pytest_fp8.backends.base import Backend, Conversion, FusedParams, Prepared
+from pytest_fp8.backends.base import Backend, BringsModel, Conversion, FusedParams, Prepared
 from pytest_fp8.backends.linears import linears, mark_skipped, observed_conversion
 from pytest_fp8.case import Case
 from pytest_fp8.recipes import recipe_facts
@@ -31,7 +31,6 @@ from pytest_fp8.worker.state.seed_weights import copy_model, copy_values
 from pytest_fp8.worker.state.snapshot import Snapshot, unchanged
 from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training import ranks
-from pytest_fp8.worker.training.cpu_products import multiply_bfloat16_through_float32
 from pytest_fp8.worker.training.given import checked_precision, converted
 from pytest_fp8.worker.training.model_output import inputs_kept
 from pytest_fp8.worker.training.parallel import Parallel, inner_model, parallelized
@@ -66,7 +65,6 @@ class Engine:
         self.backend = backend(self.case.backend)
         if spec.threads:
             torch.set_num_threads(spec.threads)
-        multiply_bfloat16_through_float32(self.device)
         self.seconds: dict[str, float] = {}
         with self._timed("device"):
             torch.zeros(1, device=self.device)
@@ -130,7 +128,7 @@ class Engine:
         """Convert the model. What that did besides, to weights and to layers, is told from before and after."""
         before, behaviour = weights_of(self.model), with_behaviour(self.model)
         conversion = self.convert()
-        self.weights = before, weights_of(self.model, self.fused_params)
+        self.weights = before, weights_of(self.model, conversion.fused_params)
         conversion.dropped_behaviour = dropped_behaviour(behaviour, self.model, conversion.converted)
         return conversion
 
@@ -218,7 +216,7 @@ class Engine:
     @property
     def fused_params(self) -> FusedParams:
         """The live model's parameters that hold several of the plain one's."""
-        return self.backend.fused_params(self.model)
+        return self.conversion.fused_params
 
     def restart(self, seed: int, jitter: bool = False) -> None:
         """Go back to step 0 with the weights of ``seed``. Optimizer and scaling state are reset; compiled code stays.
@@ -227,11 +225,11 @@ class Engine:
         training, but it rounds differently: it shows how far two correct BF16 runs drift apart.
         """
         ranks.reshard(self.model)
-        values = self.backend.seeded_values(self.model, seed)
-        if values is None:
+        if not isinstance(self.backend, BringsModel):
             copy_model(self.model, self.setup.seeded_values(seed), self.fused_params, seed if jitter else None)
             self._besides_weights.restore()
         else:
+            values = self.backend.seeded_values(self.model, seed)
             copy_values(self.model, values, self.fused_params, seed if jitter else None)
         self.optimizer.state.clear()
         self.renew_scales()  # by the old one: what stands beside a new one begins its curve without these passes

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytest_fp8.backends.base import Backend
+from pytest_fp8.backends.base import Backend, BringsModel
 from pytest_fp8.case import Case
 from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.training.given import (
@@ -61,9 +61,8 @@ class TrainingSetup:
     def fresh_model(self, seed: int) -> torch.nn.Module:
         """The unconverted model with the weights of ``seed``: bfloat16, on this arm's device, adapters included."""
         if self.own is None:
-            brought = self._backend.build(self.case, seed, str(self.device))
-            if brought is not None:
-                return brought
+            if isinstance(self._backend, BringsModel):
+                return self._backend.build(self.case, seed, str(self.device))
             model = models.build(self.case.model, seed=seed, device=str(self.device), weights=self.case.weights)
         else:
             seed_generators(seed)
