@@ -284,3 +284,12 @@ def test_what_is_no_journal_is_refused_in_one_line(tmp_path, text):
     with pytest.raises(Fp8Error, match="is no journal of this pytest-fp8") as refused:
         recover(tmp_path)
     assert refused.value.headline.isprintable()
+
+
+def test_a_file_of_somebody_else_stays_where_no_session_left_a_report(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    monkeypatch.setattr("pytest_fp8.report.page.write.missing", lambda: ["jinja2"])
+    (pytester.mkdir("out") / "index.html").write_text("somebody's")
+    pytester.makepyfile(ONE.format(after="pass"))
+    pytester.runpytest("--fp8-report=out", "--fp8-gpu=h200")
+    assert (pytester.path / "out/index.html").read_text() == "somebody's"

@@ -6,12 +6,13 @@ import pytest
 
 from helpers.fakes import H200, SUITE, install
 from pytest_fp8.codes import S
-from pytest_fp8.report.undecided import Answer, passed_without, unanswered
+from pytest_fp8.report.record import Answer
+from pytest_fp8.report.undecided import passed_without, unanswered
 
 
 def judged(*verdicts, fails=True, in_ci=False, missing=0):
-    answers = [Answer(f"case{i}", "loss", verdict, "why") for i, verdict in enumerate(verdicts)]
-    answers += [Answer(f"new{i}", "speedup", "NOT_EXERCISED", "none", code=S.NO_BASELINE) for i in range(missing)]
+    answers = [Answer("", f"case{i}", "", "loss", verdict, headline="why") for i, verdict in enumerate(verdicts)]
+    answers += [Answer("", f"new{i}", "", "speedup", "NOT_EXERCISED", S.NO_BASELINE, "none") for i in range(missing)]
     return unanswered(answers, gpu="h200", fails=fails, in_ci=in_ci, first_steps="STEPS")
 
 
@@ -59,7 +60,7 @@ def test_under_strict_where_the_tests_fail_the_session_shows_the_same():
     ],
 )
 def test_without_a_declared_gpu_a_note_says_how_many_tests_pass_without_an_answer(verdicts, said):
-    notes = passed_without([Answer("case", "loss", verdict, "why") for verdict in verdicts])
+    notes = passed_without([Answer("", "case", "", "loss", verdict, headline="why") for verdict in verdicts])
     assert len(notes) == len(said)
     assert all(start in note and "--fp8-strict" in note for start, note in zip(said, notes, strict=True))
 

@@ -114,9 +114,8 @@ def show_in_html(config: Any, report: Any, answer: Answer, page: Path | None) ->
 
     measured = figures({"decisions": {answer.question: answer.decision}})
     cells = "".join(f"<tr><td>{escape(name)}</td><td>{value:.6g}</td></tr>" for name, value in measured.items())
-    verdict = " ".join(filter(None, (answer.verdict, answer.code)))
     text = (
-        f"<h4>{escape(answer.question)}: {escape(verdict)}: {escape(answer.headline)}</h4>"
+        f"<h4>{escape(answer.question)}: {escape(answer.said)}: {escape(answer.headline)}</h4>"
         f"<table>{cells}</table><pre>{escape(answer.message)}</pre>"
     )
     found = [

@@ -184,11 +184,14 @@ def holds_report(folder: Path) -> bool:
 
 
 def remove_report(folder: Path) -> None:
-    """Remove what lies beside a session's report in a folder; the next report takes the place of the report itself."""
+    """Remove what lies beside a session's report in a folder, where one is; the next takes the place of the report.
+    Files of others stay."""
     from pytest_fp8.report.exports import ACTION, BENCHER
     from pytest_fp8.report.page.write import NAME as PAGE
     from pytest_fp8.report.summary import NAME as SUMMARY
 
+    if not holds_report(folder):
+        return
     for name in (SUMMARY, BENCHER, ACTION, PAGE):
         with contextlib.suppress(OSError):
             (folder / name).unlink(missing_ok=True)

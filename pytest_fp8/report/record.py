@@ -21,7 +21,6 @@ from pytest_fp8.verdicts import WORST_FIRST
 if TYPE_CHECKING:
     from pytest_fp8.baselines.review import Revision
     from pytest_fp8.errors import Fp8Error
-    from pytest_fp8.report import undecided
     from pytest_fp8.verdicts import Decision
 
 JOURNAL = "journal.jsonl"
@@ -57,6 +56,11 @@ class Answer:
     """Whether the test asserted it. One that a test only looked at is its own affair."""
     ended: str = ""
     """``failed`` or, as it was expected to, ``known``: how the test ended with this answer."""
+
+    @property
+    def said(self) -> str:
+        """The verdict and its code."""
+        return f"{self.verdict} {self.code}" if self.code else self.verdict
 
     @property
     def judged(self) -> bool:
@@ -345,12 +349,10 @@ class Record:
         place = models.index(answer.model)
         return self.entries[f"{answer.case}{NUMBERED}{place + 1}" if place else answer.case]
 
-    def answers(self) -> list[undecided.Answer]:
+    def answers(self) -> list[Answer]:
         """How each asserted question ended, row by row. One that fails as a known defect has its missing answer."""
-        from pytest_fp8.report.undecided import Answer as Judged
-
         return [
-            Judged(row.case, question, decision["verdict"], decision["headline"], decision["code"])
+            Answer("", row.case, "", question, decision["verdict"], decision["code"], decision["headline"])
             for row in self.entries.values()
             for question in row.asserted
             for decision in [row.unanswered.get(question, row.decisions[question])]

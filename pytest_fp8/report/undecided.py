@@ -11,28 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_fp8.codes import M, R, S
+from pytest_fp8.report.record import Answer
 
 BUDGET = 0.05
 """Share of the asked questions that may end INCONCLUSIVE, and one at least. Of 4248 questions asked of sound models
 none did (docs/compatibility.md)."""
 NO_BASELINE = S.NO_BASELINE, M.NO_BASELINE
 """A question was NOT_EXERCISED because nothing is stored."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One question that a test asserted, and how it ended."""
-
-    case: str
-    question: str
-    verdict: str
-    headline: str
-    code: str | None = None
-
-    @property
-    def line(self) -> str:
-        verdict = f"{self.verdict} {self.code}" if self.code else self.verdict
-        return f"{self.case} {self.question}: {verdict}: {self.headline}"
 
 
 @dataclass(frozen=True)
@@ -69,7 +54,7 @@ def unanswered(answers: Sequence[Answer], *, gpu: str, fails: bool, in_ci: bool,
         problems.append(
             f"{R.UNANSWERED}: {len(listed)} of {len(answers)} questions have no answer on the declared GPU{over}. "
             "A question without an answer is not green:\n"
-            + "".join(f"  {answer.line}\n" for answer in listed)
+            + "".join(f"  {each.case} {each.question}: {each.said}: {each.headline}\n" for each in listed)
             + "  next: do what each message above says, or run again where the GPU was disturbed"
         )
     if missing:
