@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from benchmarks.claims import Near
-from benchmarks.claims.judgement import read
+from benchmarks.claims.judge import Near, read
 from helpers.claims import CASE, OTHER, baseline, speed
 
 

@@ -6,13 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.claims import Near, Source, judge
-from benchmarks.claims.claim import ABOUT, AT_LEAST, AT_MOST
-from benchmarks.claims.judgement import DID_NOT_HOLD, HELD, NOT_MEASURED, NOT_REPRODUCED, PARTLY, Reading, verdict
-from benchmarks.claims.page import markdown
+from benchmarks.claims.__main__ import markdown
+from benchmarks.claims.judge import (
+    ABOUT,
+    AT_LEAST,
+    AT_MOST,
+    DID_NOT_HOLD,
+    HELD,
+    NOT_MEASURED,
+    NOT_REPRODUCED,
+    PARTLY,
+    Near,
+    Reading,
+    Source,
+    judge,
+    verdict,
+)
 from helpers.claims import CASE, OTHER, SOURCE, baseline, claim, speed
 from pytest_fp8 import Case
-from pytest_fp8.errors import SettingsError
 
 
 def reading(low, high):
@@ -105,7 +116,6 @@ def test_the_loss_of_a_model_that_learns_too_little_answers_nothing():
     assert found.verdict == NOT_MEASURED
     page = markdown([found], stored)
     assert any("| - | not measured here |" in line and "too few weights" in line for line in page)
-    assert "## Not measured yet" not in page, "no measurement would answer it"
 
 
 def test_a_baseline_of_another_definition_answers_nothing():
@@ -118,26 +128,3 @@ def test_a_baseline_of_another_definition_answers_nothing():
 def test_a_baseline_without_the_metric_answers_nothing():
     found = judge(claim("activation_ratio", AT_MOST, 0.5), {"h200": {CASE.id: baseline(speedup=speed(1.4))}})
     assert (found.verdict, found.why) == (NOT_MEASURED, (f"{CASE.id} has no activation_ratio",))
-
-
-def test_what_was_not_measured_says_what_to_type_for_both_cases():
-    found = judge(claim("speedup_over_other", cases=(Near(CASE, other=OTHER),)), {"h100": {}})
-    assert found.verdict == NOT_MEASURED
-    assert f'-k "[{CASE.id}] or [{OTHER.id}]" --fp8-gpu=h100' in found.command()
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"metric": "beauty"},
-        {"compare": "nearly"},
-        {"low": 2.0, "high": 1.0},
-        {"cases": ()},
-        {"cases": (Near(CASE, {"mood": "bad"}),)},
-    ],
-)
-def test_a_claim_that_says_nothing_is_refused(broken):
-    with pytest.raises(SettingsError):
-        claim(**broken)
-    with pytest.raises(SettingsError, match="second case"):
-        claim("speedup_over_other")

@@ -1,4 +1,4 @@
-"""The claims of this repository, and the page, the table and the JSON that the command makes of them."""
+"""The claims of this repository, and the page that the command makes of them."""
 
 from __future__ import annotations
 
@@ -7,59 +7,77 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.claims import CLAIMS
-from benchmarks.claims.__main__ import main
-from benchmarks.claims.judgement import HELD, NOT_MEASURED, NOT_REPRODUCED
-from helpers.claims import baseline, speed
+from benchmarks.claims import cases
+from benchmarks.claims.__main__ import BASELINES, MEASURED, all_claims, stored_on
+from helpers.claims import CASE, OTHER, baseline, speed
+from helpers.fakes import H200, install
 from pytest_fp8.baselines.store import write_baseline
+from pytest_fp8.cli import main as command_line
 
 ROOT = Path(__file__).parent.parent
 
 
-def test_claims_have_ids_of_their_own_and_published_ones_an_address():
-    assert len({one.id for one in CLAIMS}) == len(CLAIMS)
-    assert all(one.source.url.startswith("https://") == (one.source.kind == "published") for one in CLAIMS)
-
-
-def test_the_page_in_this_repository_is_what_the_command_prints_now(capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert main(["--markdown"]) == 0
-    assert capsys.readouterr().out == (ROOT / "docs/claims.md").read_text(), (
-        "make it again: python -m benchmarks.claims --markdown > docs/claims.md"
+def test_published_claims_have_an_address_and_the_cases_of_all_are_there():
+    """Reading refuses a case that neither the suite nor this folder has, and a comparison of another name."""
+    found = all_claims().values()
+    assert found
+    assert all(one.source.url.startswith("https://") == (one.source.kind == "published") for one in found)
+    assert all(
+        (near.other is not None) == ("other" in one.metric or one.metric == "adapter_share")
+        for one in found
+        for near in one.cases
     )
 
 
-def test_the_table_and_the_json_hold_every_claim(tmp_path, capsys):
-    write_baseline(tmp_path, baseline(speedup=speed(1.149), fp8_ms=[8.0] * 4, bf16_ms=[8.0 * 1.149] * 4))
-    assert main(["--baselines", str(tmp_path), "--json"]) == 0
-    found = {row["id"]: row for row in json.loads(capsys.readouterr().out)}
-    assert found.keys() == {one.id for one in CLAIMS}
-    assert found["torchao-454m-speed"]["verdict"] == NOT_REPRODUCED
-    assert found["torchao-454m-speed"]["differs"]["GPU"] == "H200 instead of H100"
-    assert found["torchao-454m-rate"]["verdict"] == HELD
-    assert found["torchao-350m-speed"]["command"].startswith("pytest benchmarks/claims/test_measure.py")
-    assert found["guide-1b-speed"]["command"].startswith("pytest suites -k")
-    assert main(["--baselines", str(tmp_path)]) == 0
-    table = capsys.readouterr().out
-    assert "1.149x" in table
-    assert "--fp8-gpu=h200" in table
-
-
-def test_baselines_that_cannot_be_read_are_an_error(tmp_path, capsys):
-    assert main(["--baselines", str(tmp_path / "nowhere")]) == 2
-    assert "nowhere" in capsys.readouterr().err
-
-
-def test_another_gpu_has_no_answers(tmp_path, capsys):
-    write_baseline(tmp_path, baseline(speedup=speed(1.4)))
-    main(["--baselines", str(tmp_path), "--gpu", "h100", "--json"])
-    assert {row["verdict"] for row in json.loads(capsys.readouterr().out)} == {NOT_MEASURED}
-
-
-def test_the_command_loads_no_torch():
+def test_the_page_in_this_repository_is_what_the_command_prints_now_and_it_loads_no_torch():
     code = (
-        "import sys; from benchmarks.claims.__main__ import main; main([]);"
-        "print([name for name in ('torch', 'pytest', 'transformers') if name in sys.modules])"
+        "import sys; from benchmarks.claims.__main__ import main; main();"
+        "print([name for name in ('torch', 'pytest', 'transformers') if name in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    held = (ROOT / "docs/claims.md").read_text()
+    assert done.stdout == held, "make it again: python -m benchmarks.claims > docs/claims.md"
+    assert done.stderr == "[]\n"
+
+
+def test_the_figures_measured_for_claims_are_of_their_cases_as_they_are_defined(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    check = ["baselines", "check", "--dir", str(MEASURED), "--suite", "benchmarks/claims/cases.py", "--json"]
+    assert command_line(check) == 0
+    found = json.loads(capsys.readouterr().out)
+    without = {finding["case"] for finding in found if finding["kind"] == "unexercised"}
+    assert without == {"1b-torchao-tensorwise-lora16", "1b-te-delayed-lora16"}, "stored with the suite's"
+
+
+def test_no_figure_is_stored_twice():
+    stored = [path.stem for folder in (BASELINES, MEASURED) for path in (ROOT / folder / "h200").glob("[!_]*.json")]
+    assert len(stored) == len(set(stored))
+
+
+def test_the_first_folder_that_has_a_case_counts(tmp_path):
+    for folder, ratio in (("a", 1.1), ("b", 1.2)):
+        write_baseline(tmp_path / folder, baseline(speedup=speed(ratio)))
+    write_baseline(tmp_path / "b", baseline(OTHER, speedup=speed(1.3)))
+    found = stored_on("h200", [tmp_path / "a", tmp_path / "b"])
+    assert found.keys() == {CASE.id, OTHER.id}
+    assert found[CASE.id].values("speedup") == speed(1.1)
+
+
+def test_an_update_of_the_measuring_tests_stores_the_figures_beside_the_claims(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    pytester.makepyfile((ROOT / "benchmarks/claims/test_measure.py").read_text())
+    where = ("--fp8-baselines", "benchmarks/claims/measured", "--fp8-gpu=h200")
+    result = pytester.runpytest("-k", f"[{CASE.id}]", *where, "--fp8-update=torch 2.13")
+    result.assert_outcomes(passed=5)
+    stored = stored_on("h200", [pytester.path / "benchmarks/claims/measured"])
+    assert stored[CASE.id].values("speedup")
+    assert stored[CASE.id].case_hash == CASE.digest()
+
+
+def test_the_measuring_tests_ask_each_case_all_that_it_can_answer():
+    chosen = ["--collect-only", "-q", "-p", "no:cacheprovider", "benchmarks/claims/test_measure.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *chosen], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    found = {line.partition("::test_")[2] for line in done.stdout.splitlines() if "::" in line}
+    assert found == {f"{question}[{case.id}]" for case in cases.ALL for question in case.questions}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from benchmarks.claims import Claim, Near, Source
-from benchmarks.claims.claim import AT_LEAST
+from benchmarks.claims.judge import AT_LEAST, Claim, Near, Source
 from helpers.baselines import baseline as stored
 from pytest_fp8 import Case
 
@@ -22,4 +21,4 @@ def speed(ratio, processes=4):
 
 
 def claim(metric="speedup", compare=AT_LEAST, low=1.3, high=None, cases=ONE, source=SOURCE):
-    return Claim("one", "it is so", metric, compare, low, low if high is None else high, source, cases)
+    return Claim("it is so", metric, compare, low, low if high is None else high, source, cases)

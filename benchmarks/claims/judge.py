@@ -13,16 +13,33 @@ configuration was measured, and was *not reproduced here* if something differs.
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean
 
-from benchmarks.claims.claim import AT_LEAST, AT_MOST, METRICS, Claim, Near, shown
-from benchmarks.claims.stored import measure
 from pytest_fp8.baselines.record import Baseline
+from pytest_fp8.case import Case
 from pytest_fp8.stats.components import MEASURED, Components, Session
 from pytest_fp8.stats.estimate import Estimate, estimate_of, spread
 
+CLAIMS = Path(__file__).with_name("claims.toml")
+AT_LEAST, AT_MOST, ABOUT = "at_least", "at_most", "about"
+METRICS = {
+    "speedup": ("speed over BF16", "x"),
+    "memory_ratio": ("peak memory over BF16", "x"),
+    "activation_ratio": ("activations over BF16", "x"),
+    "loss_gap": ("loss above BF16", "nats"),
+    "fp8_layers": ("FP8 layers", "layers"),
+    "fp8_tokens_per_s": ("FP8", "tokens/s"),
+    "bf16_tokens_per_s": ("BF16", "tokens/s"),
+    "speedup_over_other": ("speed over the other case", "x"),
+    "step_over_other_bf16": ("step over the other's BF16 step", "x"),
+    "step_over_other_fp8": ("step over the other's FP8 step", "x"),
+    "adapter_share": ("adapters' share of the BF16 step", "of the BF16 step"),
+}
+"""What a claim can be about -> its name and unit. The last four compare the claim's own case and its ``other``."""
 TOLERANCE = 0.02
 """Of a claimed figure, at each end: figures are quoted with two digits, and 2 % is what a case of this suite allows."""
 ABSOLUTE = ("nats", "layers")
@@ -35,6 +52,80 @@ LEARNS_TOO_LITTLE = "in the steps of a test 8B moves too few weights for a loss 
 """docs/findings.md has the measurement."""
 HELD, PARTLY, DID_NOT_HOLD = "held", "partly", "did not hold"
 NOT_REPRODUCED, NOT_MEASURED = "not reproduced here", "not measured here"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Who says so: published, with an address, or a user's report, by the kind of document it stood in."""
+
+    name: str
+    url: str = ""
+    kind: str = "user report"
+    gpu: str = ""
+    """The GPU it was measured on, by the name of its baselines (``h100``). Empty where that is not known."""
+    gpus: int = 1
+    """How many of them; 1 where the source names no number."""
+
+
+@dataclass(frozen=True)
+class Near:
+    """A case that can test a claim, and in what its configuration differs from the one the claim is about."""
+
+    case: Case
+    differs: Mapping[str, str] = field(default_factory=dict)
+    other: Case | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """``says`` is the claim in this project's words. ``cases``: the first that has a stored baseline answers."""
+
+    says: str
+    metric: str
+    compare: str
+    low: float
+    high: float
+    source: Source
+    cases: tuple[Near, ...]
+
+    @property
+    def figure(self) -> str:
+        """The claimed range as people write it."""
+        low, high = shown(self.metric, self.low), shown(self.metric, self.high)
+        if self.low == self.high:
+            return f"{self.compare.replace('_', ' ')} {low}"
+        return f"about {low} to {high}" if self.compare == ABOUT else f"{low} to {high}"
+
+
+def claims(cases: Mapping[str, Case]) -> dict[str, Claim]:
+    """The claims of claims.toml by id. ``cases``: every case of the suite and of this folder, by id."""
+    stated = tomllib.loads(CLAIMS.read_text())
+    sources = {key: Source(**fields) for key, fields in stated["source"].items()}
+    found = {}
+    for name, fields in stated["claim"].items():
+        (compare,) = {AT_LEAST, AT_MOST, ABOUT} & fields.keys()
+        figures = fields[compare] if isinstance(fields[compare], list) else [fields[compare]]
+        near = [
+            Near(cases[each["case"]], each.get("differs", {}), cases[each["other"]] if "other" in each else None)
+            for each in fields["cases"]
+        ]
+        metric, source = fields.get("metric", "speedup"), sources[fields["source"]]
+        found[name] = Claim(fields["says"], metric, compare, figures[0], figures[-1], source, tuple(near))
+    return found
+
+
+def shown(metric: str, value: float) -> str:
+    """A value with its unit: ``1.149x``, ``+0.0031 nats``, ``850k tokens/s``, ``40%``."""
+    unit = METRICS[metric][1]
+    if unit == "tokens/s":
+        return f"{value / 1000:.0f}k tokens/s"
+    if unit == "nats":
+        return f"{value:+.4f} nats"
+    if unit == "x":
+        return f"{value:.3f}x"
+    if metric == "adapter_share":
+        return f"{value:.0%}"
+    return f"{value:g}"
 
 
 @dataclass(frozen=True)
@@ -62,15 +153,9 @@ class Finding:
 
     @property
     def differs(self) -> dict[str, str]:
-        """In what the measured configuration differs from the claim's: :data:`claim.DIFFERENCES`, and ``time``."""
+        """In what the measured configuration differs from the claim's: by name, and ``time``."""
         waits = {"time": WORKS} if self.reading is not None and self.reading.busy else {}
         return {**differences(self.claim, self.near, self.gpu), **waits}
-
-    def command(self) -> str:
-        """What measures the nearest case, or both cases of two."""
-        nearest = self.claim.cases[0]
-        asked = [case.id for case in (nearest.case, nearest.other) if case is not None]
-        return measure(asked, self.gpu, f"claim {self.claim.id}")
 
     def measured(self) -> str:
         """The value with its interval; ``-`` without one."""
@@ -113,7 +198,7 @@ def differences(claim: Claim, near: Near, gpu: str) -> dict[str, str]:
 
 def verdict(claim: Claim, reading: Reading, same: bool) -> str:
     """The rule, on one interval. ``same``: whether the configuration measured is the one that the claim is about."""
-    widened = TOLERANCE if METRICS[claim.metric] not in ABSOLUTE else 0.0
+    widened = TOLERANCE if METRICS[claim.metric][1] not in ABSOLUTE else 0.0
     a_range = claim.low < claim.high
     low = claim.low - widened * abs(claim.low) if a_range or claim.compare != AT_MOST else -math.inf
     high = claim.high + widened * abs(claim.high) if a_range or claim.compare != AT_LEAST else math.inf
