@@ -1,7 +1,6 @@
 """Arms that misbehave, and sessions that are sent signals; prints a table of each, and ends with 1 at the first fault.
 
     python -m benchmarks.faults catalogue [--only WORD] [--interpreter]
-    python -m benchmarks.faults kills [--every 3]
     python -m benchmarks.faults signals [--signals 500] [--seed 0] [--gpu]
 
 On any machine: the arms run on the CPU, but for `--gpu`, where they take this machine's GPU.
@@ -20,15 +19,13 @@ def main() -> int:
     catalogue = commands.add_parser("catalogue", help="what code in an arm may do to its process")
     catalogue.add_argument("--only", default="", help="those with this word")
     catalogue.add_argument("--interpreter", action="store_true", help="arms are fresh interpreters, as on a GPU")
-    kills = commands.add_parser("kills", help="an arm is killed before each request of each question")
-    kills.add_argument("--every", type=int, default=1, help="only each n-th request")
     signals = commands.add_parser("signals", help="signals to pytest, xdist's workers and arms")
     signals.add_argument("--signals", type=int, default=60)
     signals.add_argument("--seed", type=int, default=0)
     signals.add_argument("--gpu", action="store_true", help="arms take the GPU, whose memory must be free after")
     asked = parser.parse_args()
     start = time.monotonic()
-    faults = {"catalogue": _catalogue, "kills": _kills, "signals": _signals}[asked.command](asked)
+    faults = {"catalogue": _catalogue, "signals": _signals}[asked.command](asked)
     print(f"{faults} faults, {time.monotonic() - start:.0f} s")
     return int(faults > 0)
 
@@ -47,12 +44,6 @@ def _catalogue(asked: argparse.Namespace) -> int:
         sys.stdout.flush()
     print(f"{len(chosen)} misbehaviours: ", end="")
     return faults
-
-
-def _kills(asked: argparse.Namespace) -> int:
-    from benchmarks.faults.kills import campaign
-
-    return campaign(asked.every)
 
 
 def _signals(asked: argparse.Namespace) -> int:
