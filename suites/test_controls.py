@@ -14,8 +14,7 @@ from pytest_fp8 import Verdict
 HEALTHY = [micro("tensorwise")]
 OTHER_RECIPES = [micro("rowwise"), micro("rowwise_with_gw_hp")]
 CONTROLS = [
-    pytest.param(control, id=f"{control.number:02d}-{control.id}", marks=[pytest.mark.nightly] * control.nightly)
-    for control in CATALOGUE
+    pytest.param(control, id=control.id, marks=[pytest.mark.nightly] * control.nightly) for control in CATALOGUE
 ]
 CHECKPOINTED = micro(activation_checkpointing=True)
 

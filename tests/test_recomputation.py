@@ -12,7 +12,7 @@ import torch
 import torch._dynamo.testing
 from torch.utils.checkpoint import CheckpointError
 
-from controls.execution import RecomputeOutsideAutocast
+from controls.products import RecomputeOutsideAutocast
 from helpers import te_stand_in
 from pytest_fp8 import Case, Verdict, Workload, recompute_with
 from pytest_fp8.arms.spec import ArmSpec

@@ -1,5 +1,6 @@
-"""Controls: FP8 broken on purpose, each in a way that has happened to somebody, to show what the checks catch.
+"""Controls: FP8 broken on purpose, to show what the checks catch. Each is a row of one of these modules' tables.
 
-One class per control states all of it: its number and name, where it happened, what must find it, and the breakage. A
-new control is a new class in one of these modules; :mod:`controls.catalogue` finds it.
+``fault(id, title, code, way, ...)`` states one: what is broken, what must be said of it, and how an arm is broken. The
+ways are classes on top of an arm's engine (:mod:`controls.ways`). A control whose breakage takes several methods is a
+class under ``@control(id, title, code, ...)``. :mod:`controls.catalogue` holds them all.
 """

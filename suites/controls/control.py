@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pytest_fp8.case import Case
 
@@ -21,24 +21,42 @@ if TYPE_CHECKING:
 else:
     Engine = object
 
-Forward = Callable[["torch.Tensor"], "torch.Tensor"]
 EMULATED, ANYWHERE, GPU = "emulated", "anywhere", "gpu"
 CONSTRUCTED = "constructed"
 GITHUB = "https://github.com"
 ACCELERATE = f"{GITHUB}/huggingface/accelerate/blob/main/src/accelerate"
 TORCHAO = f"{GITHUB}/pytorch/ao"
 TRANSFORMERS = f"{GITHUB}/huggingface/transformers/blob/main/src/transformers"
+QUESTIONS = {
+    "L": "layers",
+    "D": "layers",
+    "N": "numerics",
+    "C": "loss",
+    "S": "faster",
+    "M": "memory",
+    "K": "checkpoints",
+    "P": "layers",
+}
+"""Letter of a code -> the question that finds it, where a control states no other."""
+BOTH = ("fp8", "bf16")
+
+
+def micro(recipe: str = "tensorwise", **more: Any) -> Case:
+    """The emulated case of a control: a model of 0.1 M parameters whose step takes milliseconds."""
+    return Case(more.pop("model", "micro"), "torchao", recipe, emulated=True, **more)
+
+
+def tiny(backend: str, recipe: str, **more: Any) -> Case:
+    """A case on a GPU that asks everything but speed, of which a model this small says nothing."""
+    return Case("tiny", backend, recipe, questions=("layers", "numerics", "loss", "memory", "checkpoints"), **more)
 
 
 class Control(Engine):
-    """One broken arm, checkpoint, baseline or run.
+    """One broken arm, checkpoint, baseline or run: the methods of the arm's engine that it overrides break it.
 
-    A subclass that states a ``number`` is in the catalogue. Its docstring says how FP8 is broken here; the methods of
-    the arm's engine that it overrides break it. Modules of controls load no torch, since pytest imports them, too: the
-    arm puts its engine below the class.
+    The arm puts its engine below the class, which so needs no torch in pytest's process.
     """
 
-    number: ClassVar[int]
     id: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str] = CONSTRUCTED
@@ -52,8 +70,8 @@ class Control(Engine):
     otherwise: ClassVar[Mapping[str, str]] = {}
     """What it must say with some of its verdicts, where that is something else."""
     verdicts: ClassVar[tuple[str, ...]] = ("FAIL",)
-    """The verdicts that catch it."""
-    case: Case = None  # type: ignore[assignment]
+    """The verdicts that catch it. Where arms differ (codes with D) the default is INVALID."""
+    case: Case = micro()
     """The pair it is run with; ``None`` where no arm is needed."""
     workload: ClassVar[Workload | None] = None
     """The model, where it needs one of its own."""
@@ -65,6 +83,8 @@ class Control(Engine):
     """Packages beyond the backend's own."""
     nightly: ClassVar[bool] = False
     """Whether it runs each night alone, since another test asserts its code for each commit."""
+    now = 0
+    """The step of the curve that runs, or ran last."""
 
     def convert(self) -> Conversion:
         meant = super().convert()
@@ -75,6 +95,7 @@ class Control(Engine):
         """Break the converted model."""
 
     def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
+        self.now = step
         self.before_step(seed, step)
         return super().training_batch(seed, step, whole)
 
@@ -92,11 +113,6 @@ class Control(Engine):
     def fp8_layers(self) -> list[Any]:
         return [module for module in self.model.modules() if self.backend.is_fp8_layer(module)]
 
-    def with_forward(self, forward_of: Callable[[Any], Forward]) -> None:
-        """Give each FP8 layer the forward made for it."""
-        for layer in self.fp8_layers():
-            layer.forward = forward_of(layer)
-
     @classmethod
     def runs(cls) -> str:
         """``emulated`` (any machine, torchao's numerics), ``anywhere`` (no arm at all) or ``gpu``."""
@@ -106,13 +122,23 @@ class Control(Engine):
 
     @classmethod
     def path(cls) -> str:
-        """What the spec of an arm says, for the arm to import this class by: ``module:Class``."""
-        return f"{cls.__module__}:{cls.__name__}"
+        """What the spec of an arm says, for the arm to import this class by."""
+        return f"controls.catalogue:{cls.id}"
 
     @classmethod
     def ask(cls, pair: Fp8Pair | None) -> Outcome:
-        """Ask the question that must find it. ``pair`` is ``None`` for a control without arms, which overrides this."""
-        decision: Decision = getattr(pair, cls.question)()
+        """Ask the question that must find it. ``pair`` is ``None`` for a control without arms, which overrides this.
+
+        Where ranks disagree the arm ends each question with an error: that is the outcome of one that ends its arms.
+        """
+        from pytest_fp8.errors import ArmError
+
+        try:
+            decision: Decision = getattr(pair, cls.question)()
+        except ArmError as error:
+            if cls.ends_arms:
+                return Outcome.of_error(cls, error)
+            raise
         return Outcome.of(cls, decision)
 
 
@@ -145,11 +171,27 @@ class Outcome:
         return found and self.verdict in self.control.verdicts
 
 
-def micro(recipe: str = "tensorwise", **more: Any) -> Case:
-    """The emulated case of a control: a model of 0.1 M parameters whose step takes milliseconds."""
-    return Case(more.pop("model", "micro"), "torchao", recipe, emulated=True, **more)
+CONTROLS: dict[str, type[Control]] = {}
+"""By id, in the order in which they are stated. :mod:`controls.catalogue` has all."""
+Broken = TypeVar("Broken", bound=type[Control])
 
 
-def tiny(backend: str, recipe: str, **more: Any) -> Case:
-    """A case on a GPU that asks everything but speed, of which a model this small says nothing."""
-    return Case("tiny", backend, recipe, questions=("layers", "numerics", "loss", "memory", "checkpoints"), **more)
+def control(id: str, title: str, code: Code, **stated: Any) -> Callable[[Broken], Broken]:
+    """Enter a class of breakage into the catalogue. ``stated``: attributes of :class:`Control`."""
+
+    def enter(broken: Broken) -> Broken:
+        letter = str(code)[4]
+        facts: dict[str, Any] = {"verdicts": ("INVALID",)} if letter == "D" else {}
+        if letter in QUESTIONS:
+            facts["question"] = QUESTIONS[letter]
+        for name, value in {**facts, **stated, "id": id, "title": title, "code": code}.items():
+            setattr(broken, name, value)
+        CONTROLS[id] = broken
+        return broken
+
+    return enter
+
+
+def fault(id: str, title: str, code: Code, way: type[Control] = Control, **stated: Any) -> type[Control]:
+    """One row of the catalogue: ``way`` with these attributes, and with these functions as its methods."""
+    return control(id, title, code, **stated)(type(id, (way,), {}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.case import Case
 from pytest_fp8.workload import Workload
 
 if TYPE_CHECKING:
@@ -183,6 +184,65 @@ def rows(step: int) -> torch.Tensor:
     return torch.randn(128, 32)
 
 
+def shifted_rows(step: int) -> torch.Tensor:
+    """Rows whose mean is not zero."""
+    import torch
+
+    return torch.randn(128, 32) + 0.5
+
+
+def build_student() -> torch.nn.Module:
+    """A student, and a teacher that follows it."""
+    from torch import nn
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.student = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+            self.teacher = nn.Linear(64, 64).requires_grad_(False)
+            self.pairs = [(self.student[2].bias, self.teacher.bias)]
+
+        def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.student(rows), self.teacher(rows)
+
+    return Pair()
+
+
+def rows_of_64(step: int) -> torch.Tensor:
+    import torch
+
+    return torch.randn(128, 64)
+
+
+def follow(model: Any, batch: torch.Tensor, optimizer: torch.optim.Optimizer, precision: Any) -> torch.Tensor:
+    """One step; afterwards the teacher follows the student."""
+    import torch
+
+    with precision():
+        mine, teachers = model(batch)
+        loss = (mine - batch.sin()).float().square().mean() + 0.1 * (mine - teachers).float().square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for student, teacher in model.pairs:
+            teacher.lerp_(student, 0.1)
+    ended: torch.Tensor = loss.detach()
+    return ended
+
+
+def build_wide() -> torch.nn.Module:
+    """Two layers, with more outputs between them than are compared of a product."""
+    import torch
+
+    return torch.nn.Sequential(torch.nn.Linear(64, 1280), torch.nn.GELU(), torch.nn.Linear(1280, 64))
+
+
+def squares(model: Any, given: torch.Tensor) -> torch.Tensor:
+    error: torch.Tensor = (model(given) - given.sin()).float()
+    return error.square().mean()
+
+
 LOOPED = Workload(build=build_looped, batch=rows, step=looped)
 RECOMPUTING = Workload(build=build_recomputing, batch=rows, step=looped)
 ROUTER = Workload(build=build_with_router, batch=text, loss=loss)
@@ -190,3 +250,8 @@ ADAPTERS = Workload(build=build_with_adapters, batch=text, loss=loss)
 HOOKED = Workload(build=build_hooked, batch=text, loss=loss)
 TIED = Workload(build=build_tied, batch=text, loss=loss)
 FLOAT_HEAD = Workload(build=build_float_head, batch=wide_rows)
+SHIFTED = Workload(build=build_looped, batch=shifted_rows, step=looped)
+STUDENT = Workload(build=build_student, batch=rows_of_64, step=follow, leave=("teacher",), learning_rate=2e-3)
+BIASED = Case("own", "torchao", "tensorwise", name="student", emulated=True, steps=20)
+WIDE = Workload(build=build_wide, batch=rows_of_64, loss=squares)
+WIDE_CASE = Case("own", "torchao", "tensorwise", name="wide", emulated=True, steps=20)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from controls.control import Control, Outcome, micro
-from controls.execution import plain_linear
+from controls.control import Control, control, fault, micro
+from controls.lazily import torch
+from controls.ways import Forwards, plain
 from pytest_fp8.case import Case
 from pytest_fp8.codes import D, K, L, N, R, S
-from pytest_fp8.errors import ArmError
 
 if TYPE_CHECKING:
-    from pytest_fp8.pair import Fp8Pair
     from pytest_fp8.worker.training.parallel import Parallel
 
 DDP = micro(gpus=2, parallel="ddp", steps=14, seeds=2)
@@ -27,136 +28,122 @@ def second_rank() -> bool:
     return dist.get_rank() == 1
 
 
-class OneRankOnOtherData(Control):
-    """Rank 1 draws its part of each batch from another seed, as a sampler that was seeded by rank does."""
-
-    number, id = 103, "rank-other-data"
-    nightly = True
-    title = "one rank of the FP8 arm trains on other data"
-    question = "loss"
-    code = D.OTHER_DATA
-    case = DDP
-    verdicts = ("INVALID",)
-
-    def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
-        return super().training_batch(seed + 1000 * second_rank(), step, whole)
-
-
-class Disagreeing(Control):
-    """Ranks that disagree are the arm's error, which each question of the arm ends with."""
-
-    ends_arms = True
-
-    @classmethod
-    def ask(cls, pair: Fp8Pair | None) -> Outcome:
-        try:
-            return super().ask(pair)
-        except ArmError as error:
-            return Outcome.of_error(cls, error)
-
-
-class OneRankInBf16(Disagreeing):
-    """The layers of rank 1 multiply BF16: FP8 was switched on by a variable that its launcher did not pass on."""
-
-    number, id = 104, "rank-in-bf16"
-    title = "FP8 is off on one rank of two"
-    question, code, about = "layers", R.RANKS_DISAGREE, "FP8 is off on one of them"
-    case = DDP
-
-    def converted(self, model: Any) -> None:
-        if second_rank():
-            self.with_forward(plain_linear)
+# As a sampler that was seeded by rank does.
+fault(
+    "rank-other-data",
+    "one rank of the FP8 arm trains on other data",
+    D.OTHER_DATA,
+    training_batch=lambda arm, seed, step, whole=False: arm.setup.training_batch(
+        seed + 1000 * second_rank(), step, whole
+    ),
+    case=DDP,
+    question="loss",
+    nightly=True,
+)
+# FP8 was switched on by a variable that its launcher did not pass on.
+fault(
+    "rank-in-bf16",
+    "FP8 is off on one rank of two",
+    R.RANKS_DISAGREE,
+    Forwards,
+    about="FP8 is off on one of them",
+    layers=lambda arm: arm.fp8_layers() if second_rank() else [],
+    forward=lambda arm, layer, own, x: plain(layer, x),
+    case=DDP,
+    question="layers",
+    ends_arms=True,
+)
 
 
-class GradientsNotReduced(Disagreeing):
+@control(
+    "gradients-not-reduced",
+    "gradients are not reduced over the ranks",
+    R.RANKS_DISAGREE,
+    about="gradients are not reduced over all ranks",
+    case=DDP,
+    question="loss",
+    ends_arms=True,
+    nightly=True,
+)
+class GradientsNotReduced(Control):
     """The step calls the model inside DistributedDataParallel: each rank trains a model of its own."""
-
-    number, id = 105, "gradients-not-reduced"
-    nightly = True
-    title = "gradients are not reduced over the ranks"
-    question, code, about = "loss", R.RANKS_DISAGREE, "gradients are not reduced over all ranks"
-    case = DDP
 
     def parallelize(self) -> Parallel:
         return replace(super().parallelize(), wrapped=self.model)
 
 
-class ShardNotSaved(Control):
-    """Rank 1 writes zeros in place of its shards, as where only rank 0 saves what it holds."""
+class Patched(Control):
+    """A function of a library is replaced before the arm is built."""
 
-    number, id = 106, "shard-not-saved"
-    nightly = True
-    title = "a rank's shards are not in the checkpoint"
-    question = "checkpoints"
-    code = K.WEIGHTS_CHANGED
-    case = FSDP2
+    module, name = "", ""
+
+    def instead(self, own: Callable[..., Any], *given: Any, **more: Any) -> Any:
+        """What is called in place of the function ``own``."""
 
     def build(self) -> None:
-        from torch.distributed import checkpoint
-
-        write = checkpoint.save
-
-        def of_zeros(state: dict[str, Any], **more: Any) -> Any:
-            return write({name: value * 0 if second_rank() else value for name, value in state.items()}, **more)
-
-        checkpoint.save = of_zeros
+        module = import_module(self.module)
+        own = getattr(module, self.name)
+        setattr(module, self.name, lambda *given, **more: self.instead(own, *given, **more))
         super().build()
 
 
-class Bf16OnTheWire(Control):
-    """Converted weights are plain parameters again before FSDP2 shards them: it gathers them in BF16."""
-
-    number, id = 107, "bf16-on-the-wire"
-    nightly = True
-    title = "FP8 all-gather gathers BF16"
-    question = "layers"
-    code = L.GATHERS_BF16
-    case = GATHERED
-
-    def converted(self, model: Any) -> None:
-        import torch
-
-        for layer in self.fp8_layers():
-            layer.weight = torch.nn.Parameter(layer.weight._tensor)
-
-
-class AmaxGroupOfOne(Control):
-    """Each rank casts its shards by their own largest magnitude, and the gathered weight is read by its own scale."""
-
-    number, id = 108, "amax-group-of-one"
-    nightly = True
-    title = "weights' scales are not reduced over the ranks"
-    question = "numerics"
-    code = N.TOO_COARSE
-    about = "a scale that does not fit"
-    case = GATHERED
-
-    def build(self) -> None:
-        from torchao.float8 import fsdp_utils
-
-        real = fsdp_utils.hp_tensor_to_float8_dynamic
-
-        def alone(*args: Any, **kwargs: Any) -> Any:
-            return real(*args, **{**kwargs, "reduce_amax": False})
-
-        fsdp_utils.hp_tensor_to_float8_dynamic = alone
-        super().build()
+# Rank 1 writes zeros in their place, as where only rank 0 saves what it holds.
+fault(
+    "shard-not-saved",
+    "a rank's shards are not in the checkpoint",
+    K.WEIGHTS_CHANGED,
+    Patched,
+    module="torch.distributed.checkpoint",
+    name="save",
+    instead=lambda arm, own, state, **more: own(
+        {name: value * 0 if second_rank() else value for name, value in state.items()}, **more
+    ),
+    case=FSDP2,
+    nightly=True,
+)
+# Each rank casts its shards by their own largest magnitude, and the gathered weight is read by its own scale.
+fault(
+    "amax-group-of-one",
+    "weights' scales are not reduced over the ranks",
+    N.TOO_COARSE,
+    Patched,
+    about="a scale that does not fit",
+    module="torchao.float8.fsdp_utils",
+    name="hp_tensor_to_float8_dynamic",
+    instead=lambda arm, own, *given, **more: own(*given, **{**more, "reduce_amax": False}),
+    case=GATHERED,
+    nightly=True,
+)
 
 
-class SlowWire(Control):
-    """After each step the FP8 arm's ranks gather 12 GiB, as code does that logs something of every whole weight."""
+def _plain_parameters(arm: Any, model: Any) -> None:
+    for layer in arm.fp8_layers():
+        layer.weight = torch.nn.Parameter(layer.weight._tensor)
 
-    number, id = 109, "slow-wire"
-    title = "the FP8 arm alone gathers after each step"
-    question = "faster"
-    code = S.SLOW_WIRE
-    case = Case("1b", "torchao", "tensorwise", batch=8, gpus=2, parallel="ddp", questions=("speedup",))
 
-    def stepped(self) -> None:
-        import torch
-        import torch.distributed as dist
+# Converted weights are plain parameters again before FSDP2 shards them.
+fault(
+    "bf16-on-the-wire",
+    "FP8 all-gather gathers BF16",
+    L.GATHERS_BF16,
+    converted=_plain_parameters,
+    case=GATHERED,
+    nightly=True,
+)
 
-        part = torch.empty(2**29, dtype=torch.uint8, device=self.device)
-        whole = part.new_empty(self.case.gpus * part.numel())
-        for _ in range(12):
-            dist.all_gather_into_tensor(whole, part)
+
+def _gathers(arm: Any) -> None:
+    part = torch.empty(2**29, dtype=torch.uint8, device=arm.device)
+    whole = part.new_empty(arm.case.gpus * part.numel())
+    for _ in range(12):
+        torch.distributed.all_gather_into_tensor(whole, part)
+
+
+# 12 GiB, as code does that logs something of every whole weight.
+fault(
+    "slow-wire",
+    "the FP8 arm alone gathers after each step",
+    S.SLOW_WIRE,
+    stepped=_gathers,
+    case=Case("1b", "torchao", "tensorwise", batch=8, gpus=2, parallel="ddp", questions=("speedup",)),
+)

@@ -9,20 +9,22 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from controls.control import ACCELERATE, Control, Outcome
+from controls.control import ACCELERATE, Control, Outcome, control
 from pytest_fp8.codes import B, P, R
 
 if TYPE_CHECKING:
     from pytest_fp8.pair import Fp8Pair
 
 
-class ForeignBaseline(Control):
-    """An H100's baseline, in the folder and under the name of an H200's."""
+class WithoutArms(Control):
+    """No arm is built."""
 
-    number, id = 25, "foreign-baseline"
-    title = "another GPU's baseline under this name"
-    question = "baseline"
-    code = B.MISPLACED
+    case = None  # type: ignore[assignment]
+
+
+@control("foreign-baseline", "another GPU's baseline under this name", B.MISPLACED, question="baseline")
+class ForeignBaseline(WithoutArms):
+    """An H100's, in the folder and under the name of an H200's."""
 
     @classmethod
     def ask(cls, pair: Fp8Pair | None) -> Outcome:
@@ -44,12 +46,9 @@ class ForeignBaseline(Control):
         return Outcome(cls, "PASS", "the file was compared with", "")
 
 
-class AllSkipped(Control):
+@control("all-skipped", "every test skipped on a declared GPU", R.NOTHING_RAN, question="session")
+class AllSkipped(WithoutArms):
     """``pytest --fp8-gpu=h200`` where no GPU is visible, in a pytest session of its own."""
-
-    number, id = 26, "all-skipped"
-    title = "every test skipped on a declared GPU"
-    question, code = "session", R.NOTHING_RAN
 
     @classmethod
     def ask(cls, pair: Fp8Pair | None) -> Outcome:
@@ -74,16 +73,16 @@ def test_layers(fp8_pair):
 """
 
 
-class LaunchDropsEnvironment(Control):
-    """``ACCELERATE_MIXED_PRECISION=fp8 accelerate launch``, without a config file. The program that it starts is asked
-    what it got."""
-
-    number, id = 32, "launch-drops-environment"
-    title = "accelerate launch overwrites ACCELERATE_MIXED_PRECISION"
-    source = f"[accelerate launch]({ACCELERATE}/commands/launch.py)"
-    question = "precision"
-    code = P.LAUNCHER_DECIDES
-    needs = ("accelerate",)
+@control(
+    "launch-drops-environment",
+    "accelerate launch overwrites ACCELERATE_MIXED_PRECISION",
+    P.LAUNCHER_DECIDES,
+    source=f"[accelerate launch]({ACCELERATE}/commands/launch.py)",
+    question="precision",
+    needs=("accelerate",),
+)
+class LaunchDropsEnvironment(WithoutArms):
+    """Without a config file. The program that it starts is asked what it got."""
 
     @classmethod
     def ask(cls, pair: Fp8Pair | None) -> Outcome:
