@@ -6,9 +6,8 @@ import pytest
 
 pytest.importorskip("torchao")
 
-from benchmarks.healthy.loops import Net, apart, rows
 from benchmarks.healthy.run import Runner
-from benchmarks.healthy.sound import Sound
+from benchmarks.healthy.sound import Net, Sound, apart, rows
 from pytest_fp8 import Workload
 from pytest_fp8.codes import L
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.healthy.sound import sound, text, vectors
+from benchmarks.healthy.sound import entry, of, sound, text, vectors
 from pytest_fp8 import Workload
 
 WIDTH, HEADS = 64, 4
@@ -43,6 +43,11 @@ class Language(nn.Module):
         return self.head(self.norm(x))
 
 
+def language(name, what, blocks, batch=lines, tied=False):
+    """Enter a model of these blocks that guesses the next byte."""
+    entry(name, what, build=lambda: Language(*blocks(), tied=tied), batch=batch, loss=next_byte)
+
+
 class Mlp(nn.Module):
     def __init__(self):
         super().__init__()
@@ -67,10 +72,11 @@ class TorchsAttention(nn.Module):
         return x + self.attention(y, y, y, attn_mask=mask, need_weights=False)[0]
 
 
-@sound()
-def multihead_attention():
-    """nn.MultiheadAttention, which uses its output layer's weight past the layer."""
-    return Workload(build=lambda: Language(TorchsAttention(), Mlp()), batch=lines, loss=next_byte)
+language(
+    "multihead_attention",
+    "nn.MultiheadAttention, which uses its output layer's weight past the layer.",
+    lambda: [TorchsAttention(), Mlp()],
+)
 
 
 @sound()
@@ -152,33 +158,24 @@ class Grouped(nn.Module):
         return x + self.out(torch.matmul(scores.softmax(-1).to(v.dtype), v).transpose(1, 2).flatten(2))
 
 
-@sound()
-def grouped_queries_with_rotary():
-    """Grouped queries, rotary places, attention as two plain matrix products."""
-    return Workload(build=lambda: Language(Grouped(), Mlp()), batch=lines, loss=next_byte)
+language(
+    "grouped_queries_with_rotary",
+    "Grouped queries, rotary places, attention as two plain matrix products.",
+    lambda: [Grouped(), Mlp()],
+)
+language(
+    "recomputed_blocks",
+    "The model recomputes its attention in the backward pass.",
+    lambda: [Grouped(True), Mlp(), Grouped(True)],
+)
+language("tied_embeddings", "The output projection is the embedding.", lambda: [Grouped(), Mlp()], tied=True)
 
 
-@sound()
-def recomputed_blocks():
-    """The model recomputes its attention in the backward pass."""
-    return Workload(build=lambda: Language(Grouped(True), Mlp(), Grouped(True)), batch=lines, loss=next_byte)
-
-
-@sound()
-def tied_embeddings():
-    """The output projection is the embedding."""
-    return Workload(build=lambda: Language(Grouped(), Mlp(), tied=True), batch=lines, loss=next_byte)
-
-
-@sound()
-def one_block_called_three_times():
-    """ALBERT's way: the same block, three times in a row."""
-
-    def build():
-        attention, mlp = Grouped(), Mlp()
-        return Language(attention, mlp, attention, mlp, attention, mlp)
-
-    return Workload(build=build, batch=lines, loss=next_byte)
+language(
+    "one_block_called_three_times",
+    "ALBERT's way: the same block, three times in a row.",
+    lambda: 3 * [Grouped(), Mlp()],
+)
 
 
 class Linearised(nn.Module):
@@ -196,10 +193,7 @@ class Linearised(nn.Module):
         return x + self.out((torch.einsum("bshd,bshde->bshe", q, memory) / weight[..., None]).flatten(2))
 
 
-@sound()
-def linear_attention():
-    """Attention without softmax, through einsum."""
-    return Workload(build=lambda: Language(Linearised(), Mlp()), batch=lines, loss=next_byte)
+language("linear_attention", "Attention without softmax, through einsum.", lambda: [Linearised(), Mlp()])
 
 
 class Latents(nn.Module):
@@ -217,14 +211,10 @@ class Latents(nn.Module):
         return self.mlp(self.out(F.scaled_dot_product_attention(q, k, v))).mean(1)
 
 
-@sound()
-def learnt_latents():
+@of("loss", build=Latents, batch=lambda step: vectors(16 * 9).unflatten(0, (16, 9)))
+def learnt_latents(model, x):
     """A raw parameter goes through Linears; the batch has an odd number of rows in each sequence."""
-
-    def loss(model, x):
-        return (model(x) - x.amax(1)).float().square().mean()
-
-    return Workload(build=Latents, batch=lambda step: vectors(16 * 9).unflatten(0, (16, 9)), loss=loss)
+    return (model(x) - x.amax(1)).float().square().mean()
 
 
 class RawQueries(nn.Module):
@@ -240,13 +230,11 @@ class RawQueries(nn.Module):
         return x + self.out(mixed)
 
 
-@sound()
-def raw_parameters_of_a_linears_size():
-    """Raw parameters, multiplied by @ and F.linear at the size of the Linears beside them."""
-    return Workload(build=lambda: Language(RawQueries(), Mlp()), batch=lines, loss=next_byte)
-
-
-@sound()
-def very_short_sequences():
-    """Sixteen sequences of one byte each."""
-    return Workload(build=lambda: Language(Grouped(), Mlp()), batch=lambda step: text(16, 1), loss=next_byte)
+language(
+    "raw_parameters_of_a_linears_size",
+    "Raw parameters, multiplied by @ and F.linear at the size of the Linears beside them.",
+    lambda: [RawQueries(), Mlp()],
+)
+language(
+    "very_short_sequences", "Sixteen sequences of one byte each.", lambda: [Grouped(), Mlp()], lambda step: text(16, 1)
+)

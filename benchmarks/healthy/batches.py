@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.healthy.sound import classes_of, sound, text, vectors
+from benchmarks.healthy.sound import classes_of, of, sound, text, vectors
 from pytest_fp8 import Workload, pad_to_multiple
 
 RATE = 4e-3
@@ -30,6 +30,11 @@ class Net(nn.Module):
         return self.head(x).float()
 
 
+def labelled(count=64):
+    x = vectors(count)
+    return x, classes_of(x, 16)
+
+
 class WithLoss(nn.Module):
     """Gives a tuple (loss, logits), as many research models do."""
 
@@ -43,30 +48,22 @@ class WithLoss(nn.Module):
         return (each if weights is None else each * weights).mean(), logits
 
 
-@sound()
-def dict_of_many_things():
+def dict_of_many_things_batch(step):
+    x, labels = labelled()
+    more = {"weights": torch.ones(64), "name": "train", "nothing": None}
+    return {"x": x, "labels": labels, "more": more, "epoch": step // 10}
+
+
+@of("loss", build=WithLoss, batch=dict_of_many_things_batch, learning_rate=RATE)
+def dict_of_many_things(model, batch):
     """A dict with tensors, numbers, texts, None and a dict inside."""
-
-    def batch(step):
-        x = vectors(64)
-        more = {"weights": torch.ones(64), "name": "train", "nothing": None}
-        return {"x": x, "labels": classes_of(x, 16), "more": more, "epoch": step // 10}
-
-    def loss(model, batch):
-        return model(batch["x"], batch["labels"], batch["more"]["weights"])[0]
-
-    return Workload(build=WithLoss, batch=batch, loss=loss, learning_rate=RATE)
+    return model(batch["x"], batch["labels"], batch["more"]["weights"])[0]
 
 
-@sound()
-def tuple_of_a_loader():
+@of("batch", build=WithLoss, loss=lambda model, batch: model(*batch)[0], learning_rate=RATE)
+def tuple_of_a_loader(step):
     """A tuple (inputs, labels), as a TensorDataset gives it."""
-
-    def batch(step):
-        x = vectors(64)
-        return x, classes_of(x, 16)
-
-    return Workload(build=WithLoss, batch=batch, loss=lambda model, batch: model(*batch)[0], learning_rate=RATE)
+    return labelled()
 
 
 class Pair(NamedTuple):
@@ -74,17 +71,10 @@ class Pair(NamedTuple):
     labels: torch.Tensor
 
 
-@sound()
-def named_tuple():
+@of("batch", build=Net, loss=lambda model, pair: F.cross_entropy(model(pair.x), pair.labels), learning_rate=RATE)
+def named_tuple(step):
     """A NamedTuple."""
-
-    def batch(step):
-        x = vectors(64)
-        return Pair(x, classes_of(x, 16))
-
-    return Workload(
-        build=Net, batch=batch, loss=lambda model, pair: F.cross_entropy(model(pair.x), pair.labels), learning_rate=RATE
-    )
+    return Pair(*labelled())
 
 
 @dataclass(frozen=True)
@@ -98,19 +88,15 @@ class Sample:
     sizes: list[int] = field(default_factory=list)
 
 
-@sound()
-def dataclass_batch():
+def dataclass_batch_batch(step):
+    x, labels = labelled()
+    return Sample(x, labels, inner=Sample(x.sin(), labels), sizes=[64])
+
+
+@of("loss", build=Net, batch=dataclass_batch_batch, learning_rate=RATE)
+def dataclass_batch(model, sample):
     """A frozen dataclass with tensors, and another one inside."""
-
-    def batch(step):
-        x = vectors(64)
-        labels = classes_of(x, 16)
-        return Sample(x, labels, inner=Sample(x.sin(), labels), sizes=[64])
-
-    def loss(model, sample):
-        return F.cross_entropy(model(sample.x + sample.inner.x), sample.labels)
-
-    return Workload(build=Net, batch=batch, loss=loss, learning_rate=RATE)
+    return F.cross_entropy(model(sample.x + sample.inner.x), sample.labels)
 
 
 class Collated:
@@ -124,32 +110,23 @@ class Collated:
         return len(self.x)
 
 
-@sound()
-def object_batch():
+def object_batch_batch(step):
+    return Collated(*labelled())
+
+
+@of("loss", build=Net, batch=object_batch_batch, learning_rate=RATE)
+def object_batch(model, batch):
     """A class of the user's own; tensors in attributes, in a list and in a dict of it."""
-
-    def batch(step):
-        x = vectors(64)
-        return Collated(x, classes_of(x, 16))
-
-    def loss(model, batch):
-        both = torch.cat([batch.parts[0], batch.parts[1]["rest"]])
-        return F.cross_entropy(model(batch.x + 0.1 * both), batch.labels)
-
-    return Workload(build=Net, batch=batch, loss=loss, learning_rate=RATE)
+    both = torch.cat([batch.parts[0], batch.parts[1]["rest"]])
+    return F.cross_entropy(model(batch.x + 0.1 * both), batch.labels)
 
 
-@sound()
-def encoding_of_transformers():
+@of("batch", build=WithLoss, loss=lambda model, batch: model(**batch)[0], learning_rate=RATE)
+def encoding_of_transformers(step):
     """transformers' BatchEncoding, which is no dict."""
+    from transformers import BatchEncoding
 
-    def batch(step):
-        from transformers import BatchEncoding
-
-        x = vectors(64)
-        return BatchEncoding({"x": x, "labels": classes_of(x, 16)})
-
-    return Workload(build=WithLoss, batch=batch, loss=lambda model, batch: model(**batch)[0], learning_rate=RATE)
+    return BatchEncoding(dict(zip(("x", "labels"), labelled(), strict=True)))
 
 
 class Attending(nn.Module):
@@ -168,21 +145,18 @@ class Attending(nn.Module):
         return self.head(x + self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=allowed))).float()
 
 
-@sound()
-def padded_sequences():
+def padded_sequences_batch(step):
+    made = text(6, 13)
+    short = torch.arange(13) >= torch.randint(5, 14, (6, 1))
+    made["labels"] = made["labels"].masked_fill(short, -100)
+    return pad_to_multiple({**made, "attention_mask": (~short).long()})
+
+
+@of("loss", build=Attending, batch=padded_sequences_batch)
+def padded_sequences(model, batch):
     """Sequences of several lengths, masked, and padded with pytest_fp8.pad_to_multiple."""
-
-    def batch(step):
-        made = text(6, 13)
-        short = torch.arange(13) >= torch.randint(5, 14, (6, 1))
-        made["labels"] = made["labels"].masked_fill(short, -100)
-        return pad_to_multiple({**made, "attention_mask": (~short).long()})
-
-    def loss(model, batch):
-        logits = model(batch["input_ids"], batch["attention_mask"])
-        return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
-
-    return Workload(build=Attending, batch=batch, loss=loss)
+    logits = model(batch["input_ids"], batch["attention_mask"])
+    return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
 
 
 @sound()
@@ -215,17 +189,10 @@ def packed_documents():
     return Workload(build=Packed, batch=batch, loss=loss)
 
 
-@sound()
-def batches_of_several_sizes():
+@of("batch", build=Net, loss=lambda model, pair: F.cross_entropy(model(pair[0]), pair[1]), learning_rate=RATE)
+def batches_of_several_sizes(step):
     """The number of rows changes from step to step, always a multiple of 16."""
-
-    def batch(step):
-        x = vectors(16 * (2 + step % 3))
-        return x, classes_of(x, 16)
-
-    return Workload(
-        build=Net, batch=batch, loss=lambda model, pair: F.cross_entropy(model(pair[0]), pair[1]), learning_rate=RATE
-    )
+    return labelled(16 * (2 + step % 3))
 
 
 @sound()

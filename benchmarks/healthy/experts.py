@@ -6,18 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.healthy.sound import sound, vectors
-from pytest_fp8 import Workload, pad_to_multiple
+from benchmarks.healthy.sound import built, entry
+from pytest_fp8 import pad_to_multiple
 
 WIDTH, EXPERTS = 64, 4
-
-
-def apart(model, x):
-    return (model(x) - x.sin()).float().square().mean()
-
-
-def rows(step):
-    return vectors(128)
 
 
 class Expert(nn.Module):
@@ -48,18 +40,11 @@ class TopTwo(nn.Module):
         return out
 
 
-@sound()
-def experts_in_a_list():
-    """A list of Linears and a top-2 router; rows are padded for each expert."""
-    return Workload(build=TopTwo, batch=rows, loss=apart)
+entry("experts_in_a_list", "A list of Linears and a top-2 router; rows are padded for each expert.", build=TopTwo)
+entry("a_shared_expert", "The same with an expert that takes every row.", build=lambda: TopTwo(shared=True))
 
 
-@sound()
-def a_shared_expert():
-    """The same with an expert that takes every row."""
-    return Workload(build=lambda: TopTwo(shared=True), batch=rows, loss=apart)
-
-
+@built("an_expert_that_rests", "A top-1 router that calls only the experts that have rows.")
 class Resting(TopTwo):
     """Experts without rows are not called; one of six gets hardly any."""
 
@@ -76,12 +61,7 @@ class Resting(TopTwo):
         return weight.to(x.dtype)[:, None] * out
 
 
-@sound()
-def an_expert_that_rests():
-    """A top-1 router that calls only the experts that have rows."""
-    return Workload(build=Resting, batch=rows, loss=apart)
-
-
+@built("experts_in_one_parameter", "Experts in 3-D parameters, through bmm and einsum, behind one Linear.")
 class Stacked(nn.Module):
     """All experts in two 3-D parameters, multiplied by ``bmm``; every expert sees every row."""
 
@@ -97,12 +77,6 @@ class Stacked(nn.Module):
         weights = self.gate(x).float().softmax(-1).to(x.dtype)
         each = torch.bmm(F.gelu(torch.bmm(x.expand(EXPERTS, -1, -1), self.up)), self.down)
         return torch.einsum("ne,enw->nw", weights, each)
-
-
-@sound()
-def experts_in_one_parameter():
-    """Experts in 3-D parameters, through bmm and einsum, behind one Linear."""
-    return Workload(build=Stacked, batch=rows, loss=apart)
 
 
 class Sorted(nn.Module):
@@ -125,12 +99,15 @@ class Sorted(nn.Module):
         return self.leave(F.gelu(back * weight.to(x.dtype)[:, None]))
 
 
-@sound()
-def rows_sorted_by_expert():
-    """Rows sorted by expert, one product for each group, between two Linears."""
-    return Workload(build=Sorted, batch=rows, loss=apart, learning_rate=4e-3)
+entry(
+    "rows_sorted_by_expert",
+    "Rows sorted by expert, one product for each group, between two Linears.",
+    build=Sorted,
+    learning_rate=4e-3,
+)
 
 
+@built("grouped_product", "The same through torch.nn.functional.grouped_mm.", learning_rate=4e-3)
 class Grouped(Sorted):
     """The same through torch's grouped product."""
 
@@ -142,12 +119,6 @@ class Grouped(Sorted):
         done = F.grouped_mm(x[order], self.weights, offs=ends)
         back = torch.empty_like(done).index_copy(0, order, done)
         return self.leave(F.gelu(back * weight.to(x.dtype)[:, None]))
-
-
-@sound()
-def grouped_product():
-    """The same through torch.nn.functional.grouped_mm."""
-    return Workload(build=Grouped, batch=rows, loss=apart, learning_rate=4e-3)
 
 
 class Soft(nn.Module):
@@ -166,7 +137,9 @@ class Soft(nn.Module):
         return self.leave(x + scores.softmax(-1).to(x.dtype) @ done)
 
 
-@sound()
-def soft_experts():
-    """A soft mixture: a raw parameter spreads rows over slots, experts are Linears."""
-    return Workload(build=Soft, batch=rows, loss=apart, learning_rate=4e-3)
+entry(
+    "soft_experts",
+    "A soft mixture: a raw parameter spreads rows over slots, experts are Linears.",
+    build=Soft,
+    learning_rate=4e-3,
+)

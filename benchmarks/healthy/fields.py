@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.healthy.sound import sound, vectors
-from pytest_fp8 import Workload
+from benchmarks.healthy.sound import of, vectors
 
 
 class Recommender(nn.Module):
@@ -28,19 +27,16 @@ class Recommender(nn.Module):
         return self.top(torch.cat([x, pairs], 1)).squeeze(-1)
 
 
-@sound()
-def recommender():
+def recommender_batch(step):
+    dense = vectors(64, 16)
+    return {"dense": dense, "sparse": torch.randint(100, (64, 3, 4)), "clicked": (dense[:, 0] > 0).float()}
+
+
+@of("loss", build=Recommender, batch=recommender_batch, learning_rate=4e-3)
+def recommender(model, batch):
     """Embedding bags, pairwise products by bmm, a head with one output."""
-
-    def batch(step):
-        dense = vectors(64, 16)
-        return {"dense": dense, "sparse": torch.randint(100, (64, 3, 4)), "clicked": (dense[:, 0] > 0).float()}
-
-    def loss(model, batch):
-        made = model(batch["dense"], batch["sparse"]).float()
-        return F.binary_cross_entropy_with_logits(made, batch["clicked"].float())
-
-    return Workload(build=Recommender, batch=batch, loss=loss, learning_rate=4e-3)
+    made = model(batch["dense"], batch["sparse"]).float()
+    return F.binary_cross_entropy_with_logits(made, batch["clicked"].float())
 
 
 class Frequencies(nn.Module):
@@ -57,15 +53,11 @@ class Frequencies(nn.Module):
         return self.last(self.second(self.first(x).sin()).sin())
 
 
-@sound()
-def coordinates_to_colours():
+@of("loss", build=Frequencies, batch=lambda step: vectors(256, 8), learning_rate=4e-3)
+def coordinates_to_colours(model, places):
     """A field of coordinates (NeRF's kind): a buffer that is not saved, sines, an output of three."""
-
-    def loss(model, places):
-        wanted = torch.stack([places[:, 0].sin(), places[:, 1].cos(), places[:, 0] * places[:, 1]], 1)
-        return (model(places) - wanted).float().square().mean()
-
-    return Workload(build=Frequencies, batch=lambda step: vectors(256, 8), loss=loss, learning_rate=4e-3)
+    wanted = torch.stack([places[:, 0].sin(), places[:, 1].cos(), places[:, 0] * places[:, 1]], 1)
+    return (model(places) - wanted).float().square().mean()
 
 
 class Graph(nn.Module):
@@ -84,12 +76,8 @@ class Graph(nn.Module):
         return nodes
 
 
-@sound()
-def graph_network():
+@of("loss", build=Graph, batch=lambda step: [vectors(32), torch.randint(32, (2, 96))])
+def graph_network(model, batch):
     """Messages along edges of a graph, two rounds with the same Linears; the batch is a list."""
-
-    def loss(model, batch):
-        nodes, edges = batch
-        return (model(nodes, edges) - nodes.roll(1, 0).sin()).float().square().mean()
-
-    return Workload(build=Graph, batch=lambda step: [vectors(32), torch.randint(32, (2, 96))], loss=loss)
+    nodes, edges = batch
+    return (model(nodes, edges) - nodes.roll(1, 0).sin()).float().square().mean()

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.healthy.sound import classes_of, sound, vectors
+from benchmarks.healthy.sound import apart, built, classes_of, of, sound, vectors
 from pytest_fp8 import Workload
 
 
@@ -35,14 +35,16 @@ class Net(nn.Module):
         return self.last(x)
 
 
-def apart(model, x):
-    return (model(x) - x.sin()).float().square().mean()
-
-
 def rows(step):
     return vectors(96)
 
 
+@built(
+    "counter_in_the_model",
+    "A schedule inside the model: a Python number that each forward pass raises.",
+    batch=rows,
+    case={"resume": False},
+)
 class Annealed(Net):
     """Counts its own calls in a Python attribute and adds less noise with each."""
 
@@ -57,12 +59,7 @@ class Annealed(Net):
         return super().forward(x)
 
 
-@sound(resume=False)
-def counter_in_the_model():
-    """A schedule inside the model: a Python number that each forward pass raises."""
-    return Workload(build=Annealed, batch=rows, loss=apart)
-
-
+@built("complex_buffer", "A buffer of complex numbers.", batch=rows)
 class Turned(Net):
     """Rotary places as one product of complex numbers, from a complex buffer (the first Llama's code)."""
 
@@ -76,12 +73,7 @@ class Turned(Net):
         return super().forward(torch.view_as_real(turned).flatten(-2).to(x.dtype))
 
 
-@sound()
-def complex_buffer():
-    """A buffer of complex numbers."""
-    return Workload(build=Turned, batch=rows, loss=apart)
-
-
+@built("layers_dropped_by_python", "Whole blocks are skipped by random.random().", batch=rows)
 class Dropping(Net):
     """Skips whole blocks by Python's own random numbers (LayerDrop)."""
 
@@ -92,79 +84,54 @@ class Dropping(Net):
         return self.last(x)
 
 
-@sound()
-def layers_dropped_by_python():
-    """Whole blocks are skipped by random.random()."""
-    return Workload(build=Dropping, batch=rows, loss=apart)
-
-
-@sound()
-def augmented_by_numpy():
+@of("batch", build=Net)
+def augmented_by_numpy(step):
     """The batch is drawn and changed with numpy's global generator."""
-
-    def batch(step):
-        x = np.random.standard_normal((96, 64)).astype(np.float32)
-        x[:, np.random.permutation(64)[:8]] = 0
-        return torch.from_numpy(x)
-
-    return Workload(build=Net, batch=batch, loss=apart)
+    x = np.random.standard_normal((96, 64)).astype(np.float32)
+    x[:, np.random.permutation(64)[:8]] = 0
+    return torch.from_numpy(x)
 
 
-@sound()
-def features_by_a_hook():
+def features_by_a_hook_build():
+    model = Net()
+
+    def keep(module, arguments, output):
+        model.kept = output
+
+    model.blocks[0].register_forward_hook(keep)
+    return model
+
+
+@of("loss", build=features_by_a_hook_build, batch=rows)
+def features_by_a_hook(model, x):
     """A forward hook on a block keeps its output for a second loss term."""
-
-    def build():
-        model = Net()
-
-        def keep(module, arguments, output):
-            model.kept = output
-
-        model.blocks[0].register_forward_hook(keep)
-        return model
-
-    def loss(model, x):
-        made = model(x)
-        return (made - x.sin()).float().square().mean() + 0.1 * model.kept.float().square().mean()
-
-    return Workload(build=build, batch=rows, loss=loss)
+    made = model(x)
+    return (made - x.sin()).float().square().mean() + 0.1 * model.kept.float().square().mean()
 
 
-@sound()
-def functional_call():
+@of("loss", build=Net, batch=rows)
+def functional_call(model, x):
     """The forward pass through torch.func.functional_call, with scaled norms."""
-
-    def loss(model, x):
-        held = {name: p * 1.1 if "norm" in name else p for name, p in model.named_parameters()}
-        return (torch.func.functional_call(model, held, (x,)) - x.sin()).float().square().mean()
-
-    return Workload(build=Net, batch=rows, loss=loss)
+    held = {name: p * 1.1 if "norm" in name else p for name, p in model.named_parameters()}
+    return (torch.func.functional_call(model, held, (x,)) - x.sin()).float().square().mean()
 
 
-@sound()
-def autocast_in_the_step():
+@of("step", build=Net, batch=rows)
+def autocast_in_the_step(model, batch, optimizer, precision):
     """The user's own torch.autocast around the forward pass."""
-
-    def step(model, batch, optimizer, precision):
-        with torch.autocast(batch.device.type, dtype=torch.bfloat16), precision():
-            loss = apart(model, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return Workload(build=Net, batch=rows, step=step)
+    with torch.autocast(batch.device.type, dtype=torch.bfloat16), precision():
+        loss = apart(model, batch)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
 
 
-@sound()
-def regularised_weights():
+@of("loss", build=Net, batch=rows)
+def regularised_weights(model, x):
     """A penalty on the weights of every Linear, in the loss: they are used without being multiplied."""
-
-    def loss(model, x):
-        penalty = sum(m.weight.float().abs().mean() for m in model.modules() if hasattr(m, "in_features"))
-        return apart(model, x) + 0.01 * penalty
-
-    return Workload(build=Net, batch=rows, loss=loss)
+    penalty = sum(m.weight.float().abs().mean() for m in model.modules() if hasattr(m, "in_features"))
+    return apart(model, x) + 0.01 * penalty
 
 
 @sound()
@@ -209,6 +176,12 @@ def weights_set_after_each_step():
     return Workload(build=lambda: normalise(Net()), batch=rows, step=step, learning_rate=4e-3)
 
 
+@built(
+    "block_of_every_other_step",
+    "Which layers are used depends on a counter in the model.",
+    batch=rows,
+    case={"resume": False},
+)
 class Alternating(Net):
     """Its last block works in every other step alone."""
 
@@ -223,12 +196,7 @@ class Alternating(Net):
         return self.last(x)
 
 
-@sound(resume=False)
-def block_of_every_other_step():
-    """Which layers are used depends on a counter in the model."""
-    return Workload(build=Alternating, batch=rows, loss=apart)
-
-
+@built("hook_on_a_tensor", "A hook on a tensor inside the forward pass, where the model trains.", batch=rows)
 class Scaled(Net):
     """Scales the gradient of what it computes inside, by a hook on the tensor."""
 
@@ -237,9 +205,3 @@ class Scaled(Net):
         if self.training:
             h.register_hook(lambda gradient: gradient * 0.5)
         return self.last(self.blocks[1](h))
-
-
-@sound()
-def hook_on_a_tensor():
-    """A hook on a tensor inside the forward pass, where the model trains."""
-    return Workload(build=Scaled, batch=rows, loss=apart)

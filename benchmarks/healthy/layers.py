@@ -7,20 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
-from benchmarks.healthy.sound import classes_of, sound, vectors
-from pytest_fp8 import Workload
-
-
-def apart(model, x):
-    return (model(x) - x.sin()).float().square().mean()
-
-
-def rows(step):
-    return vectors(128)
-
-
-def mlp():
-    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+from benchmarks.healthy.sound import built, classes_of, entry, mlp, of
 
 
 class Backbone(nn.Module):
@@ -35,78 +22,57 @@ class Backbone(nn.Module):
         return self.top(self.backbone(x))
 
 
-@sound()
-def frozen_backbone():
-    """A frozen backbone, run without gradients, under a trained head."""
+@built("frozen_backbone", "A frozen backbone, run without gradients, under a trained head.")
+class Probe(Backbone):
+    def __init__(self):
+        super().__init__()
+        self.backbone.requires_grad_(False)
 
-    class Probe(Backbone):
-        def __init__(self):
-            super().__init__()
-            self.backbone.requires_grad_(False)
-
-        def forward(self, x):
-            with torch.no_grad():
-                seen = self.backbone(x)
-            return self.top(x + seen)
-
-    return Workload(build=Probe, batch=rows, loss=apart)
+    def forward(self, x):
+        with torch.no_grad():
+            seen = self.backbone(x)
+        return self.top(x + seen)
 
 
-@sound()
+@of("build")
 def partly_frozen():
     """Every second layer and all biases are frozen; gradients pass through."""
-
-    def build():
-        model = Backbone()
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_("bias" not in name and not name.startswith("backbone.2.0"))
-        return model
-
-    return Workload(build=build, batch=rows, loss=apart)
+    model = Backbone()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("bias" not in name and not name.startswith("backbone.2.0"))
+    return model
 
 
-@sound()
+@of("build")
 def frozen_below_the_first_trained():
     """Frozen layers at the input, which need no gradient of their own: part of the products does not run."""
-
-    def build():
-        model = Backbone()
-        model.backbone[0].requires_grad_(False)
-        return model
-
-    return Workload(build=build, batch=rows, loss=apart)
+    model = Backbone()
+    model.backbone[0].requires_grad_(False)
+    return model
 
 
-@sound()
-def weight_normed():
-    """weight_norm on a convolution and on a Linear, which `leave` names."""
+@built("weight_normed", "weight_norm on a convolution and on a Linear, which `leave` names.", leave=("normed",))
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolve = weight_norm(nn.Conv1d(4, 16, 3, padding=1))
+        self.normed = weight_norm(nn.Linear(256, 64))
+        self.body = mlp()
 
-    class Normed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.convolve = weight_norm(nn.Conv1d(4, 16, 3, padding=1))
-            self.normed = weight_norm(nn.Linear(256, 64))
-            self.body = mlp()
-
-        def forward(self, x):
-            x = self.normed(self.convolve(x.unflatten(1, (4, 16))).relu().flatten(1))
-            return x + self.body(x)
-
-    return Workload(build=Normed, batch=rows, loss=apart, leave=("normed",))
+    def forward(self, x):
+        x = self.normed(self.convolve(x.unflatten(1, (4, 16))).relu().flatten(1))
+        return x + self.body(x)
 
 
-@sound()
-def spectrally_normed_critic():
+def spectrally_normed_critic_build():
+    return nn.Sequential(spectral_norm(nn.Linear(64, 64)), nn.LeakyReLU(0.2), mlp(), nn.Linear(64, 16))
+
+
+@of("loss", build=spectrally_normed_critic_build, leave=("0",))
+def spectrally_normed_critic(model, x):
     """spectral_norm moves its vectors in every forward pass; the layers are left in high precision."""
-
-    def build():
-        return nn.Sequential(spectral_norm(nn.Linear(64, 64)), nn.LeakyReLU(0.2), mlp(), nn.Linear(64, 16))
-
-    def loss(model, x):
-        real, made = model(x).float().mean(1), model(x.flip(1).sin() * 2).float().mean(1)
-        return F.relu(1 - real).mean() + F.relu(1 + made).mean()
-
-    return Workload(build=build, batch=rows, loss=loss, leave=("0",))
+    real, made = model(x).float().mean(1), model(x.flip(1).sin() * 2).float().mean(1)
+    return F.relu(1 - real).mean() + F.relu(1 + made).mean()
 
 
 class LowRank(nn.Module):
@@ -122,17 +88,20 @@ class LowRank(nn.Module):
         return self.base(x) + (x @ self.a) @ self.b
 
 
-@sound()
-def adapters_by_hand():
-    """A frozen base and low-rank raw parameters beside it."""
-    return Workload(
-        build=lambda: nn.Sequential(LowRank(64, 128), nn.GELU(), LowRank(128, 64)),
-        batch=rows,
-        loss=apart,
-        learning_rate=3e-3,
-    )
+entry(
+    "adapters_by_hand",
+    "A frozen base and low-rank raw parameters beside it.",
+    build=lambda: nn.Sequential(LowRank(64, 128), nn.GELU(), LowRank(128, 64)),
+    learning_rate=3e-3,
+)
 
 
+@built(
+    "adapters_of_peft",
+    "LoRA adapters of peft on a model of the user's own (lora=8 in the mark).",
+    learning_rate=1e-2,
+    case={"lora": 8, "lora_targets": ("fc1", "fc2")},
+)
 class Named(nn.Module):
     def __init__(self):
         super().__init__()
@@ -140,12 +109,6 @@ class Named(nn.Module):
 
     def forward(self, x):
         return self.out(x + self.fc2(F.silu(self.fc1(x))))
-
-
-@sound(lora=8, lora_targets=("fc1", "fc2"))
-def adapters_of_peft():
-    """LoRA adapters of peft on a model of the user's own (lora=8 in the mark)."""
-    return Workload(build=Named, batch=rows, loss=apart, learning_rate=1e-2)
 
 
 class Rounded(torch.autograd.Function):
@@ -174,20 +137,15 @@ class SquaredProduct(torch.autograd.Function):
         return gradient @ weight.T, x.T @ gradient
 
 
-@sound()
-def own_autograd_functions():
-    """A straight-through estimator, and a product whose backward pass is written by hand."""
+@built("own_autograd_functions", "A straight-through estimator, and a product whose backward pass is written by hand.")
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.last = mlp(), nn.Linear(64, 64)
+        self.weight = nn.Parameter(0.1 * torch.randn(64, 64))
 
-    class Own(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.last = mlp(), nn.Linear(64, 64)
-            self.weight = nn.Parameter(0.1 * torch.randn(64, 64))
-
-        def forward(self, x):
-            return self.last(SquaredProduct.apply(Rounded.apply(self.body(x)), self.weight))
-
-    return Workload(build=Own, batch=rows, loss=apart)
+    def forward(self, x):
+        return self.last(SquaredProduct.apply(Rounded.apply(self.body(x)), self.weight))
 
 
 class Codebook(nn.Module):
@@ -208,41 +166,31 @@ class Codebook(nn.Module):
         return self.decode(seen + (code - seen).detach()), F.mse_loss(seen.float(), code.float().detach())
 
 
-@sound()
-def moving_codebook():
+@of("loss", build=Codebook)
+def moving_codebook(model, x):
     """Buffers that move in the forward pass, chosen by an argmin."""
-
-    def loss(model, x):
-        made, commitment = model(x)
-        return (made - x.sin()).float().square().mean() + 0.25 * commitment
-
-    return Workload(build=Codebook, batch=rows, loss=loss)
+    made, commitment = model(x)
+    return (made - x.sin()).float().square().mean() + 0.25 * commitment
 
 
-@sound()
-def odd_sizes():
+def odd_sizes_build():
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 100), nn.ReLU(), nn.Linear(100, 10))
+
+
+@of("loss", build=odd_sizes_build, learning_rate=3e-3)
+def odd_sizes(model, x):
     """Layers of 50, 100 and 10 features, which FP8 cannot take, between some that it can."""
-
-    def build():
-        return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 100), nn.ReLU(), nn.Linear(100, 10))
-
-    def loss(model, x):
-        return F.cross_entropy(model(x).float(), classes_of(x, 10))
-
-    return Workload(build=build, batch=rows, loss=loss, learning_rate=3e-3)
+    return F.cross_entropy(model(x).float(), classes_of(x, 10))
 
 
-@sound()
-def left_by_name():
-    """A user keeps the first layers and all gates in high precision, by name."""
+@built(
+    "left_by_name", "A user keeps the first layers and all gates in high precision, by name.", leave=("first", "*gate")
+)
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.gate, self.body = nn.Linear(64, 64), nn.Linear(64, 64), mlp()
 
-    class Gated(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.gate, self.body = nn.Linear(64, 64), nn.Linear(64, 64), mlp()
-
-        def forward(self, x):
-            x = self.first(x)
-            return x + self.gate(x).sigmoid() * self.body(x)
-
-    return Workload(build=Gated, batch=rows, loss=apart, leave=("first", "*gate"))
+    def forward(self, x):
+        x = self.first(x)
+        return x + self.gate(x).sigmoid() * self.body(x)

@@ -8,67 +8,36 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.healthy.sound import classes_of, sound, vectors
+from benchmarks.healthy.sound import Net, apart, classes_of, finish, of, sound, vectors
 from pytest_fp8 import Workload
 
 
-class Net(nn.Module):
-    def __init__(self, dropout=0.0):
-        super().__init__()
-        self.up, self.down, self.last = nn.Linear(64, 128), nn.Linear(128, 64), nn.Linear(64, 64)
-        self.norm, self.dropout = nn.LayerNorm(64), nn.Dropout(dropout)
-
-    def forward(self, x):
-        return self.last(self.norm(x + self.dropout(self.down(F.gelu(self.up(x))))))
-
-
-def apart(model, x):
-    return (model(x) - x.sin()).float().square().mean()
-
-
-def rows(step):
-    return vectors(128)
-
-
-def finish(optimizer):
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-
-
-@sound()
-def accumulation_and_clipping():
+@of("step")
+def accumulation_and_clipping(model, batch, optimizer, precision):
     """Four micro-batches, gradients clipped by their norm."""
-
-    def step(model, batch, optimizer, precision):
-        total = 0.0
-        for part in batch.chunk(4):
-            with precision():
-                loss = apart(model, part) / 4
-            loss.backward()
-            total = total + loss.detach()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        finish(optimizer)
-        return total
-
-    return Workload(build=Net, batch=rows, step=step)
-
-
-@sound()
-def evaluation_in_the_step():
-    """Each step ends with an evaluation of an odd number of rows."""
-
-    def step(model, batch, optimizer, precision):
+    total = 0.0
+    for part in batch.chunk(4):
         with precision():
-            loss = apart(model, batch)
+            loss = apart(model, part) / 4
         loss.backward()
-        finish(optimizer)
-        model.eval()
-        with torch.no_grad(), precision():
-            model(batch[:16])
-        model.train()
-        return loss.detach()
+        total = total + loss.detach()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    finish(optimizer)
+    return total
 
-    return Workload(build=lambda: Net(0.1), batch=rows, step=step)
+
+@of("step", build=lambda: Net(0.1))
+def evaluation_in_the_step(model, batch, optimizer, precision):
+    """Each step ends with an evaluation of an odd number of rows."""
+    with precision():
+        loss = apart(model, batch)
+    loss.backward()
+    finish(optimizer)
+    model.eval()
+    with torch.no_grad(), precision():
+        model(batch[:16])
+    model.train()
+    return loss.detach()
 
 
 class Averaged(nn.Module):
@@ -90,40 +59,32 @@ class Averaged(nn.Module):
             old.lerp_(new, 1 - rate)
 
 
-@sound()
-def moving_average_teacher():
+# Four copies of each number: there is something to learn about the noise.
+@of("step", build=Averaged, batch=lambda step: vectors(128, 16).repeat(1, 4), learning_rate=4e-3)
+def moving_average_teacher(model, batch, optimizer, precision):
     """A moving average of the weights, taken in the step, gives the targets: a clean view's for a noisy one."""
-
-    def step(model, batch, optimizer, precision):
-        with precision():
-            loss = model(batch + torch.randn_like(batch), batch)
-        loss.backward()
-        finish(optimizer)
-        model.follow()
-        return loss.detach()
-
-    # Four copies of each number: there is something to learn about the noise.
-    return Workload(build=Averaged, batch=lambda step: vectors(128, 16).repeat(1, 4), step=step, learning_rate=4e-3)
+    with precision():
+        loss = model(batch + torch.randn_like(batch), batch)
+    loss.backward()
+    finish(optimizer)
+    model.follow()
+    return loss.detach()
 
 
-@sound()
-def loop_that_loads_its_own_data():
+@of("step", batch=lambda step: torch.randint(1 << 30, ()))
+def loop_that_loads_its_own_data(model, batch, optimizer, precision):
     """The step draws its batches from a loader of its own; what batch(step) gives is not used."""
-
-    def step(model, batch, optimizer, precision):
-        generator = torch.Generator().manual_seed(int(batch))
-        data = torch.randn(256, 64, generator=generator).to(torch.bfloat16)
-        loader = torch.utils.data.DataLoader(data, batch_size=64, shuffle=True, generator=generator)
-        total = 0.0
-        for part in list(loader)[:2]:
-            with precision():
-                loss = apart(model, part)
-            loss.backward()
-            total = total + loss.detach() / 2
-        finish(optimizer)
-        return total
-
-    return Workload(build=Net, batch=lambda step: torch.randint(1 << 30, ()), step=step)
+    generator = torch.Generator().manual_seed(int(batch))
+    data = torch.randn(256, 64, generator=generator).to(torch.bfloat16)
+    loader = torch.utils.data.DataLoader(data, batch_size=64, shuffle=True, generator=generator)
+    total = 0.0
+    for part in list(loader)[:2]:
+        with precision():
+            loss = apart(model, part)
+        loss.backward()
+        total = total + loss.detach() / 2
+    finish(optimizer)
+    return total
 
 
 @sound()
@@ -153,31 +114,27 @@ def closure_optimizer():
     return Workload(build=Net, batch=fixed, step=step, optimizer=searching)
 
 
-@sound()
-def sharpness_aware():
+@of("step")
+def sharpness_aware(model, batch, optimizer, precision):
     """SAM: forward and backward twice a step, the second at shifted weights."""
-
-    def step(model, batch, optimizer, precision):
-        with precision():
-            loss = apart(model, batch)
-        loss.backward()
-        trained = [p for p in model.parameters() if p.grad is not None]
-        before = [p.detach().clone() for p in trained]
-        with torch.no_grad():
-            size = 0.02 / (torch.nn.utils.get_total_norm([p.grad for p in trained]) + 1e-6)
-            for p in trained:
-                p.add_(p.grad * size)
-        model.zero_grad(set_to_none=True)
-        with precision():
-            shifted = apart(model, batch)
-        shifted.backward()
-        with torch.no_grad():
-            for p, old in zip(trained, before, strict=True):
-                p.copy_(old)
-        finish(optimizer)
-        return loss.detach()
-
-    return Workload(build=Net, batch=rows, step=step)
+    with precision():
+        loss = apart(model, batch)
+    loss.backward()
+    trained = [p for p in model.parameters() if p.grad is not None]
+    before = [p.detach().clone() for p in trained]
+    with torch.no_grad():
+        size = 0.02 / (torch.nn.utils.get_total_norm([p.grad for p in trained]) + 1e-6)
+        for p in trained:
+            p.add_(p.grad * size)
+    model.zero_grad(set_to_none=True)
+    with precision():
+        shifted = apart(model, batch)
+    shifted.backward()
+    with torch.no_grad():
+        for p, old in zip(trained, before, strict=True):
+            p.copy_(old)
+    finish(optimizer)
+    return loss.detach()
 
 
 class Adversaries(nn.Module):
@@ -193,63 +150,54 @@ class Adversaries(nn.Module):
         return self.critic(made).float().mean(1)
 
 
-@sound()
-def generator_and_critic():
+def generator_and_critic_optimizer(parameters):
+    return torch.optim.AdamW(parameters, lr=5e-4, betas=(0.5, 0.9))
+
+
+@of("step", build=Adversaries, optimizer=generator_and_critic_optimizer)
+def generator_and_critic(model, batch, optimizer, precision):
     """A GAN: two losses, two backward passes and two steps of one optimizer; only one half moves in each."""
-
-    def step(model, batch, optimizer, precision):
-        noise = torch.randn(len(batch), 32, dtype=batch.dtype, device=batch.device)
-        with precision():
-            made = model.generator(noise)
-            critic = F.softplus(-model(x=batch.tanh())).mean() + F.softplus(model(x=made.detach())).mean()
-        critic.backward()
-        finish(optimizer)
-        model.critic.requires_grad_(False)
-        with precision():
-            loss = F.softplus(-model(noise)).mean()
-        loss.backward()
-        model.critic.requires_grad_(True)
-        finish(optimizer)
-        return critic.detach() + loss.detach()
-
-    def slow(parameters):
-        return torch.optim.AdamW(parameters, lr=5e-4, betas=(0.5, 0.9))
-
-    return Workload(build=Adversaries, batch=rows, step=step, optimizer=slow)
+    noise = torch.randn(len(batch), 32, dtype=batch.dtype, device=batch.device)
+    with precision():
+        made = model.generator(noise)
+        critic = F.softplus(-model(x=batch.tanh())).mean() + F.softplus(model(x=made.detach())).mean()
+    critic.backward()
+    finish(optimizer)
+    model.critic.requires_grad_(False)
+    with precision():
+        loss = F.softplus(-model(noise)).mean()
+    loss.backward()
+    model.critic.requires_grad_(True)
+    finish(optimizer)
+    return critic.detach() + loss.detach()
 
 
-@sound()
-def skipped_where_not_finite():
+def skipped_where_not_finite_batch(step):
+    return vectors(64), (torch.rand(64) > 0.3).float()
+
+
+@of("step", batch=skipped_where_not_finite_batch)
+def skipped_where_not_finite(model, batch, optimizer, precision):
     """A step that looks at its gradients' norm and would skip a bad one; mean over valid rows only."""
-
-    def step(model, batch, optimizer, precision):
-        x, valid = batch
-        with precision():
-            each = (model(x) - x.sin()).float().square().mean(1)
-        loss = (each * valid).sum() / valid.sum().clamp(min=1)
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        if torch.isfinite(norm):
-            optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    def batch(step):
-        return vectors(64), (torch.rand(64) > 0.3).float()
-
-    return Workload(build=Net, batch=batch, step=step)
+    x, valid = batch
+    with precision():
+        each = (model(x) - x.sin()).float().square().mean(1)
+    loss = (each * valid).sum() / valid.sum().clamp(min=1)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    if torch.isfinite(norm):
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
 
 
-@sound()
-def curriculum_by_step():
+def curriculum_by_step_batch(step):
+    x = vectors(128) * (0.5 + 0.01 * min(step, 50))
+    return {"x": x, "labels": classes_of(x, 16), "weight": min(1.0, step / 500)}
+
+
+@of("loss", batch=curriculum_by_step_batch, learning_rate=4e-3)
+def curriculum_by_step(model, batch):
     """Harder data from step to step, and a weight of one loss term that grows."""
-
-    def batch(step):
-        x = vectors(128) * (0.5 + 0.01 * min(step, 50))
-        return {"x": x, "labels": classes_of(x, 16), "weight": min(1.0, step / 500)}
-
-    def loss(model, batch):
-        made = model(batch["x"]).float()
-        return F.cross_entropy(made, batch["labels"]) + batch["weight"] * F.mse_loss(made, batch["x"].float().sin())
-
-    return Workload(build=Net, batch=batch, loss=loss, learning_rate=4e-3)
+    made = model(batch["x"]).float()
+    return F.cross_entropy(made, batch["labels"]) + batch["weight"] * F.mse_loss(made, batch["x"].float().sin())

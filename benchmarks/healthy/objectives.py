@@ -9,12 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.healthy.sound import classes_of, sound, vectors
-from pytest_fp8 import Workload
-
-
-def mlp(inside=64, hidden=128, outside=64):
-    return nn.Sequential(nn.Linear(inside, hidden), nn.GELU(), nn.Linear(hidden, outside))
+from benchmarks.healthy.sound import built, classes_of, entry, mlp, of, vectors
 
 
 class Scored(nn.Module):
@@ -48,30 +43,23 @@ class Preferring(nn.Module):
         return -F.logsigmoid(0.5 * (better - worse)).mean()
 
 
-@sound()
-def preferences_between_two_models():
+@of("batch", build=Preferring, loss=None)
+def preferences_between_two_models(step):
     """DPO: a policy and a frozen reference model in one module; the model gives its loss."""
-
-    def batch(step):
-        chosen = torch.arange(8).repeat(16, 1) + torch.randint(56, (16, 1))
-        return {"chosen": chosen, "rejected": torch.randint(64, (16, 8))}
-
-    return Workload(build=Preferring, batch=batch)
+    chosen = torch.arange(8).repeat(16, 1) + torch.randint(56, (16, 1))
+    return {"chosen": chosen, "rejected": torch.randint(64, (16, 8))}
 
 
-@sound()
-def reward_model():
+def reward_model_batch(step):
+    x = vectors(64)
+    return x + 0.3, x - 0.3
+
+
+@of("loss", build=lambda: nn.Sequential(mlp(), nn.GELU(), nn.Linear(64, 1)), batch=reward_model_batch)
+def reward_model(model, batch):
     """Pairs of answers; the better must score higher."""
-
-    def loss(model, batch):
-        better, worse = batch
-        return -F.logsigmoid(model(better) - model(worse)).float().mean()
-
-    def batch(step):
-        x = vectors(64)
-        return x + 0.3, x - 0.3
-
-    return Workload(build=lambda: nn.Sequential(mlp(), nn.GELU(), nn.Linear(64, 1)), batch=batch, loss=loss)
+    better, worse = batch
+    return -F.logsigmoid(model(better) - model(worse)).float().mean()
 
 
 class ActorCritic(nn.Module):
@@ -85,26 +73,23 @@ class ActorCritic(nn.Module):
         return self.actor(hidden).float().log_softmax(-1), self.critic(hidden).float().squeeze(-1)
 
 
-@sound()
-def actor_and_critic():
+def actor_and_critic_batch(step):
+    x = vectors(128)
+    action = torch.randint(16, (128,))
+    reward = (classes_of(x, 16) == action).float() * 2 - 0.5
+    return {"state": x, "action": action, "reward": reward}
+
+
+@of("loss", build=ActorCritic, batch=actor_and_critic_batch)
+def actor_and_critic(model, batch):
     """A clipped policy gradient, a value loss and an entropy bonus: the sum has either sign."""
-
-    def batch(step):
-        x = vectors(128)
-        action = torch.randint(16, (128,))
-        reward = (classes_of(x, 16) == action).float() * 2 - 0.5
-        return {"state": x, "action": action, "reward": reward}
-
-    def loss(model, batch):
-        actions, value = model(batch["state"])
-        reward = batch["reward"].float()
-        chosen = actions.gather(-1, batch["action"][:, None]).squeeze(-1)
-        ratio, gain = (chosen + math.log(16)).exp(), reward - value.detach()
-        policy = -torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
-        entropy = -(actions.exp() * actions).sum(-1).mean()
-        return policy + 0.5 * F.mse_loss(value, reward) - 0.01 * entropy
-
-    return Workload(build=ActorCritic, batch=batch, loss=loss)
+    actions, value = model(batch["state"])
+    reward = batch["reward"].float()
+    chosen = actions.gather(-1, batch["action"][:, None]).squeeze(-1)
+    ratio, gain = (chosen + math.log(16)).exp(), reward - value.detach()
+    policy = -torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
+    entropy = -(actions.exp() * actions).sum(-1).mean()
+    return policy + 0.5 * F.mse_loss(value, reward) - 0.01 * entropy
 
 
 class Towers(nn.Module):
@@ -120,22 +105,25 @@ class Towers(nn.Module):
         return (self.scale.exp() * one @ two.T).float()
 
 
-@sound()
-def contrastive_towers():
+def contrastive_towers_batch(step):
+    hidden = vectors(32, 16)
+    return hidden.repeat(1, 4) + 0.1 * vectors(32), hidden.repeat(1, 2).sin()
+
+
+@of("loss", build=Towers, batch=contrastive_towers_batch)
+def contrastive_towers(model, batch):
     """Two towers of two widths, a learnt temperature; the similarity is a product outside every layer."""
-
-    def batch(step):
-        hidden = vectors(32, 16)
-        return hidden.repeat(1, 4) + 0.1 * vectors(32), hidden.repeat(1, 2).sin()
-
-    def loss(model, batch):
-        scores = model(*batch)
-        right = torch.arange(len(scores), device=scores.device)
-        return 0.5 * (F.cross_entropy(scores, right) + F.cross_entropy(scores.T, right))
-
-    return Workload(build=Towers, batch=batch, loss=loss)
+    scores = model(*batch)
+    right = torch.arange(len(scores), device=scores.device)
+    return 0.5 * (F.cross_entropy(scores, right) + F.cross_entropy(scores.T, right))
 
 
+@built(
+    "distillation",
+    "A frozen teacher that stays in eval mode beside a student that trains.",
+    batch=lambda step: vectors(128),
+    loss=None,
+)
 class Distilled(nn.Module):
     def __init__(self):
         super().__init__()
@@ -153,12 +141,6 @@ class Distilled(nn.Module):
         return F.kl_div(self.student(x).float().log_softmax(-1), wanted, reduction="batchmean")
 
 
-@sound()
-def distillation():
-    """A frozen teacher that stays in eval mode beside a student that trains."""
-    return Workload(build=Distilled, batch=lambda step: vectors(128))
-
-
 class Tasks(nn.Module):
     def __init__(self):
         super().__init__()
@@ -171,89 +153,63 @@ class Tasks(nn.Module):
         return {"kind": self.kind(hidden), "size": self.size(hidden).squeeze(-1), "tags": self.tags(hidden)}
 
 
-@sound()
-def several_tasks():
+@of("loss", build=Tasks, batch=lambda step: vectors(128), learning_rate=3e-3)
+def several_tasks(model, x):
     """Three heads: cross entropy, Huber and multi-label losses, weighted and added."""
-
-    def loss(model, x):
-        made = {name: value.float() for name, value in model(x).items()}
-        kind = F.cross_entropy(made["kind"], classes_of(x, 10))
-        size = F.huber_loss(made["size"], x.float().square().mean(1))
-        return kind + 0.5 * size + F.binary_cross_entropy_with_logits(made["tags"], (x[:, :32] > 0).float())
-
-    return Workload(build=Tasks, batch=lambda step: vectors(128), loss=loss, learning_rate=3e-3)
+    made = {name: value.float() for name, value in model(x).items()}
+    kind = F.cross_entropy(made["kind"], classes_of(x, 10))
+    size = F.huber_loss(made["size"], x.float().square().mean(1))
+    return kind + 0.5 * size + F.binary_cross_entropy_with_logits(made["tags"], (x[:, :32] > 0).float())
 
 
-@sound()
-def loss_summed_over_the_batch():
+@of("loss", build=mlp, batch=lambda step: vectors(96), learning_rate=4e-3)
+def loss_summed_over_the_batch(model, x):
     """A sum over the batch: about 2000."""
-
-    def loss(model, x):
-        return (model(x).float() - 4 * x.float().sin()).square().sum() / 20
-
-    return Workload(build=mlp, batch=lambda step: vectors(96), loss=loss, learning_rate=4e-3)
+    return (model(x).float() - 4 * x.float().sin()).square().sum() / 20
 
 
-@sound()
-def loss_in_bfloat16():
+@of("loss", build=mlp, batch=lambda step: vectors(96), learning_rate=1e-2)
+def loss_in_bfloat16(model, x):
     """A loss of about 60 that is never turned into float32: it comes in steps of a quarter."""
-
-    def loss(model, x):
-        return (model(x) - 11 * x.sin()).square().mean()
-
-    return Workload(build=mlp, batch=lambda step: vectors(96), loss=loss, learning_rate=1e-2)
+    return (model(x) - 11 * x.sin()).square().mean()
 
 
-@sound()
-def small_regression():
+@of("loss", build=mlp, batch=lambda step: vectors(128))
+def small_regression(model, x):
     """A squared error that falls well below one."""
-
-    def loss(model, x):
-        return F.mse_loss(model(x).float(), 0.3 * x.float().sin())
-
-    return Workload(build=mlp, batch=lambda step: vectors(128), loss=loss)
+    return F.mse_loss(model(x).float(), 0.3 * x.float().sin())
 
 
-@sound()
-def quantiles():
+@of("loss", build=mlp, batch=lambda step: vectors(128), learning_rate=4e-3)
+def quantiles(model, x):
     """Quantile regression with an evidence term: a mean of absolute values."""
-
-    def loss(model, x):
-        wanted = x.float().cumsum(1)[:, :16, None] / 4
-        apart = wanted - model(x).float().unflatten(1, (16, 4))
-        level = torch.tensor([0.1, 0.4, 0.6, 0.9])
-        return torch.maximum(level * apart, (level - 1) * apart).mean()
-
-    return Workload(build=mlp, batch=lambda step: vectors(128), loss=loss, learning_rate=4e-3)
+    wanted = x.float().cumsum(1)[:, :16, None] / 4
+    apart = wanted - model(x).float().unflatten(1, (16, 4))
+    level = torch.tensor([0.1, 0.4, 0.6, 0.9])
+    return torch.maximum(level * apart, (level - 1) * apart).mean()
 
 
-@sound()
-def batch_normalised_mlp():
+def batch_normalised_mlp_build():
+    parts = [nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 64)]
+    return nn.Sequential(*parts, nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
+
+
+@of("loss", build=batch_normalised_mlp_build, batch=lambda step: vectors(128))
+def batch_normalised_mlp(model, x):
     """Linears between BatchNorms, and dropout."""
-
-    def build():
-        parts = [nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 64)]
-        return nn.Sequential(*parts, nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
-
-    def loss(model, x):
-        return F.cross_entropy(model(x).float(), classes_of(x, 10))
-
-    return Workload(build=build, batch=lambda step: vectors(128), loss=loss)
+    return F.cross_entropy(model(x).float(), classes_of(x, 10))
 
 
-@sound()
-def one_direction_and_its_mirror():
+def one_direction_and_its_mirror_build():
+    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Dropout(0.1), nn.Linear(128, 64), nn.Linear(64, 10))
+
+
+@of("loss", build=one_direction_and_its_mirror_build, batch=lambda step: vectors(128), learning_rate=3e-3)
+def one_direction_and_its_mirror(model, x):
     """R-drop: the same batch twice with other dropout, and the two results are pulled together."""
-
-    def build():
-        return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Dropout(0.1), nn.Linear(128, 64), nn.Linear(64, 10))
-
-    def loss(model, x):
-        one, two = (model(x).float().log_softmax(-1) for _ in range(2))
-        apart = F.kl_div(one, two, log_target=True, reduction="batchmean")
-        return F.nll_loss(one, classes_of(x, 10)) + F.nll_loss(two, classes_of(x, 10)) + apart
-
-    return Workload(build=build, batch=lambda step: vectors(128), loss=loss, learning_rate=3e-3)
+    one, two = (model(x).float().log_softmax(-1) for _ in range(2))
+    apart = F.kl_div(one, two, log_target=True, reduction="batchmean")
+    return F.nll_loss(one, classes_of(x, 10)) + F.nll_loss(two, classes_of(x, 10)) + apart
 
 
 def adversarial(model, x):
@@ -263,7 +219,10 @@ def adversarial(model, x):
     return (model((given + 0.05 * gradient.sign()).detach()) - x.sin()).float().square().mean()
 
 
-@sound()
-def adversarial_examples():
-    """Each loss goes back through the model once by itself."""
-    return Workload(build=mlp, batch=lambda step: vectors(128), loss=adversarial)
+entry(
+    "adversarial_examples",
+    "Each loss goes back through the model once by itself.",
+    build=mlp,
+    batch=lambda step: vectors(128),
+    loss=adversarial,
+)

@@ -6,8 +6,7 @@ import math
 
 import torch
 
-from benchmarks.healthy.loops import Net, apart, rows
-from benchmarks.healthy.sound import sound
+from benchmarks.healthy.sound import Net, apart, entry, of, rows, sound
 from pytest_fp8 import Workload
 
 
@@ -40,21 +39,17 @@ def one_cycle():
     return Workload(build=Net, batch=rows, loss=apart, optimizer=make)
 
 
-@sound()
-def groups_of_parameters():
+@of("optimizer")
+def groups_of_parameters(parameters):
     """Norms and biases without decay, the last layer with a rate of its own."""
-
-    def optimizer(parameters):
-        held = list(parameters)
-        plain, matrices = [p for p in held if p.dim() < 2], [p for p in held if p.dim() >= 2]
-        groups = [
-            {"params": matrices[:-1], "weight_decay": 0.1},
-            {"params": matrices[-1:], "lr": 3e-4, "weight_decay": 0.1},
-            {"params": plain, "weight_decay": 0.0},
-        ]
-        return torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
-
-    return Workload(build=Net, batch=rows, loss=apart, optimizer=optimizer)
+    held = list(parameters)
+    plain, matrices = [p for p in held if p.dim() < 2], [p for p in held if p.dim() >= 2]
+    groups = [
+        {"params": matrices[:-1], "weight_decay": 0.1},
+        {"params": matrices[-1:], "lr": 3e-4, "weight_decay": 0.1},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
 
 
 class ByWeight(torch.optim.Optimizer):
@@ -82,10 +77,7 @@ class Lion(ByWeight):
         held.lerp_(gradient, 0.01)
 
 
-@sound()
-def lion():
-    """A sign of a moving mean: the smallest gradient moves a weight as far as the largest."""
-    return Workload(build=Net, batch=rows, loss=apart, optimizer=Lion)
+entry("lion", "A sign of a moving mean: the smallest gradient moves a weight as far as the largest.", optimizer=Lion)
 
 
 class Muon(ByWeight):
@@ -108,10 +100,7 @@ def orthogonal(matrix):
     return x.T if tall else x
 
 
-@sound()
-def muon():
-    """An optimizer that multiplies matrices itself."""
-    return Workload(build=Net, batch=rows, loss=apart, optimizer=Muon)
+entry("muon", "An optimizer that multiplies matrices itself.", optimizer=Muon)
 
 
 class Factored(ByWeight):
@@ -128,10 +117,7 @@ class Factored(ByWeight):
         p.sub_((gradient.float() * scale.rsqrt()).to(p.dtype), alpha=rate)
 
 
-@sound()
-def factored_moments():
-    """Adafactor's way: state that is smaller than the weight."""
-    return Workload(build=Net, batch=rows, loss=apart, optimizer=Factored)
+entry("factored_moments", "Adafactor's way: state that is smaller than the weight.", optimizer=Factored)
 
 
 class Master(ByWeight):
@@ -154,10 +140,11 @@ class Master(ByWeight):
             self.state[held[index]] = {name: value.clone() for name, value in entries.items()}
 
 
-@sound()
-def master_weights():
-    """Weights in float32 beside the model's, in the optimizer's state, which its own load keeps in float32."""
-    return Workload(build=Net, batch=rows, loss=apart, optimizer=Master)
+entry(
+    "master_weights",
+    "Weights in float32 beside the model's, in the optimizer's state, which its own load keeps in float32.",
+    optimizer=Master,
+)
 
 
 class MasterCopies(torch.optim.AdamW):

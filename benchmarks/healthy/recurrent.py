@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from benchmarks.healthy.sound import sound, text
+from benchmarks.healthy.sound import built, entry, of, sound, text
 from pytest_fp8 import Workload
 
 
@@ -36,10 +36,13 @@ def pitch_loss(model, batch):
     return F.cross_entropy(model(wave).float(), labels)
 
 
-@sound()
-def audio_net():
-    """1-D convolutions, then Linears on each frame; the batch is a tuple."""
-    return Workload(build=Speech, batch=lambda step: waves(), loss=pitch_loss)
+entry(
+    "audio_net",
+    "1-D convolutions, then Linears on each frame; the batch is a tuple.",
+    build=Speech,
+    batch=lambda step: waves(),
+    loss=pitch_loss,
+)
 
 
 class Tagger(nn.Module):
@@ -64,35 +67,43 @@ def lines(step):
     return text(8, 16)
 
 
-@sound()
-def lstm():
-    """A two-layer LSTM with dropout between its layers."""
-    return Workload(build=lambda: Tagger(nn.LSTM, num_layers=2, dropout=0.1), batch=lines, loss=next_byte)
+entry(
+    "lstm",
+    "A two-layer LSTM with dropout between its layers.",
+    build=lambda: Tagger(nn.LSTM, num_layers=2, dropout=0.1),
+    batch=lines,
+    loss=next_byte,
+)
 
 
-@sound()
-def gru():
+@of("optimizer", build=lambda: Tagger(nn.GRU), batch=lines, loss=next_byte)
+def gru(parameters):
     """A GRU; the gradient is clipped by a hook of the optimizer."""
+    held = list(parameters)
+    optimizer = torch.optim.AdamW(held, lr=1e-3)
 
-    def clipping(parameters):
-        held = list(parameters)
-        optimizer = torch.optim.AdamW(held, lr=1e-3)
+    def clip(*_):
+        nn.utils.clip_grad_norm_(held, 1.0)
 
-        def clip(*_):
-            nn.utils.clip_grad_norm_(held, 1.0)
-
-        optimizer.register_step_pre_hook(clip)
-        return optimizer
-
-    return Workload(build=lambda: Tagger(nn.GRU), batch=lines, loss=next_byte, optimizer=clipping)
+    optimizer.register_step_pre_hook(clip)
+    return optimizer
 
 
-@sound()
-def bidirectional_rnn():
-    """A plain RNN in both directions."""
-    return Workload(build=lambda: Tagger(nn.RNN, bidirectional=True), batch=lines, loss=next_byte)
+entry(
+    "bidirectional_rnn",
+    "A plain RNN in both directions.",
+    build=lambda: Tagger(nn.RNN, bidirectional=True),
+    batch=lines,
+    loss=next_byte,
+)
 
 
+@built(
+    "recurrent_cell_in_a_loop",
+    "nn.GRUCell in a Python loop, and a Linear that is called eight times a step.",
+    batch=lambda step: text(16, 8),
+    loss=next_byte,
+)
 class Cells(nn.Module):
     """A loop over time in Python; its Linear is called once for each place."""
 
@@ -113,12 +124,6 @@ class Cells(nn.Module):
         return self.head(torch.stack(seen, 1))
 
 
-@sound()
-def recurrent_cell_in_a_loop():
-    """nn.GRUCell in a Python loop, and a Linear that is called eight times a step."""
-    return Workload(build=Cells, batch=lambda step: text(16, 8), loss=next_byte)
-
-
 class Packed(nn.Module):
     """Sequences of several lengths, packed; the rows are padded again before the Linears."""
 
@@ -135,23 +140,26 @@ class Packed(nn.Module):
         return self.head(self.hidden(states).relu())
 
 
-@sound()
-def packed_sequences():
+def packed_sequences_batch(step):
+    made = text(8, 16)
+    lengths = torch.randint(4, 17, (8,))
+    padded = torch.arange(16) >= lengths[:, None]
+    return {**made, "labels": made["labels"].masked_fill(padded, -100), "lengths": lengths}
+
+
+@of("loss", build=Packed, batch=packed_sequences_batch)
+def packed_sequences(model, batch):
     """Sequences of several lengths through a packed LSTM; padded places have no label."""
-
-    def batch(step):
-        made = text(8, 16)
-        lengths = torch.randint(4, 17, (8,))
-        padded = torch.arange(16) >= lengths[:, None]
-        return {**made, "labels": made["labels"].masked_fill(padded, -100), "lengths": lengths}
-
-    def loss(model, batch):
-        logits = model(batch["input_ids"], batch["lengths"])
-        return F.cross_entropy(logits.float().flatten(0, 1), batch["labels"].flatten())
-
-    return Workload(build=Packed, batch=batch, loss=loss)
+    logits = model(batch["input_ids"], batch["lengths"])
+    return F.cross_entropy(logits.float().flatten(0, 1), batch["labels"].flatten())
 
 
+@built(
+    "state_space",
+    "A gated state space with a depthwise convolution and cumulative sums in float32.",
+    batch=lines,
+    loss=next_byte,
+)
 class StateSpace(nn.Module):
     """Mamba's shape: a gate, a short depthwise convolution, and a decay that is summed along time."""
 
@@ -171,12 +179,6 @@ class StateSpace(nn.Module):
         rate = (F.softplus(self.step_size(x).float()) * self.decay.float().exp()).cumsum(1)
         state = (x.float() * (rate - rate[:, -1:]).exp()).cumsum(1) * (rate[:, -1:] - rate).exp()
         return self.head(self.out(state.to(x.dtype) / (1 + state.abs().amax()).to(x.dtype) * F.silu(gate)))
-
-
-@sound()
-def state_space():
-    """A gated state space with a depthwise convolution and cumulative sums in float32."""
-    return Workload(build=StateSpace, batch=lines, loss=next_byte)
 
 
 @sound()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
+from torch.nn.functional import gelu
 
 from pytest_fp8 import Workload
 from pytest_fp8.case import Case
@@ -49,16 +51,90 @@ class Shifted:
 
 
 CATALOGUE: list[Sound] = []
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def sound(**options: Any) -> Callable[[Callable[[], Workload]], Callable[[], Workload]]:
-    """Enter a workload into the catalogue, under its function's name; the docstring says what is special."""
+def sound(**case: Any) -> Callable[[Callable[[], Workload]], Callable[[], Workload]]:
+    """Enter the workload that a function makes, under the function's name; the docstring says what is special."""
 
     def enter(make: Callable[[], Workload]) -> Callable[[], Workload]:
-        CATALOGUE.append(Sound(make.__name__, (make.__doc__ or "").strip(), make, options))
+        CATALOGUE.append(Sound(make.__name__, (make.__doc__ or "").strip(), make, case))
         return make
 
     return enter
+
+
+def entry(name: str, what: str, case: Mapping[str, Any] | None = None, **functions: Any) -> None:
+    """Enter a workload of these functions: of :class:`Net`, :func:`rows` and :func:`apart` where none is given.
+
+    With ``loss=None`` the model or the step has a loss of its own.
+    """
+    defaults: dict[str, Any] = {"build": Net, "batch": rows, **({} if "step" in functions else {"loss": apart})}
+    made = Workload(**{**defaults, **functions})
+    CATALOGUE.append(Sound(name, what, lambda: made, case or {}))
+
+
+def of(kind: str, **more: Any) -> Callable[[F], F]:
+    """Enter a workload whose ``kind`` (``step``, ``loss``, ``batch``, ``build``, ``optimizer``) is the function."""
+
+    def enter(function: F) -> F:
+        entry(function.__name__, (function.__doc__ or "").strip(), **{kind: function}, **more)
+        return function
+
+    return enter
+
+
+def built(name: str, what: str, **more: Any) -> Callable[[F], F]:
+    """Enter a workload whose model is the class."""
+
+    def enter(model: F) -> F:
+        entry(name, what, build=model, **more)
+        return model
+
+    return enter
+
+
+class Net(nn.Module):
+    """A residual block, a norm and a head, over rows of 64."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.up, self.down, self.last = nn.Linear(64, 128), nn.Linear(128, 64), nn.Linear(64, 64)
+        self.norm, self.dropout = nn.LayerNorm(64), nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.last(self.norm(x + self.dropout(self.down(gelu(self.up(x))))))
+
+
+def mlp(inside: int = 64, hidden: int = 128, outside: int = 64) -> nn.Module:
+    return nn.Sequential(nn.Linear(inside, hidden), nn.GELU(), nn.Linear(hidden, outside))
+
+
+def apart(model: Any, x: torch.Tensor) -> Any:
+    """How far the model is from a smooth function of its input."""
+    return (model(x) - x.sin()).float().square().mean()
+
+
+def rows(step: int) -> torch.Tensor:
+    return vectors(128)
+
+
+def finish(optimizer: Any) -> None:
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def trained(batch_loss: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """A step around a loss."""
+
+    def step(model: Any, batch: Any, optimizer: Any, precision: Any) -> Any:
+        with precision():
+            loss = batch_loss(model, batch)
+        loss.backward()
+        finish(optimizer)
+        return loss.detach()
+
+    return step
 
 
 def text(rows: int, length: int) -> dict[str, torch.Tensor]:

@@ -11,8 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.healthy.loops import Net, apart, finish, rows
-from benchmarks.healthy.sound import CATALOGUE, Sound, sound, vectors
+from benchmarks.healthy.sound import (
+    CATALOGUE,
+    Net,
+    Sound,
+    apart,
+    built,
+    entry,
+    finish,
+    of,
+    rows,
+    sound,
+    trained,
+    vectors,
+)
 from pytest_fp8 import Workload
 
 # -- batches ----------------------------------------------------------------------------------------------------------
@@ -118,19 +130,6 @@ def batch_jagged():
 # -- optimizers and schedules -----------------------------------------------------------------------------------------
 
 
-def trained(batch_loss):
-    """A step around a loss."""
-
-    def step(model, batch, optimizer, precision):
-        with precision():
-            loss = batch_loss(model, batch)
-        loss.backward()
-        finish(optimizer)
-        return loss.detach()
-
-    return step
-
-
 # No stored state fits a new optimizer that lacks a group, for torch as for these stores.
 @sound(questions=("layers", "numerics", "loss"))
 def gradual_unfreezing():
@@ -192,10 +191,11 @@ class Lookahead(torch.optim.Optimizer):
         return loss
 
 
-@sound()
-def lookahead():
-    """An optimizer that wraps another one and keeps slow weights."""
-    return Workload(build=Net, batch=rows, loss=apart, optimizer=lambda p: Lookahead(torch.optim.AdamW(p, lr=1e-3)))
+entry(
+    "lookahead",
+    "An optimizer that wraps another one and keeps slow weights.",
+    optimizer=lambda p: Lookahead(torch.optim.AdamW(p, lr=1e-3)),
+)
 
 
 class SAM(torch.optim.Optimizer):
@@ -229,43 +229,36 @@ class SAM(torch.optim.Optimizer):
         raise RuntimeError("SAM has two steps")
 
 
-@sound()
-def sam_of_two_steps():
+@of("step", optimizer=SAM)
+def sam_of_two_steps(model, batch, optimizer, precision):
     """SAM, whose step() is never called: the loop calls its two halves."""
-
-    def step(model, batch, optimizer, precision):
-        for half in (optimizer.first_step, optimizer.second_step):
-            with precision():
-                loss = apart(model, batch)
-            loss.backward()
-            half()
-        return loss.detach()
-
-    return Workload(build=Net, batch=rows, step=step, optimizer=SAM)
+    for half in (optimizer.first_step, optimizer.second_step):
+        with precision():
+            loss = apart(model, batch)
+        loss.backward()
+        half()
+    return loss.detach()
 
 
-@sound()
-def reptile():
+def reptile_optimizer(parameters):
+    return torch.optim.AdamW(parameters, lr=2e-3)
+
+
+@of("step", batch=lambda step: vectors(192), optimizer=reptile_optimizer)
+def reptile(model, batch, optimizer, precision):
     """Three inner steps, then the weights go a part of the way (Reptile)."""
-
-    def step(model, batch, optimizer, precision):
-        before = [p.detach().clone() for p in model.parameters()]
-        total = 0.0
-        for part in batch.chunk(3):
-            with precision():
-                loss = apart(model, part)
-            loss.backward()
-            finish(optimizer)
-            total = total + loss.detach() / 3
-        with torch.no_grad():
-            for p, old in zip(model.parameters(), before, strict=True):
-                p.copy_(old.lerp(p, 0.5))
-        return total
-
-    def optimizer(parameters):
-        return torch.optim.AdamW(parameters, lr=2e-3)
-
-    return Workload(build=Net, batch=lambda step: vectors(192), step=step, optimizer=optimizer)
+    before = [p.detach().clone() for p in model.parameters()]
+    total = 0.0
+    for part in batch.chunk(3):
+        with precision():
+            loss = apart(model, part)
+        loss.backward()
+        finish(optimizer)
+        total = total + loss.detach() / 3
+    with torch.no_grad():
+        for p, old in zip(model.parameters(), before, strict=True):
+            p.copy_(old.lerp(p, 0.5))
+    return total
 
 
 class Warmup:
@@ -281,16 +274,12 @@ class Warmup:
             group["lr"] = 2e-3 * min(1.0, self.now / self.steps)
 
 
-@sound()
-def schedule_of_ten_lines():
+@of("optimizer")
+def schedule_of_ten_lines(parameters):
     """A learning-rate schedule of a class of the user's own."""
-
-    def optimizer(parameters):
-        made = torch.optim.AdamW(parameters, lr=2e-3)
-        made.scheduler = Warmup(made, 5)
-        return made
-
-    return Workload(build=Net, batch=rows, loss=apart, optimizer=optimizer)
+    made = torch.optim.AdamW(parameters, lr=2e-3)
+    made.scheduler = Warmup(made, 5)
+    return made
 
 
 # -- models -----------------------------------------------------------------------------------------------------------
@@ -305,10 +294,12 @@ class Parts(nn.Module):
         return (self.head(self.encoder(x)) - x.sin()).float().square().mean()
 
 
-@sound()
-def step_that_calls_a_method():
-    """The step calls a method of the model, which has no forward()."""
-    return Workload(build=Parts, batch=rows, step=trained(lambda model, x: model.objective(x)))
+entry(
+    "step_that_calls_a_method",
+    "The step calls a method of the model, which has no forward().",
+    build=Parts,
+    step=trained(lambda model, x: model.objective(x)),
+)
 
 
 @sound()
@@ -326,18 +317,19 @@ class Cast(nn.Linear):
         return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
-@sound()
+@of("build")
 def layer_that_casts():
     """A Linear of the user's own that casts its weight to its input's type."""
-
-    def build():
-        model = Net()
-        model.up, model.down = Cast(64, 128), Cast(128, 64)
-        return model
-
-    return Workload(build=build, batch=rows, loss=apart)
+    model = Net()
+    model.up, model.down = Cast(64, 128), Cast(128, 64)
+    return model
 
 
+@built(
+    "router_in_float32",
+    "A router and a norm that build() left in float32 beside a model in bfloat16.",
+    leave=("router",),
+)
 class Routed(nn.Module):
     """In bfloat16 but for a router and a norm."""
 
@@ -355,25 +347,14 @@ class Routed(nn.Module):
         return self.body((x + made).to(x.dtype))
 
 
-@sound()
-def router_in_float32():
-    """A router and a norm that build() left in float32 beside a model in bfloat16."""
-    return Workload(build=Routed, batch=rows, loss=apart, leave=("router",))
+@built("norms_and_head_in_float32", "Norms and the last Linear that build() left in float32; nothing is said of them.")
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.norm, self.last = Net().to(torch.bfloat16), nn.LayerNorm(64), nn.Linear(64, 64)
 
-
-@sound()
-def norms_and_head_in_float32():
-    """Norms and the last Linear that build() left in float32; nothing is said of them."""
-
-    class Mixed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.norm, self.last = Net().to(torch.bfloat16), nn.LayerNorm(64), nn.Linear(64, 64)
-
-        def forward(self, x):
-            return self.last(self.norm(self.body(x).float()))
-
-    return Workload(build=Mixed, batch=rows, loss=apart)
+    def forward(self, x):
+        return self.last(self.norm(self.body(x).float()))
 
 
 class Remembers(nn.Module):
@@ -393,10 +374,12 @@ class Remembers(nn.Module):
 
 
 # What is in no state_dict() does not survive a resume.
-@sound(questions=("layers", "numerics", "loss"))
-def replay_in_the_model():
-    """A model that keeps a list, a dict and a queue, and computes with them."""
-    return Workload(build=Remembers, batch=rows, loss=apart)
+entry(
+    "replay_in_the_model",
+    "A model that keeps a list, a dict and a queue, and computes with them.",
+    build=Remembers,
+    case={"questions": ("layers", "numerics", "loss")},
+)
 
 
 # -- weights that are multiplied beside their layers ------------------------------------------------------------------
@@ -406,23 +389,20 @@ def _linears(model):
     return [module for module in model.modules() if hasattr(module, "in_features")]
 
 
-@sound()
-def orthogonal_penalty():
+@of("loss")
+def orthogonal_penalty(model, x):
     """A penalty on W W^T - I of each Linear, and on probes that meet the weight, as for a spectral norm."""
-
-    def loss(model, x):
-        total = apart(model, x)
-        for layer in _linears(model):
-            weight = layer.weight
-            square = weight @ weight.t()
-            total = total + 1e-3 * (square - torch.eye(len(square), device=x.device)).float().square().mean()
-            probes = torch.randn(16, len(square), dtype=weight.dtype, device=x.device)
-            total = total + 1e-4 * (probes @ weight).float().square().mean()
-        return total
-
-    return Workload(build=Net, batch=rows, loss=loss)
+    total = apart(model, x)
+    for layer in _linears(model):
+        weight = layer.weight
+        square = weight @ weight.t()
+        total = total + 1e-3 * (square - torch.eye(len(square), device=x.device)).float().square().mean()
+        probes = torch.randn(16, len(square), dtype=weight.dtype, device=x.device)
+        total = total + 1e-4 * (probes @ weight).float().square().mean()
+    return total
 
 
+@built("tied_autoencoder", "A decoder that multiplies with its encoder's weight, transposed.")
 class Tied(nn.Module):
     """An autoencoder whose decoder is the encoder's weight transposed."""
 
@@ -435,12 +415,10 @@ class Tied(nn.Module):
         return F.linear(hidden, self.encoder.weight.t(), self.bias)
 
 
-@sound()
-def tied_autoencoder():
-    """A decoder that multiplies with its encoder's weight, transposed."""
-    return Workload(build=Tied, batch=rows, loss=apart)
-
-
+@built(
+    "quantization_error_in_the_model",
+    "The model computes a layer's product in high precision beside FP8's, logs the error and trains on it.",
+)
 class Watched(Net):
     """Measures in each forward pass how far a layer is from high precision, and penalises it a little."""
 
@@ -452,12 +430,7 @@ class Watched(Net):
         return self.last(self.norm(x + self.down(F.gelu(hidden))))
 
 
-@sound()
-def quantization_error_in_the_model():
-    """The model computes a layer's product in high precision beside FP8's, logs the error and trains on it."""
-    return Workload(build=Watched, batch=rows, loss=apart)
-
-
+@built("merged_lora", "LoRA that multiplies once, with the merged weight.", leave=("base",))
 class Merged(nn.Module):
     """LoRA whose product runs with the merged weight; the frozen Linear holds the base alone."""
 
@@ -472,29 +445,19 @@ class Merged(nn.Module):
         return F.linear(self.body(x), weight, self.base.bias)
 
 
-@sound()
-def merged_lora():
-    """LoRA that multiplies once, with the merged weight."""
-    return Workload(build=Merged, batch=rows, loss=apart, leave=("base",))
-
-
-@sound()
-def orthogonal_gradients():
+@of("step")
+def orthogonal_gradients(model, batch, optimizer, precision):
     """The step makes each gradient orthogonal by products before the optimizer sees it."""
-
-    def step(model, batch, optimizer, precision):
-        with precision():
-            loss = apart(model, batch)
-        loss.backward()
-        with torch.no_grad():
-            for layer in _linears(model):
-                gradient = layer.weight.grad
-                square = gradient @ gradient.t() / (gradient.norm().square() + 1e-7)
-                layer.weight.grad = 1.5 * gradient - 0.5 * square @ gradient
-        finish(optimizer)
-        return loss.detach()
-
-    return Workload(build=Net, batch=rows, step=step)
+    with precision():
+        loss = apart(model, batch)
+    loss.backward()
+    with torch.no_grad():
+        for layer in _linears(model):
+            gradient = layer.weight.grad
+            square = gradient @ gradient.t() / (gradient.norm().square() + 1e-7)
+            layer.weight.grad = 1.5 * gradient - 0.5 * square @ gradient
+    finish(optimizer)
+    return loss.detach()
 
 
 class Rests(nn.Module):
@@ -508,12 +471,8 @@ class Rests(nn.Module):
         return self.body(x)
 
 
-@sound()
-def penalty_on_a_resting_layer():
+@of("loss", build=Rests)
+def penalty_on_a_resting_layer(model, x):
     """A penalty on W^T W of a layer that no step calls yet."""
-
-    def loss(model, x):
-        weight = model.later.weight
-        return apart(model, x) + 1e-3 * (weight.t() @ weight).float().square().mean()
-
-    return Workload(build=Rests, batch=rows, loss=loss)
+    weight = model.later.weight
+    return apart(model, x) + 1e-3 * (weight.t() @ weight).float().square().mean()

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.healthy.sound import pictures, sound
-from pytest_fp8 import Workload
+from benchmarks.healthy.sound import built, entry, of, pictures
 
 
 def classify(model, batch):
@@ -42,21 +41,22 @@ class ConvNet(nn.Module):
         return self.head(self.hidden(self.blocks(self.stem(x)).flatten(1)).relu())
 
 
-@sound()
-def convolution_net():
-    """A residual convolution net with BatchNorm; two Linears at its end."""
-    return Workload(build=ConvNet, batch=lambda step: pictures(64), loss=classify, learning_rate=2e-4)
-
-
-@sound()
-def convolutions_with_group_norm():
-    """The same with GroupNorm and SGD with momentum."""
-    return Workload(
-        build=lambda: ConvNet(lambda channels: nn.GroupNorm(4, channels)),
-        batch=lambda step: pictures(64),
-        loss=classify,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.002, momentum=0.9, nesterov=True),
-    )
+entry(
+    "convolution_net",
+    "A residual convolution net with BatchNorm; two Linears at its end.",
+    build=ConvNet,
+    batch=lambda step: pictures(64),
+    loss=classify,
+    learning_rate=2e-4,
+)
+entry(
+    "convolutions_with_group_norm",
+    "The same with GroupNorm and SGD with momentum.",
+    build=lambda: ConvNet(lambda channels: nn.GroupNorm(4, channels)),
+    batch=lambda step: pictures(64),
+    loss=classify,
+    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.002, momentum=0.9, nesterov=True),
+)
 
 
 class Vit(nn.Module):
@@ -93,22 +93,27 @@ class Vit(nn.Module):
         return self.classifier(x[:, 0])
 
 
-@sound()
-def vision_transformer():
-    """A vision transformer with a convolution for its patches, a class token, an odd number of places."""
-    return Workload(build=Vit, batch=pictures_of_sixteen, loss=classify)
+entry(
+    "vision_transformer",
+    "A vision transformer with a convolution for its patches, a class token, an odd number of places.",
+    build=Vit,
+    batch=pictures_of_sixteen,
+    loss=classify,
+)
 
 
-@sound()
-def stochastic_depth():
+@of("loss", build=lambda: Vit(drop_path=0.2), batch=pictures_of_sixteen)
+def stochastic_depth(model, batch):
     """The same with branches that are dropped at random for whole pictures, and label smoothing."""
-
-    def smooth(model, batch):
-        return F.cross_entropy(model(batch["pixels"]).float(), batch["labels"], label_smoothing=0.1)
-
-    return Workload(build=lambda: Vit(drop_path=0.2), batch=pictures_of_sixteen, loss=smooth)
+    return F.cross_entropy(model(batch["pixels"]).float(), batch["labels"], label_smoothing=0.1)
 
 
+@built(
+    "mlp_mixer",
+    "Linears along places and along channels in turn; 16 places are the smallest size that FP8 takes.",
+    batch=pictures_of_sixteen,
+    loss=classify,
+)
 class Mixer(nn.Module):
     """Linears along places and along channels in turn."""
 
@@ -127,12 +132,12 @@ class Mixer(nn.Module):
         return self.head(x.mean(1))
 
 
-@sound()
-def mlp_mixer():
-    """Linears along places and along channels in turn; 16 places are the smallest size that FP8 takes."""
-    return Workload(build=Mixer, batch=pictures_of_sixteen, loss=classify)
-
-
+@built(
+    "convnext",
+    "Depthwise convolutions beside Linears whose input has four dimensions.",
+    batch=pictures_of_sixteen,
+    loss=classify,
+)
 class ConvNext(nn.Module):
     """Depthwise convolutions, Linears over the last of four dimensions, a scale per channel."""
 
@@ -150,12 +155,6 @@ class ConvNext(nn.Module):
         y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
         x = x + (self.scale * self.down(F.gelu(self.up(y)))).permute(0, 3, 1, 2)
         return self.head(x.mean(3).flatten(1))
-
-
-@sound()
-def convnext():
-    """Depthwise convolutions beside Linears whose input has four dimensions."""
-    return Workload(build=ConvNext, batch=pictures_of_sixteen, loss=classify)
 
 
 class Vae(nn.Module):
@@ -183,10 +182,14 @@ def evidence_lower_bound(model, batch):
     return (apart + divergence).mean()
 
 
-@sound()
-def variational_autoencoder():
-    """A loss of several hundreds (a sum over pixels), transposed convolutions, noise drawn in the forward pass."""
-    return Workload(build=Vae, batch=pictures_of_sixteen, loss=evidence_lower_bound, learning_rate=3e-3)
+entry(
+    "variational_autoencoder",
+    "A loss of several hundreds (a sum over pixels), transposed convolutions, noise drawn in the forward pass.",
+    build=Vae,
+    batch=pictures_of_sixteen,
+    loss=evidence_lower_bound,
+    learning_rate=3e-3,
+)
 
 
 class Denoiser(nn.Module):
@@ -220,10 +223,13 @@ def denoise(model, batch):
     return F.mse_loss(model(keep * x + (1 - keep.square()).sqrt() * noise, t).float(), noise.float())
 
 
-@sound()
-def diffusion():
-    """Noise is predicted (a squared error); time and noise are drawn in the loss."""
-    return Workload(build=Denoiser, batch=pictures_of_sixteen, loss=denoise)
+entry(
+    "diffusion",
+    "Noise is predicted (a squared error); time and noise are drawn in the loss.",
+    build=Denoiser,
+    batch=pictures_of_sixteen,
+    loss=denoise,
+)
 
 
 class TwoViews(nn.Module):
@@ -244,7 +250,10 @@ def two_views(model, batch):
     return F.cross_entropy(one @ two.T / 0.2, torch.arange(len(x), device=x.device))
 
 
-@sound()
-def two_views_of_a_picture():
-    """A model that is called twice in one step, with augmentation drawn in the loss."""
-    return Workload(build=TwoViews, batch=lambda step: pictures(32, 16), loss=two_views)
+entry(
+    "two_views_of_a_picture",
+    "A model that is called twice in one step, with augmentation drawn in the loss.",
+    build=TwoViews,
+    batch=lambda step: pictures(32, 16),
+    loss=two_views,
+)
