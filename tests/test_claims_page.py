@@ -17,7 +17,7 @@ from pytest_fp8.cli import main as command_line
 ROOT = Path(__file__).parent.parent
 
 
-def test_published_claims_have_an_address_and_the_cases_of_all_are_there():
+def test_published_claims_have_an_address_and_all_have_cases():
     """Reading refuses a case that neither the suite nor this folder has, and a comparison of another name."""
     found = all_claims().values()
     assert found
@@ -29,7 +29,7 @@ def test_published_claims_have_an_address_and_the_cases_of_all_are_there():
     )
 
 
-def test_the_page_in_this_repository_is_what_the_command_prints_now_and_it_loads_no_torch():
+def test_the_page_is_what_the_command_prints_without_torch():
     code = (
         "import sys; from benchmarks.claims.__main__ import main; main();"
         "print([name for name in ('torch', 'pytest', 'transformers') if name in sys.modules], file=sys.stderr)"
