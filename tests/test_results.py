@@ -144,7 +144,6 @@ def test_one_work_on_each_gpu_is_told_by_the_number_of_gpus(stored):
     [
         ({"casts_ms": None}, "has a part of an account, and lacks casts_ms"),
         ({"bf16_wire_ms": [1.0]}, "has a part of an account, and lacks fp8_wire_ms"),
-        ({"fp8_busy_ms": [95.0]}, "has 95.00 ms of work in fp8_busy_ms and steps of 90.48 ms"),
     ],
 )
 def test_an_account_is_whole_and_beside_its_speedup(change, says):

@@ -131,9 +131,9 @@ def _rows(
     if case is not None and case.asks("speedup") and stored.gated:
         coarse = too_coarse(stored.gated, stored.values(stored.gated), case.tolerance, components)
         rows.append((B.TOO_COARSE, coarse, again))
-    if moved := measured_otherwise(stored):
-        otherwise = f"figures were taken another way than today: measurement {moved} has moved them since"
-        rows.append((B.MEASURED_OTHERWISE, otherwise, again))
+    if measured_otherwise(stored):
+        message = f"figures were taken another way than today, which is measurement {MEASUREMENT}"
+        rows.append((B.MEASURED_OTHERWISE, message, again))
     if (age := _age(stored, today)) > max_age:
         rows.append((B.STALE, f"measured {age} days ago", again))
     if others := other_release(stored.newest.libraries, installed):
@@ -215,10 +215,10 @@ def other_release(libraries: Mapping[str, str], installed: Mapping[str, str]) ->
     ]
 
 
-def measured_otherwise(stored: Baseline) -> int:
-    """The measurement that has moved a metric since its newest session, or 0. Beside a newer one, older ones are
-    sessions like others: an update would not take them out."""
-    return max((stored.measured_in(name)[-1].moved_by for name in stored.metrics), default=0)
+def measured_otherwise(stored: Baseline) -> bool:
+    """Whether the newest session of a metric took its figures another way than today. Beside a newer one, older ones
+    are sessions like others: an update would not take them out."""
+    return any(stored.measured_in(name)[-1].measurement != MEASUREMENT for name in stored.metrics)
 
 
 def _age(stored: Baseline, today: datetime.date) -> int:

@@ -13,11 +13,6 @@ from pytest_fp8.stats.loss import LOSS_MARGIN
 
 EXACT = 1e-9
 """Absolute change up to which a metric without a tolerance counts as unchanged."""
-AGREE = 0.04
-"""How far beyond the log ratios of its blocks the log ratio of a process's two median step times may lie. Of equal
-blocks the medians lie between them; where those of one turn differ, on two H100s one lay 0.016 beyond."""
-MANY = 6
-"""Fewer blocks may lie beyond by their own range, too: of three with noise of 1.5 % one in a hundred does."""
 
 
 @dataclass(frozen=True)
@@ -118,33 +113,12 @@ def lacking(case: Case, held: Sequence[str]) -> list[str]:
 
 
 def check_agreement(metrics: Mapping[str, Sequence[Any]], where: str) -> None:
-    """A speedup stands beside the step times of the same processes, and agrees with them; an account is whole, beside
-    a speedup. Raises :class:`Unsound`."""
+    """A speedup stands beside the step times of the same processes; an account is whole, beside a speedup. Raises
+    :class:`Unsound`."""
     whole = {name for name in ACCOUNT if "wire" not in name or "bf16_wire_ms" in metrics or "fp8_wire_ms" in metrics}
     lacks = sorted({"speedup", *whole} - set(metrics))
     if lacks and any(name in metrics for name in ACCOUNT):
         raise Unsound(f"{where} has a part of an account, and lacks {', '.join(lacks)}")
-    if "speedup" not in metrics:
-        return
-    missing = [name for name in ("bf16_ms", "fp8_ms") if name not in metrics]
-    if missing:
-        raise Unsound(f"{where} has a speedup and lacks {' and '.join(missing)} of the same processes")
-    sizes = {name: len(metrics[name]) for name in ("speedup", "bf16_ms", "fp8_ms")}
-    if len(set(sizes.values())) > 1:
-        raise Unsound(f"{where} has another number of processes in {', '.join(f'{n} ({s})' for n, s in sizes.items())}")
-    busy = len(metrics.get("busy_speedup", ()))
-    if busy > sizes["speedup"]:
-        raise Unsound(f"{where} has busy times of {busy} processes and steps of {sizes['speedup']}")
-    for arm in ("bf16", "fp8"):
-        busy_ms, step_ms = max(metrics.get(f"{arm}_busy_ms", [0.0])), max(metrics[f"{arm}_ms"])
-        if busy_ms > step_ms * (1 + EXACT):
-            raise Unsound(f"{where} has {busy_ms:.2f} ms of work in {arm}_busy_ms and steps of {step_ms:.2f} ms")
-    rows = zip(metrics["speedup"], metrics["bf16_ms"], metrics["fp8_ms"], strict=True)
-    for index, (blocks, bf16, fp8) in enumerate(rows):
-        ratio = math.log(bf16 / fp8)
-        beyond = AGREE + (0.0 if len(blocks) >= MANY else max(blocks) - min(blocks))
-        if not min(blocks) - beyond <= ratio <= max(blocks) + beyond:
-            raise Unsound(
-                f"{where}.speedup[{index}] is {math.exp(min(blocks)):.3f}x to {math.exp(max(blocks)):.3f}x in its "
-                f"blocks; the step times beside it give {math.exp(ratio):.3f}x"
-            )
+    sizes = {len(metrics.get(name, ())) for name in ("speedup", "bf16_ms", "fp8_ms")}
+    if "speedup" in metrics and len(sizes) > 1:
+        raise Unsound(f"{where} has a speedup without bf16_ms and fp8_ms of each of its processes")

@@ -15,14 +15,10 @@ from pytest_fp8.plain import MAY_LACK, from_plain, plain_value, to_plain
 SCHEMA = 3
 # 2: a step no longer waits for the GPU.
 # 3: arms whose step time drifts within a turn are timed in longer turns; the first 1.5 s of each are dropped.
-# 4, several GPUs alone: busy times leave out waits for late hosts and casts beside other kernels.
+# 4: busy times of several GPUs leave out waits for late hosts, and casts beside other kernels.
 MEASUREMENT = 4
 """How stored figures are taken. Raised, with a line above, by a change that moves one. Sessions of an older number are
 still gated on; the session, ``check`` and ``show`` name them."""
-ONE_GPU = 3
-"""The oldest number whose figures of one GPU are today's."""
-NO_WAITS = 4
-"""The oldest number whose busy times of several GPUs have no waits for late hosts in them."""
 MAX_SESSIONS = 8
 """A file keeps so many; a further one takes the place of the oldest."""
 LONGEST = {"commit": 80, "reason": 500}
@@ -78,26 +74,6 @@ class StoredSession:
         return content
 
     @property
-    def several(self) -> bool:
-        """Whether it has an account of several GPUs. Without one, their sessions have nothing taken otherwise."""
-        return "bf16_wire_ms" in self.metrics
-
-    @property
-    def moved_by(self) -> int:
-        """The number that has moved these figures since they were taken, or 0 where they are as today's."""
-        newest = MEASUREMENT if self.several else ONE_GPU
-        if self.measurement < newest:
-            return newest
-        return self.measurement if self.measurement > MEASUREMENT else 0
-
-    @property
-    def figures(self) -> Mapping[str, Sequence[Any]]:
-        """The metrics to compare with. Busy times of several GPUs once had waits for late hosts in them, as chance
-        would have it: 1.08x and 1.20x in two processes whose step times said 1.20x."""
-        waits = self.several and self.measurement < NO_WAITS
-        return {name: values for name, values in self.metrics.items() if not (waits and name == "busy_speedup")}
-
-    @property
     def origin(self) -> str:
         return f"{self.date}, commit {self.commit or 'unknown'}"
 
@@ -123,7 +99,7 @@ class Baseline:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of all metrics that any session measured."""
-        return tuple(sorted({name for session in self.sessions for name in session.figures}))
+        return tuple(sorted({name for session in self.sessions for name in session.metrics}))
 
     def measured_in(self, metric: str) -> list[StoredSession]:
         """The sessions of the metric's current level, the oldest first; empty where there is none. All metrics of a
@@ -131,7 +107,7 @@ class Baseline:
         found: list[StoredSession] = []
         together = {name for name, each in METRICS.items() if each.question == METRICS[metric].question}
         for session in reversed(self.sessions):
-            if metric in session.figures:
+            if metric in session.metrics:
                 found.insert(0, session)
             if together & set(session.starts):
                 break

@@ -183,7 +183,7 @@ def _marks(baseline: Baseline) -> list[list[str]]:
     before: StoredSession | None = None
     for session in baseline.sessions:
         found: list[str] = []
-        if session.moved_by:
+        if session.measurement != MEASUREMENT:
             found.append(f"taken another way: measurement {session.measurement}, today's is {MEASUREMENT}")
         if session.starts:
             found.append(f"a new level of {', '.join(session.starts)} begins: earlier sessions are not gated on")
