@@ -159,7 +159,7 @@ def alike_where_both(cause: Cause) -> Rule:
 
 
 first = by(lambda values: values[0])
-largest, smallest, total, mean = by(max), by(min), by(sum), by(fmean)
+largest, total, mean = by(max), by(sum), by(fmean)
 concatenated = by(lambda values: [one for value in values for one in value])
 union = by(lambda values: sorted({one for value in values for one in value}))
 common = by(lambda values: sorted(set.intersection(*({*value} for value in values))))
@@ -414,9 +414,7 @@ RULES: dict[str, Rule] = {
         moved=_gradients,
     ),
     "moved_gradients": stepwise(lambda draws: _gradients(draws, "")),
-    "blocks": record(
-        milliseconds=stepwise(max), compilations=largest, retries=largest, ahead=smallest, host=each(largest)
-    ),
+    "blocks": record(milliseconds=stepwise(max), compilations=largest, retries=largest),
     "busy": steps_of_all,
     "memory": by(lambda values: max(values, key=lambda value: value["peak_allocated"])),
     "save": record(**dict.fromkeys(("keys", "digests", "optimizer_digests"), same(STORED))),

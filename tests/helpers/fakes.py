@@ -101,12 +101,10 @@ class World:
     """(``base`` or ``head``, ``fp8`` or ``bf16``) -> how much longer that arm's step takes, as a fraction."""
 
 
-def timed(
-    milliseconds: list[float], compilations: int = 0, retries: int = 0, ahead: float = 0.0, **host: float
-) -> dict[str, Any]:
+def timed(milliseconds: list[float], compilations: int = 0, retries: int = 0) -> dict[str, Any]:
     """What an arm says of its blocks."""
     counts = {"compilations": compilations, "retries": retries}
-    return {"milliseconds": milliseconds, **counts, "ahead": ahead, "host": host}
+    return {"milliseconds": milliseconds, **counts}
 
 
 class FakeProcess(FakeAnswers):

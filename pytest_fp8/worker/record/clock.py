@@ -1,17 +1,13 @@
-"""Times and memory of training steps as they run: timed blocks, busy time, peaks by phase, what the host did."""
+"""Times and memory of training steps as they run: timed blocks, busy time, peaks by phase."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import groupby, pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,19 +26,17 @@ def timed_blocks(
     step: Callable[[Any, Phase], object], batches: Sequence[Any], count: int, steps: int, dropped: int
 ) -> dict[str, Any]:
     """``milliseconds`` per step of ``count`` blocks of ``steps`` steps each, by CUDA events; and ``compilations``, how
-    often torch.compile compiled code in them; ``retries``, how often the allocator found no free memory in them;
-    ``ahead``, for how many seconds the GPU went on working once the last step was launched; and ``host``, what its
-    processors did from the first dropped step on.
+    often torch.compile compiled code in them; ``retries``, how often the allocator found no free memory in them.
 
     ``dropped`` steps run before the first block and do not count: they fill the launch queue and allocate memory again.
     """
-    with no_collections(), host_watched() as host:
+    with no_collections():
         for index in range(dropped):
             step(batches[-1 - index % len(batches)], nullcontext)
         compiled, retried = compiled_frames(), allocator_retries()
-        milliseconds, ahead = _blocks(lambda i, phase: step(batches[i % len(batches)], phase), count, steps)
+        milliseconds = _blocks(lambda i, phase: step(batches[i % len(batches)], phase), count, steps)
         counts = {"compilations": compiled_frames() - compiled, "retries": allocator_retries() - retried}
-    return {"milliseconds": milliseconds, **counts, "ahead": ahead, "host": host()}
+    return {"milliseconds": milliseconds, **counts}
 
 
 @contextmanager
@@ -72,8 +66,8 @@ def allocator_retries() -> int:
     return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
 
 
-def _blocks(step: Callable[[int, Phase], object], count: int, steps: int) -> tuple[list[float], float]:
-    """Milliseconds per step of each block, and the seconds that the host was ahead at the end.
+def _blocks(step: Callable[[int, Phase], object], count: int, steps: int) -> list[float]:
+    """Milliseconds per step of each block.
 
     ``step`` is called with its number in the block. An evaluation, a call of the model without gradients, is timed
     by itself and subtracted: one that comes every so many steps would fall into one arm's blocks and not the other's.
@@ -92,13 +86,11 @@ def _blocks(step: Callable[[int, Phase], object], count: int, steps: int) -> tup
         for index in range(steps):
             step(index, phase)
         ends.append(_now())
-    launched = time.monotonic()
     ends[-1].synchronize()
-    ahead = time.monotonic() - launched
     times = [float(start.elapsed_time(end)) for start, end in pairwise(ends)]
     for block, start, end in evaluations:
         times[block] -= float(start.elapsed_time(end))
-    return [milliseconds / steps for milliseconds in times], ahead
+    return [milliseconds / steps for milliseconds in times]
 
 
 def _now() -> torch.cuda.Event:
@@ -227,46 +219,3 @@ def memory_of_step(synchronize: Callable[[], None], step: Callable[[Phase], Any]
         "peak_allocated": max(peak["allocated"] for peak in trained),
         "peak_reserved": max(peak["reserved"] for peak in trained),
     }
-
-
-# -- the host's processors: hypervisor steal and run-queue waits, from /proc -------------------------------------------
-
-WORKING, STOLEN = (0, 1, 2, 5, 6), 7
-"""Columns of the line ``cpu`` in ``/proc/stat``: user, nice, system, both interrupts; and steal. See proc(5)."""
-
-
-class HostReading(NamedTuple):
-    """Seconds, each since some moment of its own."""
-
-    wall: float
-    used: float
-    """In which the machine's processors worked; all of them together."""
-    stolen: float
-    """In which they had work, and the hypervisor ran other machines."""
-    waited: float
-    """In which threads of this process could have run, and other threads had their processor; all together."""
-
-
-def read_host(proc: Path = Path("/proc")) -> HostReading:
-    """What Linux says now; zeros where it says nothing, as in some sandboxes."""
-    ticks, waited = [0] * (STOLEN + 1), 0
-    with contextlib.suppress(OSError, ValueError):
-        ticks = [*map(int, (proc / "stat").read_text().partition("\n")[0].split()[1:]), *ticks]
-    for thread in (proc / "self" / "task").glob("*/schedstat"):
-        # Nanoseconds are the second number: Documentation/scheduler/sched-stats.rst of Linux. A thread may just end.
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            waited += int(thread.read_text().split()[1])
-    second = os.sysconf("SC_CLK_TCK")
-    used = sum(ticks[column] for column in WORKING)
-    return HostReading(time.monotonic(), used / second, ticks[STOLEN] / second, waited / 1e9)
-
-
-@contextmanager
-def host_watched() -> Iterator[Callable[[], dict[str, float]]]:
-    """A function that gives, once the block is over, the seconds of a :class:`HostReading` in it."""
-    found: dict[str, float] = {}
-    before = read_host()
-    yield lambda: found
-    after = read_host()
-    # A thread that ended meanwhile takes its waits along.
-    found |= {name: max(0.0, getattr(after, name) - getattr(before, name)) for name in HostReading._fields}
