@@ -77,6 +77,7 @@ def fp8_check(request: pytest.FixtureRequest, fp8_pair: Fp8Pair) -> Callable[[],
     return getattr(fp8_pair, f"assert_{request.param}")  # type: ignore[no-any-return]
 
 
+@pytest.fixture
 def bf16_model(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workload | None) -> Any:
     """The case's model in BF16, in this process, for tests that touch its modules. To measure, use ``fp8_pair``."""
     return _model(request, fp8_case, fp8_workload, convert=False)

@@ -205,8 +205,7 @@ class Fp8Pair:
     def loss_evidence(self) -> Asking[LossEvidence]:
         """Curves for the case's seeds, and for further ones while these do not decide."""
         frozen = self._stored("loss_twin_gap")
-        reference = yield from reference_ledger()
-        nats = self.case.model != OWN or is_cross_entropy(reference)
+        nats = self.case.model != OWN or is_cross_entropy((yield from reference_ledger()))
         judge = partial(judge_gap, frozen_margin=frozen)
         evidence = yield from loss_of(self._arms, not frozen, nats, judge)
         return (yield from with_moved_first_losses(evidence))

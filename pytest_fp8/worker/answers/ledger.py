@@ -48,10 +48,11 @@ def ledger_of(engine: Engine) -> ArmLedger:
 
 def _taken(engine: Engine) -> ArmLedger:
     batch = [note_of(tensor) for tensor in tensors_in(recorded_batch(engine, SEED, step=0))]
-    made = _updates(engine)
+    # First, whoever asks first: the optimizer's steps leave the modes of training behind.
     record = recorded(engine)
     seen, table = record.step, record.step.table
     routed, entered = _moved(engine, record, batch)
+    made = _updates(engine)
     return ArmLedger(
         batch=batch,
         entered=entered,
