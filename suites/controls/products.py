@@ -396,7 +396,7 @@ fault(
 fault(
     "weight-gradient-e4m3",
     "weight gradients are kept in E4M3 without a scale",
-    N.GRADIENT_STORED,
+    N.GRADIENT_REPLACED,
     converted=lambda arm, model: on_gradients(
         [layer.weight for layer in arm.fp8_layers()], lambda dw: dw.to(torch.float8_e4m3fn).to(dw.dtype)
     ),

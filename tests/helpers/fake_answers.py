@@ -97,7 +97,7 @@ class FakeAnswers:
         off = 0.05 if changed else 0.0
         numbers = np.cos(np.arange(1024)) + off * np.sin(np.arange(1024) * 7)
         text = b64encode(numbers.astype(np.float32).tobytes()).decode()
-        more = {"silent": [], "loss": 5.0, "data": 0, "random": "", "zeros": {}, "apart": ""}
+        more = {"silent": [], "loss": 5.0, "data": 0, "random": "", "apart": ""}
         return {"sketches": dict.fromkeys(SIZES, text), **more}
 
     def busy(self, steps: int) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from pytest_fp8.floats import of_text
 from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence
 from pytest_fp8.questions.numerics.gradients import Difference
-from pytest_fp8.questions.numerics.handed_on import find_in_handed_on
 from pytest_fp8.questions.numerics.limits import Limits
 from pytest_fp8.verdicts import Finding
 
@@ -23,26 +22,18 @@ OTHER_OUTPUT, TIMES_BEFORE = 0.2, 4.0
 difference of any module before it. A sound FP8 layer's is 0.03 to 0.05. It chooses words alone."""
 MANY_LOST = 0.2
 """Share of an operand's values that the recipe's own casts make 0, from which that is the cause."""
-MORE_ZEROS = 0.01
-"""Share of a gradient's values that are 0 in FP8 and not in BF16, which is told."""
-UNLIKE = 0.5
-"""Cosine below which a gradient is another one in its place: to store it too coarsely leaves more of it."""
 
 Cause = tuple[Code, str, str]
 """Code, cause, and the next step where it is no comparison of the gradient."""
 
 
-def cause_of(
-    evidence: NumericsEvidence, found: Sequence[Difference], limits: Limits, wrong: Sequence[Difference]
-) -> Finding:
-    """The cause of the wrong gradients among those found; both in the order of the backward pass."""
-    code, cause, next_step = next(_causes(evidence, found, limits, wrong))
+def cause_of(evidence: NumericsEvidence, limits: Limits, wrong: Sequence[Difference]) -> Finding:
+    """The cause of the wrong gradients, in the order of the backward pass."""
+    code, cause, next_step = next(_causes(evidence, limits, wrong))
     return fail(code, "", cause=cause, next_step=next_step)
 
 
-def _causes(
-    evidence: NumericsEvidence, found: Sequence[Difference], limits: Limits, wrong: Sequence[Difference]
-) -> Iterator[Cause]:
+def _causes(evidence: NumericsEvidence, limits: Limits, wrong: Sequence[Difference]) -> Iterator[Cause]:
     first, name = wrong[0], wrong[0].parameter
     if not math.isfinite(first.relative):
         yield N.GRADIENT_NOT_FINITE, f"the gradient of {name} is not finite in the FP8 arm", ""
@@ -79,11 +70,10 @@ def _causes(
         almost = "" if first.length < NO_LENGTH else "almost "
         length = f": {first.length:.2g} times BF16's length" if almost else ""
         yield N.GRADIENT_MISSING, f"{almost}no gradient arrives at {name} in the FP8 arm{length}", ""
-    yield from _stored(found, wrong, evidence)
     yield (
         N.OTHER_GRADIENT,
         f"the backward pass of the FP8 arm computes something else from {name} on: a part of the tokens or values is "
-        "lost, or operands are wrong",
+        "lost, operands are wrong, or a gradient is summed or stored too coarsely",
         "",
     )
 
@@ -115,22 +105,3 @@ def _times(first: Difference, limits: Limits) -> str:
         return ""
     factor = f"{first.gain:.2f}" if abs(first.gain) >= SMALL_LENGTH else f"{first.gain:.3g}"
     return f"the gradient of {first.parameter} is multiplied by {factor} in the FP8 arm"
-
-
-def _stored(found: Sequence[Difference], wrong: Sequence[Difference], evidence: NumericsEvidence) -> Iterator[Cause]:
-    """Only weights of FP8 layers are wrong, and what the backward pass hands on is right."""
-    weights = {f"{product.layer}.weight" for product in evidence.fp8.products}
-    names = [d.parameter for d in wrong]
-    if not weights.issuperset(names) or all(d.parameter in names for d in found[found.index(wrong[0]) + 1 :]):
-        return
-    handed_on = find_in_handed_on(evidence)
-    least = min((each.cosine for each in evidence.fp8.handed_on if f"{each.layer}.weight" in names), default=1.0)
-    if handed_on is not None and handed_on.code is not None and not least >= UNLIKE:
-        yield handed_on.code, handed_on.cause, handed_on.next_step
-    mine, theirs = (arm.gradients.zeros.get(names[0], 0.0) for arm in (evidence.fp8, evidence.bf16))
-    zeros = f"; {mine:.0%} of the values of {names[0]}'s are 0, {theirs:.0%} in BF16"
-    cause = (
-        f"only gradients of FP8 layers' weights are wrong ({some(names)}), and what the backward pass hands on is "
-        "right: the weight gradient is stored, summed or rounded too coarsely after its product"
-    )
-    yield N.GRADIENT_STORED, cause + (zeros if mine - theirs > MORE_ZEROS else ""), ""

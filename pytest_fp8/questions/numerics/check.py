@@ -87,8 +87,8 @@ class NumericsFigures(Figures):
 
 
 def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidence) -> Decision:
-    """FAIL names the first thing that is wrong: formats of operands, then each layer's products, then gradients and
-    what the optimizer is given of them, then products after training steps and in evaluations."""
+    """FAIL names the first thing that is wrong: formats of operands, then each layer's products, what the optimizer
+    is given of them, gradients, then products after training steps and in evaluations."""
     limits, found = limits_of(case.backend, case.recipe), differences(evidence)
     later_limits = later_limits_of(case.backend, case.recipe)
     figures = _figures(evidence, found, limits)
@@ -97,8 +97,8 @@ def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidenc
         or find_in_formats(case, layers)
         or find_in_products(case, evidence, limits)
         or find_apart(evidence)
-        or find_in_gradients(case, found, limits, partial(cause_of, evidence, found, limits))
         or find_in_handed_on(evidence)
+        or find_in_gradients(case, found, limits, partial(cause_of, evidence, limits))
         or next(filter(None, (find_in_products(case, evidence, later_limits, look) for look in LATER_LOOKS)), None)
         or _nothing(figures, layers, judged_products(evidence))
         or too_sensitive(found)

@@ -59,8 +59,6 @@ class Gradients:
     """Fingerprint of the batch."""
     random: str = ""
     """Digest of the random generators' state after the step."""
-    zeros: Mapping[str, float] = field(default_factory=dict)
-    """Parameter -> share of its gradient's values that are 0."""
     apart: str = ""
     """Where the ranks have gradients of their own at the end of the backward pass, and the sketches are their mean: the
     first that differs."""

@@ -64,7 +64,8 @@ def _find(mine: Sequence[HandedOn], reference: Sequence[HandedOn], when: str) ->
         f"gave{when}",
         expected="the sum of dy^T . x over the step's calls, times one factor for all layers, as in BF16",
         seen=f"{worst.layer}: {seen}" + (f"; also {some(also)}" if also else ""),
-        cause="a gradient that is kept from an earlier step, or another layer's, takes its place in the FP8 arm"
+        cause="a gradient that is kept from an earlier step, or another layer's, takes its place in the FP8 arm; or "
+        "it is summed, rounded or stored too coarsely after the product"
         if others
         else "something multiplies it in the FP8 arm alone: a hook on the weight, or a line of the step",
         next_step=f"compare {worst.layer}.weight.grad before optimizer.step() with that at the end of backward(); look "

@@ -37,8 +37,6 @@ class GradientSketches:
         self._engine, self._fused, self._places = engine, engine.fused_params, rotated(engine.device)
         self._trained = [(n, p) for n, p in engine.model.named_parameters(remove_duplicate=False) if p.requires_grad]
         self._sketches: dict[str, torch.Tensor] = {}
-        self._filled: dict[str, torch.Tensor] = {}
-        """Parameter -> share of its gradient's values that are not 0."""
         self._reached: set[int] = set()
         self._random = self._random_before = ""
 
@@ -72,7 +70,6 @@ class GradientSketches:
             "loss": float(loss),
             "data": data.fingerprint(batch),
             "random": self._random,
-            "zeros": {name: 1 - float(share) for name, share in self._filled.items()},
             "apart": "",
         }
 
@@ -86,7 +83,6 @@ class GradientSketches:
                 plain = plain_name(part)
                 self._sketches.pop(plain, None)
                 self._sketches[plain] = sketch(gradient, zlib.crc32(plain.encode()), self._places)
-                self._filled[plain] = torch.count_nonzero(values_of(gradient)) / max(gradient.numel(), 1)
 
 
 def _around_others(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> list[Any]:
