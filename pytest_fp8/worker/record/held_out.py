@@ -25,6 +25,7 @@ def held_out_output(engine: Engine, seed: int) -> tuple[torch.Tensor, int]:
     """Of one forward pass as in training; and a fingerprint of the model's input, which a step may draw by itself."""
     # Uncompiled: to compile a forward pass for one batch would take longer than all else here.
     with unchanged(engine), torch.compiler.set_stance("force_eager"):
+        engine.besides_weights.restart_counters()
         # Dropout masks are the same in every arm, whatever generator draws them.
         seed_generators(seed)
         # Each rank computes the whole, as an arm on one GPU does.

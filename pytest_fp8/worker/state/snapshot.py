@@ -142,6 +142,13 @@ class Snapshot:
             if parameter.requires_grad != trained:
                 parameter.requires_grad_(trained)
 
+    def restart_counters(self) -> None:
+        """Numbers alone are again what they were. A model may count its calls, by which it chooses what it computes;
+        no checkpoint of its weights has that."""
+        for entries, name, value, _ in self._values:
+            if type(value) in (int, float):
+                entries[name] = value
+
 
 def _holds(container: Any, content: Any) -> bool:
     """Whether it holds the same objects still, in their order. Not by ``==``, which tensors do not answer."""
