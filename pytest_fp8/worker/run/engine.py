@@ -31,6 +31,7 @@ from pytest_fp8.worker.state.seed_weights import copy_model, copy_values
 from pytest_fp8.worker.state.snapshot import Snapshot, unchanged
 from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training import ranks
+from pytest_fp8.worker.training.cpu_products import multiply_bfloat16_through_float32
 from pytest_fp8.worker.training.given import checked_precision, converted
 from pytest_fp8.worker.training.model_output import inputs_kept
 from pytest_fp8.worker.training.parallel import Parallel, inner_model, parallelized
@@ -65,6 +66,7 @@ class Engine:
         self.backend = backend(self.case.backend)
         if spec.threads:
             torch.set_num_threads(spec.threads)
+        multiply_bfloat16_through_float32(self.device)
         self.seconds: dict[str, float] = {}
         with self._timed("device"):
             torch.zeros(1, device=self.device)
@@ -122,7 +124,7 @@ class Engine:
         self._put_settings_back = None if makes_anew else settings_now(self.optimizer)
         # After the conversion, so that what convert() set is the arm's own; a fresh model has no buffers of these.
         made_by_convert = [name for name, _ in self.model.named_buffers() if plain_name(name) not in buffers]
-        self._besides_weights = Snapshot(self.model, made_by_convert)
+        self.besides_weights = Snapshot(self.model, made_by_convert)
 
     def _observed_conversion(self) -> Conversion:
         """Convert the model. What that did besides, to weights and to layers, is told from before and after."""
@@ -227,7 +229,7 @@ class Engine:
         ranks.reshard(self.model)
         if not isinstance(self.backend, BringsModel):
             copy_model(self.model, self.setup.seeded_values(seed), self.fused_params, seed if jitter else None)
-            self._besides_weights.restore()
+            self.besides_weights.restore()
         else:
             values = self.backend.seeded_values(self.model, seed)
             copy_values(self.model, values, self.fused_params, seed if jitter else None)
