@@ -108,8 +108,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
             safe_set_full_fp32_param(parameter, value)
             return
         parts = isinstance(value, torch.Tensor) and value.dim()
+        # As torch's own load_state_dict() has it: a fused step reads its count on the GPU.
+        moved = isinstance(value, torch.Tensor) and any(
+            g.get("fused") or g.get("capturable") for g in self.param_groups
+        )
         for buffer in self._engine.optimizer.fp32_partitioned_groups_flat:
-            self.state[buffer].setdefault(entry, torch.zeros_like(buffer) if parts else copy.deepcopy(value))
+            one = value.to(buffer.device, copy=True) if moved else copy.deepcopy(value)
+            self.state[buffer].setdefault(entry, torch.zeros_like(buffer) if parts else one)
         if parts:
             safe_set_full_optimizer_state(parameter, value, entry)
 
