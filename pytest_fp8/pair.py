@@ -264,7 +264,9 @@ class Fp8Pair:
         that no mark names asks for itself."""
         tasks: dict[str, Begin[Any]] = {"speedup": self._first_look}
         tasks |= {name: partial(each.ask, self, None) for name, each in QUESTIONS.items() if name != "speedup"}
-        return {name: task for name, task in tasks.items() if name in self._asked}
+        asked = {name: task for name, task in tasks.items() if name in self._asked}
+        # Last, while the reference is there: what most questions ask of it once they have their own.
+        return {**asked, "reference ledger": reference_ledger}
 
     def _first_look(self) -> Asking[None]:
         """Of the speed. Further ones are asked where a test's question is left open."""

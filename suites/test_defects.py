@@ -199,7 +199,8 @@ def scales_that_do_not_come_back(model):
     return [name for name, loaded in scales().items() if not loaded.equal(trained[name])]
 
 
-@pytest.mark.fp8(cases=[Case("tiny", "transformer_engine", "delayed")])
+@pytest.mark.usefixtures("healthy_alone")
+@pytest.mark.fp8(cases=[Case("tiny", "transformer_engine", "delayed", chip="hopper")], question="layers")
 def test_scaling_state_comes_back_with_the_state_dict(fp8_pair):
     fp8_pair.layers()
     assert fp8_pair.fp8.call(scales_that_do_not_come_back) == []

@@ -17,7 +17,8 @@ EDGE = Reason(Stays.EDGE, "Accelerate leaves the model's first Linear, for stabi
 
 def nothing(left, originals=SIZES):
     healthy = layers_evidence(bf16=[(name, role) for name in ("q", "up") for role in ROLES])
-    return replace(healthy, originals=originals, skipped=left, converted=[], live_fp8=[])
+    calls = [replace(call, fp8=False) for call in healthy.calls]
+    return replace(healthy, originals=originals, skipped=left, converted=[], live_fp8=[], calls=calls)
 
 
 @pytest.mark.parametrize(

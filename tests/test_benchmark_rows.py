@@ -34,7 +34,7 @@ def test_both_arms_of_a_case_are_a_group(suite):
     assert {row["name"] for row in rows} == {"tiny-torchao-rowwise[bf16]", "tiny-torchao-rowwise[fp8]"}
     rounds = {row["stats"]["rounds"] for row in rows}
     assert len(rounds) == 1, "as many blocks of the one arm as of the other"
-    assert rounds.pop() == 6, "two entries for each of the first three ABBA blocks, which settle it"
+    assert rounds.pop() == 12, "two entries for each of the first six ABBA blocks, which settle it"
     assert rows[0]["stats"]["median"] == pytest.approx(0.1, rel=0.01), "seconds"
 
 

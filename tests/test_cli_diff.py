@@ -134,7 +134,7 @@ def forged(path, **changes):
         (lambda path: edit(path, lambda data: data.update(sessions=[]), sign=False), 2, "0 values"),
         (lambda path: edit(path, lambda data: data["sessions"][0].update(reason="x"), sign=False), 2, "by hand"),
         (lambda path: path.write_text(path.read_text().replace("0.85", "NaN")), 2, "NaN is no number"),
-        (lambda path: path.rename(path.with_name("1b-te-block.json")), 2, "lies in another place"),
+        (lambda path: path.rename(path.with_name("1b-te-block.json")), 2, "holds the baseline of"),
         (lambda path: path.rename(path.with_name("_hidden.json")), 1, "1 removed"),
     ],
 )

@@ -51,7 +51,7 @@ def test_an_update_writes_and_a_second_run_passes_against_it(suite, monkeypatch)
     assert first.ret == 0
     first.stdout.fnmatch_lines(["wrote baselines/h200/tiny-torchao-rowwise.json"])
     stored = json.loads((suite.path / "baselines/h200/tiny-te-current.json").read_text())
-    assert stored["schema"] == 2
+    assert stored["schema"] == 3
     [session] = stored["sessions"]
     assert session["reason"] == "first"
     assert len(session["metrics"]["speedup"]) == 4, "raw values of four fresh processes"

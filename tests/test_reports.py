@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from benchmarks import accounts
 from benchmarks.gate.record import from_report
 from helpers.fakes import H200, SUITE, install
 from helpers.mutants import mutants
@@ -37,19 +36,17 @@ def test_a_report_that_is_not_there_is_named_before_what_a_page_needs(monkeypatc
 def test_a_mutated_report_is_read_or_refused_in_one_line(report, tmp_path, capsys):
     text, out = report.read_text(), tmp_path / "recordings"
     out.mkdir()
-    assert accounts.main([str(report)]) == 0
     assert len(from_report(report, out)) == 2
     mutant, refused = tmp_path / "mutant.json", 0
     for _, data in mutants(text, COUNT, seed=1):
         mutant.write_bytes(data)
-        for read in (lambda: accounts.main([str(mutant)]), lambda: from_report(mutant, out)):
-            code = code_of(read)
-            said = capsys.readouterr().out
-            if code == 2:
-                refused += 1
-                assert said.startswith(f"{mutant} is not a report that a run wrote: ")
-                assert said.count("\n") == 2
-    assert refused > COUNT / 4
+        code = code_of(lambda: from_report(mutant, out))
+        said = capsys.readouterr().out
+        if code == 2:
+            refused += 1
+            assert said.startswith(f"{mutant} is not a report that a run wrote: ")
+            assert said.count("\n") == 2
+    assert refused > COUNT / 8
     assert all(isinstance(json.loads(path.read_text())["provenance"], dict) for path in out.iterdir())
 
 

@@ -28,7 +28,7 @@ OLD = baseline("tiny-case", "hash", metrics={"fp8_share": [0.5]}, reason="old")
 NEW = baseline("tiny-case", "hash", metrics={"fp8_share": [0.75]}, reason="new")
 OF_STREAM = ("write", "flush", "close")
 """Steps that are methods of the temporary file."""
-STEPS = ("mkdir", "create", "write", "flush", "fsync", "fchmod", "close", "replace", "open folder", "fsync folder")
+STEPS = ("mkdir", "create", "write", "flush", "fsync", "fchmod", "close", "replace")
 
 
 def die() -> None:
@@ -41,39 +41,24 @@ def patched(target: Any, name: str, around: Callable[[Callable[..., Any]], Calla
 
 def at(step: str, when: str, fault: Callable[[], None]) -> None:
     """Have ``fault`` happen before or after a step of the writer."""
-    renamed: list[bool] = []
-
-    def note_rename(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **more: Any) -> Any:
-            result = real(*args, **more)
-            renamed.append(True)
-            return result
-
-        return call
 
     def around(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **more: Any) -> Any:
-            # The folder's steps are those after the rename; the temporary file is opened and flushed, too.
-            due = bool(renamed) == step.endswith("folder")
-            if due and when == "before":
+            if when == "before":
                 fault()
             result = real(*args, **more)
-            if due and when == "after":
+            if when == "after":
                 fault()
             return result
 
         return call
 
-    if step.endswith("folder"):
-        patched(os, "replace", note_rename)
     if step in OF_STREAM:
         of_stream(step, around)
         return
     target, name = {
         "mkdir": (Path, "mkdir"),
         "create": (tempfile, "NamedTemporaryFile"),
-        "open folder": (os, "open"),
-        "fsync folder": (os, "fsync"),
     }.get(step, (os, step))
     patched(target, name, around)
 
