@@ -1,20 +1,17 @@
-"""An uncompiled step that is recorded needs no more memory than a compiled one: by few tokens, or by the host's."""
+"""Large batches of the suite's models are recorded in part."""
 
 from types import SimpleNamespace
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
-from pytest_fp8 import Case  # noqa: E402
-from pytest_fp8.arms.spec import ArmSpec  # noqa: E402
-from pytest_fp8.worker.answers import numerics  # noqa: E402
-from pytest_fp8.worker.record import room  # noqa: E402
-from pytest_fp8.worker.server import ArmServer  # noqa: E402
-from pytest_fp8.zoo.data import fingerprint  # noqa: E402
-from pytest_fp8.zoo.shapes import SHAPES  # noqa: E402
+from pytest_fp8 import Case
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.worker.answers import numerics, recorded
+from pytest_fp8.worker.server import ArmServer
+from pytest_fp8.zoo.data import fingerprint
+from pytest_fp8.zoo.shapes import SHAPES
 
 pytestmark = pytest.mark.slow
 
@@ -25,10 +22,10 @@ def sizes(batch):
 
 def test_a_large_batch_of_the_suites_models_is_recorded_in_part_and_trained_whole(monkeypatch):
     """Every product is judged on the beginning of the batch, and gradients on all of it."""
-    monkeypatch.setattr(room, "TOKENS", 48)
+    monkeypatch.setattr(recorded, "TOKENS", 48)
     case = Case("micro", "torchao", "tensorwise", emulated=True)
     engine = ArmServer(ArmSpec(case, "cpu", None, threads=1)).engine
-    whole, cut = engine.training_batch(0, 3), room.recorded_batch(engine, 0, 3)
+    whole, cut = engine.training_batch(0, 3), recorded.recorded_batch(engine, 0, 3)
     assert (sizes(whole)["input_ids"], sizes(cut)["input_ids"]) == ((4, 24), (1, 48))
     assert all(cut[name].flatten().equal(whole[name].flatten()[:48]) for name in whole)
 
@@ -56,7 +53,7 @@ def test_a_large_batch_of_the_suites_models_is_recorded_in_part_and_trained_whol
     ids=lambda each: each.id if isinstance(each, Case) else "",
 )
 def test_small_batches_and_those_of_users_are_recorded_whole(case, cut):
-    assert room.is_cut(SimpleNamespace(case=case)) is cut
+    assert recorded.is_cut(SimpleNamespace(case=case)) is cut
 
 
 def test_a_role_is_told_by_sizes_in_every_model_of_the_suite():
@@ -65,59 +62,5 @@ def test_a_role_is_told_by_sizes_in_every_model_of_the_suite():
     features |= {
         heads * (s.head_dim or s.hidden // s.heads) for s in SHAPES.values() for heads in (s.heads, s.kv_heads)
     }
-    assert room.TOKENS not in features
-    assert room.TOKENS % 128 == 0
-
-
-class Wrapped(torch.Tensor):
-    """A library's own kind of tensor."""
-
-
-class Seen(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.operators = []
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        if operator is not torch.ops.aten.detach.default:  # a view, which is no work
-            self.operators.append(str(operator))
-        return operator(*args, **(kwargs or {}))
-
-
-def test_activations_on_the_host_change_no_gradient_and_are_not_seen(monkeypatch):
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))
-    given, saved = torch.randn(4, 8), []
-    # On a CPU nothing would be copied.
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: saved.append(type(tensor)) or tensor.clone())
-
-    def gradients():
-        factor = torch.ones(8).as_subclass(Wrapped).requires_grad_()
-        with Seen() as seen:
-            loss = (model(given) * factor).sum()
-            return torch.autograd.grad(loss, list(model.parameters())), seen.operators
-
-    plain, operators = gradients()
-    assert not saved
-    with room.saved_on_host():
-        again, watched = gradients()
-    assert all(map(torch.equal, plain, again))
-    assert watched == operators
-    assert saved
-    assert Wrapped not in saved
-
-
-@pytest.mark.parametrize(("free", "own", "compiled", "kept"), [
-    (50, True, True, True), (70, True, True, False), (50, False, True, False), (50, True, False, False)
-])  # fmt: skip
-def test_only_a_users_compiled_step_may_need_more_than_is_free(monkeypatch, free, own, compiled, kept):
-    gib, asked = 2**30, []
-    memory = {"max_memory_allocated": 54, "memory_allocated": 24, "memory_reserved": 26}
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: ((free - 2) * gib, 80 * gib))
-    for name, size in memory.items():
-        monkeypatch.setattr(torch.cuda, name, lambda size=size: size * gib)
-    on_host = room.saved_on_host
-    monkeypatch.setattr(room, "saved_on_host", lambda: asked.append(True) or on_host())
-    setup = SimpleNamespace(own=object() if own else None)
-    with room.uncompiled(SimpleNamespace(setup=setup, compiled=compiled, device=torch.device("cuda"))):
-        pass
-    assert bool(asked) is kept
+    assert recorded.TOKENS not in features
+    assert recorded.TOKENS % 128 == 0

@@ -12,11 +12,10 @@ from pytest_fp8.backends.linears import stacked_weights
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.ledger.evidence import enclosing
 from pytest_fp8.worker.answers.ledger import ledger_of
-from pytest_fp8.worker.answers.recorded import recorded
+from pytest_fp8.worker.answers.recorded import in_training, product_in_training, recorded
 from pytest_fp8.worker.record.clock import NO_STEPS, busy_steps
 from pytest_fp8.worker.record.profile import learn_families, profile_step
 from pytest_fp8.worker.record.recorder import StepTable
-from pytest_fp8.worker.record.room import call_of_training, of_training
 from pytest_fp8.worker.record.tables import layer_table, products_of
 from pytest_fp8.worker.tensors import is_sharded, plain_name
 
@@ -30,7 +29,7 @@ def layers(engine: Engine) -> dict[str, Any]:
     modules = dict(engine.model.named_modules())
     live = [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])]
     found = layer_table(table, engine.originals, live)
-    calls = [call_of_training(engine, call) for call in found.calls]
+    calls = [in_training(engine, call) for call in found.calls]
     named = {plain_name(name): name for name in engine.originals}
     # The keys are the fields of questions.layers.evidence.LayersEvidence.
     return {
@@ -42,8 +41,10 @@ def layers(engine: Engine) -> dict[str, Any]:
         "kinds": {name: class_path(modules[name]) for name in engine.originals},
         "sharded": [n for n in engine.originals if is_sharded(modules[n]._parameters.get("weight"))],
         "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
-        "foreign": to_plain([replace(each, product=of_training(engine, each.product)) for each in found.foreign]),
-        "others": to_plain([of_training(engine, each) for each in found.others]),
+        "foreign": to_plain(
+            [replace(each, product=product_in_training(engine, each.product)) for each in found.foreign]
+        ),
+        "others": to_plain([product_in_training(engine, each) for each in found.others]),
         "dropped_behaviour": engine.conversion.dropped_behaviour,
         "stacked_weights": stacked_weights(engine.model),
         "switches": engine.switches,

@@ -11,13 +11,20 @@ from weakref import WeakKeyDictionary
 import torch
 
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, Entered, TensorNote, Updates
-from pytest_fp8.worker.answers.recorded import SEED, Recorded, StepNotes, observed_step, recorded, start_over
+from pytest_fp8.worker.answers.recorded import (
+    SEED,
+    Recorded,
+    StepNotes,
+    observed_step,
+    recorded,
+    recorded_batch,
+    start_over,
+)
 from pytest_fp8.worker.answers.updates import updates
 from pytest_fp8.worker.error_trace import code_of
 from pytest_fp8.worker.notes import digest_of, shape_of
 from pytest_fp8.worker.record.operators import dtype_name
 from pytest_fp8.worker.record.perturb import PERTURBATION, moved_weights
-from pytest_fp8.worker.record.room import recorded_batch
 from pytest_fp8.worker.record.tables import (
     draws_of,
     may_route,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.questions.numerics.evidence import LATER
-from pytest_fp8.worker.answers.recorded import SEED, fit_scales_to_recorded, observed_step, recorded
+from pytest_fp8.worker.answers.recorded import SEED, fit_scales_to_recorded, is_cut, observed_step, recorded
 from pytest_fp8.worker.answers.yardstick import gradients, moved_gradients
 from pytest_fp8.worker.record.held_out import not_evaluated
 from pytest_fp8.worker.record.probe import ProductChecks
-from pytest_fp8.worker.record.room import is_cut
 from pytest_fp8.worker.record.tables import outputs_of
 from pytest_fp8.worker.training.setup import seed_generators
 

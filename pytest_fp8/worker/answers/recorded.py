@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 
+from pytest_fp8.questions.layers.products import LayerCall, Product
 from pytest_fp8.questions.ledger.differences import OUTSIDE
 from pytest_fp8.questions.ledger.evidence import OptimizerNote
 from pytest_fp8.worker.notes import optimizer_note, random_state, switches_of
@@ -19,13 +20,13 @@ from pytest_fp8.worker.record.clock import compiled_frames
 from pytest_fp8.worker.record.gradients import GradientSketches, norm_of
 from pytest_fp8.worker.record.probe import ProductChecks
 from pytest_fp8.worker.record.recorder import StepRecorder
-from pytest_fp8.worker.record.room import is_cut, recorded_batch, uncompiled
 from pytest_fp8.worker.record.samples import unwatched
 from pytest_fp8.worker.record.tables import work_of
 from pytest_fp8.worker.state.snapshot import unchanged
 from pytest_fp8.worker.tensors import plain_name, split
 from pytest_fp8.worker.training.phases import around_step
 from pytest_fp8.worker.training.setup import seed_generators
+from pytest_fp8.zoo.batch import with_tensors
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
@@ -37,6 +38,43 @@ RANDOM = 1_907_201_853
 them elsewhere than one that does not."""
 OWN_PASSES = 2
 """Until scales fit that a fresh layer takes from the pass before: those of gradients depend on the forward pass's."""
+TOKENS = 1152
+"""Most tokens of a recorded batch of the suite's models, on each rank. Which layer multiplies what does not depend on
+their number, but memory does: an uncompiled step of 8B keeps 10 MiB a token, and 4096 tokens find no room beside the
+weights on 80 GB. A multiple of the 128 values of a scaling block, and no size of a feature, from which roles are read.
+"""
+
+
+def recorded_batch(engine: Engine, seed: int, step: int) -> Any:
+    """The batch of a recorded step, the same in every arm: that of the training step; of a large one of the suite's
+    models the first :data:`TOKENS` tokens, as one sequence."""
+    batch = engine.training_batch(seed, step)
+    return with_tensors(batch, lambda each: each.reshape(1, -1)[:, :TOKENS]) if is_cut(engine) else batch
+
+
+def is_cut(engine: Engine) -> bool:
+    """Whether recorded batches have fewer tokens than those of training."""
+    return _trained_tokens(engine) > TOKENS
+
+
+def in_training(engine: Engine, call: LayerCall) -> LayerCall:
+    """A recorded call, and its products, with as many tokens as a training step has."""
+    ran = {role: product_in_training(engine, product) for role, product in call.ran.items()}
+    return replace(call, rows=_size_in_training(engine, call.rows), ran=ran)
+
+
+def product_in_training(engine: Engine, product: Product) -> Product:
+    inner, one, two = (_size_in_training(engine, size) for size in (product.inner, *product.outer))
+    return replace(product, inner=inner, outer=(one, two))
+
+
+def _size_in_training(engine: Engine, size: int) -> int:
+    return _trained_tokens(engine) if size == TOKENS and is_cut(engine) else size
+
+
+def _trained_tokens(engine: Engine) -> int:
+    """Of the suite's models, on each rank; of a user's 0."""
+    return math.prod(engine.case.tokens or (0,)) // engine.case.gpus
 
 
 class Observer(Protocol):
@@ -112,7 +150,7 @@ def observed_step(engine: Engine, *observers: Observer, seed: int = SEED, step: 
     with ExitStack() as stack:
         stack.enter_context(unchanged(engine))
         seed_generators(RANDOM + seed)
-        stack.enter_context(uncompiled(engine))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
         for observer in observers:
             stack.enter_context(observer.watching())
         loss = engine.step(batch, phase=phase)
@@ -122,7 +160,7 @@ def observed_step(engine: Engine, *observers: Observer, seed: int = SEED, step: 
 
 def fit_scales_to_recorded(engine: Engine, seed: int, step: int = 0) -> None:
     """:func:`fit_scales` to the batch of the recorded step. Of fewer tokens the mean loss has larger gradients."""
-    with uncompiled(engine):
+    with torch.compiler.set_stance("force_eager"):
         fit_scales(engine, lambda: recorded_batch(engine, seed, step))
 
 
