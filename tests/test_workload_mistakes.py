@@ -228,7 +228,7 @@ def test_after_a_librarys_error_the_rows_are_looked_at():
         server.answer("curve", {"seed": 2, "steps": 6})
     with pytest.raises(RuntimeError, match="not divisible"):
         server.answer("curve", {"seed": 2, "steps": 5})
-    explain_rows(server.engine, RuntimeError("another"))
+    explain_rows(server.engine)
 
 
 def test_a_batch_that_cannot_be_drawn_again_hides_no_error():

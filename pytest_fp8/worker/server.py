@@ -49,9 +49,9 @@ class ArmServer:
             raise ValueError(f"unknown operation {operation!r}")
         try:
             result = getattr(self, operation)(**arguments)
-        except (RuntimeError, AssertionError, ValueError) as error:
+        except (RuntimeError, AssertionError, ValueError):
             if self.engine.case.gpus == 1:
-                explain_rows(self.engine, error)
+                explain_rows(self.engine)
             raise
         self.engine.backend.settle(self.engine.model)
         # After every question cached memory is given back: the pair's other arm may need it. Not between blocks, where
