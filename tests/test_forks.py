@@ -92,3 +92,12 @@ def test_the_process_that_arms_are_forked_from_is_no_arm_s(fresh):
         assert call(after, os.getppid) == server
     finally:
         after.close()
+
+
+def test_a_test_that_compiles_in_pytest_s_process_slows_no_later_arm(arm, monkeypatch):
+    """torch's compiler sets the variable where it runs; arms that import their libraries anew take seconds each."""
+    server = call(arm, os.getppid)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    with live_arm() as later:
+        assert call(later, os.getppid) == server
+        assert call(later, lambda: os.environ["TORCHINDUCTOR_CACHE_DIR"]) == "/elsewhere"

@@ -20,10 +20,18 @@ from pytest_fp8.arms.scratch import MARK, session_folder, sockets_fit
 from pytest_fp8.environ import environment
 
 PRELOAD = "pytest_fp8.worker.preload"
-MAY_DIFFER = ("PYTEST_CURRENT_TEST", "PYTHONPATH", "TMPDIR", MARK, "PYTORCH_NVML_BASED_CUDA_CHECK")
+MAY_DIFFER = (
+    "PYTEST_CURRENT_TEST",
+    "PYTHONPATH",
+    "TMPDIR",
+    MARK,
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "TORCHINDUCTOR_CACHE_DIR",
+)
 """Variables that may differ from the fork server's: pytest sets the first one anew for each test, multiprocessing gives
-each fork this process's import path as it is, and each arm has a folder of its own. DeepSpeed sets the last one when it
-is imported, also by Accelerate, and torch reads it whenever it looks for a GPU."""
+each fork this process's import path as it is, and each arm has a folder of its own. Libraries set the last two, also in
+this process where a test of the user's loads a model: DeepSpeed when it is imported, also by Accelerate, and torch's
+compiler. torch reads both whenever it needs them."""
 _started_with: dict[str, str] = {}
 """The variables that the fork server was started with; empty before the first arm."""
 
