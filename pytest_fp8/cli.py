@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import shutil
 import sys
 from collections.abc import Sequence
 
@@ -34,11 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = options.run(options)
     except Fp8Error as error:
-        from pytest_fp8.report.footnotes import folded
-
-        width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
-        for line in error.message.splitlines():
-            print(*folded(line, width), sep="\n", file=sys.stderr)
+        print(error.message, file=sys.stderr)
         return UNANSWERED
     except BrokenPipeError:
         # `| head` has read enough.

@@ -230,7 +230,6 @@ class Session:
         if isinstance(error, (CheckFailed, Fp8Error)):
             headline_first(report, error)
         case = case_of(item)
-        report.about_fp8 = case is not None or item.get_closest_marker("fp8") is not None
         if case is not None:
             self._tell(item, case, report, error)
         return report
@@ -293,13 +292,10 @@ class Session:
                 if isinstance(line, Answer):
                     self.config.hook.pytest_fp8_answer(config=self.config, report=report, answer=line)
 
-    def pytest_fp8_answer(self, report: pytest.TestReport, answer: Answer) -> None:
-        from pytest_fp8.report.exports import add_rows, show_in_html
-        from pytest_fp8.report.page import write as page
+    def pytest_fp8_answer(self, answer: Answer) -> None:
+        from pytest_fp8.report.exports import add_rows
 
         add_rows(self.config, answer, self.record)
-        folder = None if page.missing() else self.settings.report_dir
-        show_in_html(self.config, report, answer, folder and folder / page.NAME)
 
     def pytest_report_teststatus(self, report: Any) -> tuple[str, str, str] | None:
         if getattr(report, "when", "") == "call" and report.passed:
@@ -368,10 +364,6 @@ class Session:
         self.record.stopped = bool(session.shouldstop or session.shouldfail)
         if self.runs:
             self._finish(session.exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR))
-        from pytest_fp8.report.tracebacks import fold
-
-        # Not before: what other plugins write of a failure, as JUnit files, has no width.
-        fold(self.config.pluginmanager.get_plugin("terminalreporter"))
         if self.said.problems and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -379,7 +371,7 @@ class Session:
         if self.record.entries or self.record.not_run or self.said:
             from pytest_fp8.report.terminal import write_summary
 
-            write_summary(terminalreporter, self.record, self.said, self.root, self.settings.declared)
+            write_summary(terminalreporter, self.record, self.said, self.settings.declared)
 
     def origin(self) -> dict[str, Any]:
         """Where and with what this session measures. Looked up once, for git may take seconds, and before the first

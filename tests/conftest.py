@@ -31,7 +31,6 @@ DRAW_PAGES = (
     "test_known_failures.py",
     "test_page.py",
     "test_report_json.py",
-    "test_shown_elsewhere.py",
 )
 """Their sessions with a report draw its page, a second of CPU time each. Those of others do as without matplotlib."""
 

@@ -41,15 +41,6 @@ def test_the_module_is_the_command_and_its_help_has_an_example_and_the_documenta
     assert f"documentation: {documentation()}" in done.stdout
 
 
-def test_a_message_hangs_below_its_labels_on_a_terminal(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert main(["report", "a-folder-that-is-not-there-" * 4]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("FP8-R")
-    assert lines[1].startswith("    "), lines
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_command_in_order(tmp_path, number):
     code = (

@@ -145,37 +145,3 @@ def test_a_gap_and_its_margin_are_rounded_alike_in_table_and_summary(gap, margin
 def test_a_gap_above_the_margin_is_never_shown_below_it(margin, above):
     gap, _, shown = gap_of({"gap": margin * above, "margin": margin}).partition(" (<")
     assert float(gap) >= float(shown.rstrip(")"))
-
-
-LONG = "a cause that takes more than one line of a narrow terminal, and that is read with pleasure only where it hangs"
-
-
-@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "log"])
-def test_the_message_of_a_failed_test_hangs_below_its_label_on_a_terminal(pytester, monkeypatch, terminal):
-    monkeypatch.setenv("COLUMNS", "80")
-    pytester.makeconftest(
-        f"""
-        def pytest_collection(session):
-            reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-            reporter.isatty = type(reporter.isatty)({terminal})
-        """
-    )
-    pytester.makepyfile(
-        f"""
-        import pytest
-        from pytest_fp8 import Case
-        from pytest_fp8.codes import R
-        from pytest_fp8.errors import Fp8Error
-
-        @pytest.mark.fp8(cases=[Case("tiny", "torchao", "tensorwise", emulated=True)])
-        def test_it(fp8_case):
-            raise Fp8Error(R.ARM_RAISED, "it failed", cause={LONG!r}, next_step="pytest " + "--long " * 14)
-        """
-    )
-    result = pytester.runpytest("--tb=short", "--color=no")
-    shown = [line.rstrip() for line in result.outlines if line.startswith("E ")]
-    cause = next(index for index, line in enumerate(shown) if "cause:" in line)
-    hanging = shown[cause].index("a cause")
-    assert shown[cause + 1][1:hanging].isspace() is terminal
-    assert sum("--long" in line for line in shown) == 1, "a command stays in one piece"
-    assert " ".join(LONG.split()) in " ".join(" ".join(line[1:] for line in shown).split())

@@ -1,4 +1,4 @@
-"""What other tools and a pull request get of a run: properties, Markdown, Bencher, and the closing FAILED line."""
+"""What other tools and a pull request get of a run: properties, Markdown, and the closing FAILED line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from helpers.fakes import H200, SUITE, install
 from helpers.report_data import HOSTILE, decision, entry_of, report_of
 from pytest_fp8.report.cells import COLUMNS, cells_of
-from pytest_fp8.report.exports import bencher, benchmark_action, properties
+from pytest_fp8.report.exports import properties
 from pytest_fp8.report.files import write_beside
 from pytest_fp8.report.summary import markdown
 
@@ -70,20 +70,13 @@ def test_properties_hold_the_figures():
     assert found["fp8_memory_ratio"] == 0.9
 
 
-def test_bencher_and_github_action_benchmark():
-    report = report_of(entry_of("c"), entry_of("counts", decisions={}))
-    assert bencher(report)["c"]["speedup"] == {"value": 1.13, "lower_value": 1.12, "upper_value": 1.14}
-    assert set(bencher(report)) == {"c"}
-    assert benchmark_action(report) == [{"name": "c: FP8 over BF16", "unit": "x", "value": 1.13, "range": "0.0100"}]
-
-
 def test_github_s_summary_is_appended_to(tmp_path):
     (tmp_path / "report.json").write_text(json.dumps(report_of(entry_of())))
     step = tmp_path / "step.md"
     step.write_text("before\n")
     written, notes = write_beside(tmp_path / "report.json", {"GITHUB_STEP_SUMMARY": str(step)})
     assert not notes
-    assert {"summary.md", "bencher.json", "benchmark-action.json"} <= {path.name for path in written}
+    assert "summary.md" in {path.name for path in written}
     assert step.read_text() == "before\n" + (tmp_path / "summary.md").read_text()
 
 
@@ -161,7 +154,7 @@ def test_a_failed_line_begins_with_the_headline(failing):
 
 def test_a_run_writes_them_all(failing):
     failing.runpytest("--fp8-gpu=h200", "--fp8-report=out", "--junit-xml=junit.xml")
-    assert {"report.json", "summary.md", "bencher.json"} <= {path.name for path in Path("out").iterdir()}
+    assert {"report.json", "summary.md"} <= {path.name for path in Path("out").iterdir()}
     text = Path("junit.xml").read_text()
     assert '<property name="fp8_speedup" value="0.8' in text
     assert '<property name="fp8_headline" value="' in text
@@ -215,10 +208,10 @@ def test_a_session_without_an_answer_leaves_no_earlier_report(failing, monkeypat
     failing.runpytest("--fp8-gpu=h200", "--fp8-report=out")
     left = failing.path / "out"
     (left / "notes.txt").write_text("mine")
-    assert (left / "bencher.json").exists()
+    assert (left / "summary.md").exists()
     for other in (["--markers"], ["--collect-only"], ["nowhere.py"], ["-p", "no:fp8", "--version"]):
         failing.runpytest("--fp8-report=out", *other)
-    assert (left / "bencher.json").exists(), "that was no session"
+    assert (left / "summary.md").exists(), "that was no session"
     install(monkeypatch, None)
     assert failing.runpytest("--fp8-gpu=h200", "--fp8-report=out").ret == 1
     names = {path.name for path in left.iterdir()}

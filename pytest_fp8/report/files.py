@@ -17,7 +17,6 @@ from pytest_fp8.codes import R
 from pytest_fp8.errors import Fp8Error, first_line
 from pytest_fp8.plain import finite
 from pytest_fp8.report.record import JOURNAL, Began, Record, read_journal
-from pytest_fp8.report.shift import shift_to_json
 
 SCHEMA = 1
 """The number of what ``report.json`` holds; it grows where a field that readers use changes its meaning or goes.
@@ -49,7 +48,6 @@ def write_report(
         "open_tests": {case: _cut(tests, LONGEST_ID) for case, tests in open_tests.items()},
         "finished": finished,
         "problems": _cut(problems, LONGEST_PROBLEM),
-        "session_shift": shift_to_json(record),
         "provenance": provenance,
     }
     path = folder / "report.json"
@@ -66,15 +64,12 @@ def write_beside(report: Path, environment: Mapping[str, str]) -> tuple[list[Pat
     """What people and other tools read, beside ``report.json``. Gives the paths, and notes on what could not be
     written, which fails no session. The summary also goes where GitHub shows it; the page needs the extra ``report``.
     """
-    from pytest_fp8.report.exports import ACTION, BENCHER, bencher, benchmark_action
     from pytest_fp8.report.page import write as page
     from pytest_fp8.report.summary import NAME, markdown
 
     content = json.loads(report.read_text())
     summary = markdown(content)
     written = {report.with_name(NAME): summary}
-    for name, data in ((BENCHER, bencher(content)), (ACTION, benchmark_action(content))):
-        written |= {report.with_name(name): json.dumps(data, indent=1) + "\n"} if data else {}
     notes = _to_github(summary, environment.get("GITHUB_STEP_SUMMARY", ""))
     try:
         for path, text in written.items():
@@ -186,12 +181,11 @@ def holds_report(folder: Path) -> bool:
 def remove_report(folder: Path) -> None:
     """Remove what lies beside a session's report in a folder, where one is; the next takes the place of the report.
     Files of others stay."""
-    from pytest_fp8.report.exports import ACTION, BENCHER
     from pytest_fp8.report.page.write import NAME as PAGE
     from pytest_fp8.report.summary import NAME as SUMMARY
 
     if not holds_report(folder):
         return
-    for name in (SUMMARY, BENCHER, ACTION, PAGE):
+    for name in (SUMMARY, PAGE):
         with contextlib.suppress(OSError):
             (folder / name).unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import shutil
 from collections import Counter
@@ -16,10 +15,9 @@ from pytest_fp8.libraries import documentation
 from pytest_fp8.questions.findings import some
 from pytest_fp8.report.baselines import revision_lines
 from pytest_fp8.report.cells import COLUMNS, NONE, slower_of, speed_in
-from pytest_fp8.report.exports import OTHERS, below, commands
+from pytest_fp8.report.exports import below
 from pytest_fp8.report.footnotes import folded, footnotes, lines_of, numbers_of
 from pytest_fp8.report.record import Closing, Record, Row
-from pytest_fp8.report.shift import shift_lines
 from pytest_fp8.report.summary import not_finished
 
 if TYPE_CHECKING:
@@ -155,9 +153,8 @@ def _first_code(record: Record, said: Closing) -> str:
     return next((found for text in texts for found in CODE.findall(text)), "")
 
 
-def write_summary(reporter: pytest.TerminalReporter, record: Record, said: Closing, root: Path, declared: bool) -> None:
-    """Everything that pytest-fp8 says at the end of a run. ``root``: of the project. ``declared``: whether the user
-    named the GPU."""
+def write_summary(reporter: pytest.TerminalReporter, record: Record, said: Closing, declared: bool) -> None:
+    """Everything that pytest-fp8 says at the end of a run. ``declared``: whether the user named the GPU."""
     from pytest_fp8.report import tables
 
     # pytest offers no public name for the file that its reporter writes to.
@@ -180,8 +177,6 @@ def write_summary(reporter: pytest.TerminalReporter, record: Record, said: Closi
     spent = time_in_arms(waited)
     for line in folded(spent, width) if spent else ():
         reporter.write_line(tables.writable(line, encoding))
-    for note in shift_lines(record):
-        reporter.write_line(note, yellow=True)
     for revision in said.revisions:
         for line in revision_lines(revision):
             reporter.write_line(line)
@@ -193,6 +188,3 @@ def write_summary(reporter: pytest.TerminalReporter, record: Record, said: Closi
         reporter.write_line(problem, red=True)
     if code := _first_code(record, said):
         reporter.write_line(f"what a code means: pytest-fp8 explain {code}; documentation: {documentation()}")
-    failures = not reporter.config.pluginmanager.has_plugin(OTHERS)
-    for command in commands(reporter.stats, root, os.environ, bool(said.problems), failures):
-        reporter.write_line(command)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import pytest
+from typing import Any
 
 OURS = str(Path(__file__).parents[1])
 RUNNERS = ("_pytest", "pluggy")
@@ -32,18 +28,3 @@ def headline_first(report: Any, error: BaseException) -> None:
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
         crash.message = str(error)
-
-
-def fold(reporter: pytest.TerminalReporter | None) -> None:
-    """On a terminal: fold the messages of failed FP8 tests to its width, in place, each line below what its label says.
-    Lines of the user's source stay as they are."""
-    if reporter is None or not reporter.isatty:
-        return
-    from pytest_fp8.report.footnotes import folded
-
-    width = shutil.get_terminal_size().columns - 1
-    for report in (*reporter.stats.get("failed", ()), *reporter.stats.get("error", ())):
-        if getattr(report, "about_fp8", False):
-            for shown in getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", ()):
-                lines = (["E" + x for x in folded(y[1:], width)] if y[:2] == "E " else [y] for y in shown.lines)
-                shown.lines = [part for parts in lines for part in parts]

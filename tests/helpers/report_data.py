@@ -68,6 +68,5 @@ def report_of(*entries, reason=""):
         "ran_on_gpu": 1,
         "collected": [],
         "partial": False,
-        "session_shift": None,
         "provenance": provenance | {"libraries": {"torch": "2.11.0"}, "reason": reason},
     }
