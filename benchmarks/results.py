@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pytest_fp8.baselines.folder import read_folder, readable
 from pytest_fp8.baselines.record import Baseline, StoredSession
 from pytest_fp8.baselines.review import level
+from pytest_fp8.baselines.store import read_folder, readable
 from pytest_fp8.report.baselines import libraries_of, shown_or_dash, speedup_of
 from pytest_fp8.report.tables import markdown_row, markdown_table
 

@@ -11,8 +11,6 @@ from types import MappingProxyType
 
 SECONDS = 30
 """How long one question may take."""
-LARGEST = 1 << 20
-"""Bytes of the largest file that :func:`committed` reads."""
 REGULAR = ("100644", "100755")
 """git's modes of files that are neither links nor other repositories."""
 
@@ -69,24 +67,14 @@ def commit_named(folder: Path, revision: str) -> str:
         raise GitError("no such revision: misspelt, or a shallow clone lacks it", FETCH) from error
 
 
-def committed(folder: Path, commit: str, below: str) -> dict[str, bytes | str]:
-    """The files below a path (``./`` of ``folder``) at a commit: their path from ``folder`` -> their content, or why it
-    is not read. Two questions to git, however many files there are. Raises :class:`GitError`."""
-    listed = _git(folder, "ls-tree", "-r", "-z", "-l", commit, "--", below).decode(errors="surrogateescape")
-    found: dict[str, bytes | str] = {}
-    wanted: list[tuple[str, str]] = []
-    for line in filter(None, listed.split("\0")):
-        facts, name = line.split("\t", 1)
-        mode, _, blob, size = facts.split()
-        if mode not in REGULAR:
-            found[name] = "not a regular file"
-        elif int(size) > LARGEST:
-            found[name] = f"larger than {LARGEST} bytes"
-        else:
-            wanted.append((name, blob))
-    answer = _git(folder, "cat-file", "--batch", said="".join(f"{blob}\n" for _, blob in wanted).encode())
-    found |= zip((name for name, _ in wanted), _blobs(answer), strict=True)
-    return found
+def committed(folder: Path, commit: str, below: str) -> dict[str, bytes]:
+    """The files below a path (``./`` of ``folder``) at a commit: their path from ``folder`` -> their content; links and
+    other repositories are left out. Two questions to git, however many files there are. Raises :class:`GitError`."""
+    listed = _git(folder, "ls-tree", "-r", "-z", commit, "--", below).decode(errors="surrogateescape")
+    rows = (line.split("\t", 1) for line in listed.split("\0") if line)
+    blobs = {name: facts.split()[2] for facts, name in rows if facts.startswith(REGULAR)}
+    answer = _git(folder, "cat-file", "--batch", said="".join(f"{blob}\n" for blob in blobs.values()).encode())
+    return dict(zip(blobs, _blobs(answer), strict=True))
 
 
 def _blobs(answer: bytes) -> Iterator[bytes]:

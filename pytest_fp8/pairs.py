@@ -14,7 +14,7 @@ from pytest_fp8.report.record import Notes
 if TYPE_CHECKING:
     from pytest_fp8.arms.pair import PairArms
     from pytest_fp8.arms.pool import ArmPool
-    from pytest_fp8.baselines.source import Source
+    from pytest_fp8.baselines.store import Source
     from pytest_fp8.case import Case
     from pytest_fp8.compare.gate import BaseGate
     from pytest_fp8.compare.session import Comparison
@@ -187,7 +187,7 @@ class Pairs:
 
     def _components(self, gpu: str) -> Components:
         """How sessions, processes and blocks of this GPU differ, of the stored histories: read once."""
-        from pytest_fp8.baselines.history import components_in
+        from pytest_fp8.baselines.store import components_in
 
         if gpu not in self._spreads:
             self._spreads[gpu] = components_in(self.source(), gpu)
@@ -196,14 +196,14 @@ class Pairs:
     def source(self) -> Source:
         """Where this session reads its baselines: with a base as they are at that commit, which the change under test
         cannot edit. Where base has none in this folder, or the folder lies in no repository, those of the folder."""
-        from pytest_fp8.baselines.source import source_of
+        from pytest_fp8.baselines.store import source_of
 
         return source_of(self.settings.baseline_dir, self.base_commit)
 
     @property
     def at_base(self) -> bool:
         """Whether the baselines are read at base's commit."""
-        from pytest_fp8.baselines.source import Revision
+        from pytest_fp8.baselines.store import Revision
 
         return isinstance(self.source(), Revision)
 

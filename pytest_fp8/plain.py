@@ -18,8 +18,6 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 T = TypeVar("T")
 SCALARS = (str, int, float, bool)
 NUMBERS: dict[Any, Any] = {float: (float, int)}
-MAY_LACK = {"may_lack": True}
-"""Metadata of a field that data may leave out; its default counts then."""
 
 
 class PlainDataError(ValueError):
@@ -59,9 +57,8 @@ def _record(cls: Any, data: Any, where: str) -> Any:
     wanted = types_of(cls)
     if not isinstance(data, Mapping):
         raise PlainDataError(f"{where} is {type(data).__name__}, not a record")
-    optional = {field.name for field in fields(cls) if field.metadata == MAY_LACK}
     for key in wanted:
-        if key not in data and key not in optional:
+        if key not in data:
             raise PlainDataError(f"{where} lacks {key!r}")
     for key in data:
         if key not in wanted:

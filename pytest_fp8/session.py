@@ -500,7 +500,7 @@ class Session:
 
     def _note_baselines(self) -> None:
         from pytest_fp8.baselines.check import presence
-        from pytest_fp8.baselines.source import Folder
+        from pytest_fp8.baselines.store import Folder
 
         folder = Folder(self.settings.baseline_dir)
         found = presence(self.record, self.pairs.source(), folder, self.pairs.gpu_key)

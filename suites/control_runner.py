@@ -11,8 +11,7 @@ from dataclasses import replace
 from controls.control import Control, Outcome
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.baselines.source import Source, source_of
-from pytest_fp8.baselines.store import read_baseline
+from pytest_fp8.baselines.store import Source, read_baseline, source_of
 from pytest_fp8.case import Case
 from pytest_fp8.options import Settings
 from pytest_fp8.pair import Fp8Pair

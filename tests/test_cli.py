@@ -9,22 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers.project import commands_in, project_in
 from pytest_fp8.cli import main
 from pytest_fp8.libraries import documentation
 
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return project_in(tmp_path)
-
-
-@pytest.fixture
-def run(project, capsys):
-    return commands_in(capsys)
 
 
 def test_the_version_is_told(capsys):
@@ -65,12 +53,3 @@ def test_the_command_line_loads_neither_torch_nor_numpy():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-@pytest.mark.parametrize("command", ["list", "check", "diff baselines baselines"])
-def test_a_gpu_that_nobody_knows_is_refused(run, command):
-    code, _, said = run(*command.split(), "--gpu", "h20o")
-    assert code == 2
-    assert "--gpu h20o: nothing is stored of such a GPU" in said
-    assert "next:" in said
-    assert run(*command.split(), "--gpu", "h20")[0] == 0, "known, and nothing of it is stored"

@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks import results
 from pytest_fp8 import Case, Fp8Pair, Workload
-from pytest_fp8.baselines.folder import read_folder, readable
+from pytest_fp8.baselines.store import read_folder, readable
 from pytest_fp8.cli import parser
 from pytest_fp8.markers import ARGUMENTS, LISTED
 from pytest_fp8.options import add_options

@@ -1,10 +1,9 @@
-"""Versions of libraries: what is recent enough, and what counts as another release."""
+"""Versions of libraries: what is recent enough."""
 
 import importlib.metadata
 
 import pytest
 
-from pytest_fp8.baselines.check import other_release
 from pytest_fp8.libraries import installed
 
 
@@ -40,21 +39,3 @@ def test_a_package_that_is_not_there_says_how_to_get_it():
     assert installed("no-such-package-at-all", "1")[1] == (
         "no-such-package-at-all is not installed: pip install no-such-package-at-all"
     )
-
-
-@pytest.mark.parametrize(
-    ("measured", "here", "other"),
-    [
-        ("2.11.0", "2.11.4", False),
-        ("2.11.0", "2.11.0+cpu", False),
-        ("2.11", "2.11.1.post1", False),
-        ("2.11.0", "2.12.0", True),
-        ("2.11.0", "2.12.0rc1", True),
-        ("2.11.0", "2.11.1rc1", False),
-        ("main-abc", "main-abc", False),
-        ("main-abc", "2.11.0", True),
-    ],
-)
-def test_another_release_has_another_first_or_second_number(measured, here, other):
-    said = other_release({"torch": measured, "absent": "1.0"}, {"torch": here})
-    assert said == ([f"torch {measured} (here {here})"] if other else [])

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import pytest
 
 from helpers.evidence import arm_ledger, curves, layers_evidence, loaded, saved
-from pytest_fp8.plain import MAY_LACK, PlainDataError, from_plain, to_plain
+from pytest_fp8.plain import PlainDataError, from_plain, to_plain
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,9 @@ def positive(value, where):
 @dataclass(frozen=True)
 class Ruled:
     counts: Sequence[Annotated[int, positive]]
-    note: str = field(default="-", metadata=MAY_LACK)
 
 
-def test_a_rule_of_an_annotation_is_asked_and_a_field_that_may_lack_takes_its_default():
+def test_a_rule_of_an_annotation_is_asked():
     assert from_plain(Ruled, {"counts": [1, 2]}) == Ruled([1, 2])
     with pytest.raises(PlainDataError, match=r"it\.counts\[1\] is 0"):
         from_plain(Ruled, {"counts": [1, 0]}, "it")

@@ -43,14 +43,6 @@ def test_a_folder_of_baselines_may_have_any_name(repository, folder):
     assert dirty(repository, repository / folder)
 
 
-@pytest.mark.parametrize("folder", [".", ".."])
-def test_baselines_beside_the_code_do_not_hide_that_it_was_changed(repository, folder):
-    (repository / "train.py").write_text("1")
-    commit(repository)
-    (repository / "train.py").write_text("2")
-    assert dirty(repository, repository / folder)
-
-
 def test_a_project_below_its_repository_sees_all_of_its_changes(repository):
     project = repository / "project"
     (project / "baselines").mkdir(parents=True)

@@ -45,10 +45,6 @@ def test_a_change_well_beyond_the_noise_moves_it():
     assert rate(("moved", "worse"), change=-0.02, processes=4) > 0.9
 
 
-def test_a_change_within_the_tolerance_is_never_called_worse():
-    assert rate(("worse",), change=-0.015, processes=4) < 0.01
-
-
 @pytest.mark.parametrize(
     ("name", "old", "new", "word"),
     [
@@ -62,15 +58,12 @@ def test_a_change_within_the_tolerance_is_never_called_worse():
         ("fp8_share", 1.0, 1.0, "same"),
         ("fp8_share", None, 1.0, "new"),
         ("fp8_share", 1.0, None, "not measured"),
+        ("bf16_ms", 120.0, 140.0, "moved"),
     ],
 )
 def test_exact_metrics_move_at_once_and_banded_ones_beyond_their_band(name, old, new, word):
     before, now = [[[old]] if old is not None else [], [new] if new is not None else []]
     assert compare_metric(name, before, now).word == word
-
-
-def test_a_slower_host_is_nothing_bad_about_fp8():
-    assert compare_metric("bf16_ms", [[120.0]], [140.0]).word == "moved"
 
 
 def test_a_history_is_compared_with_as_a_whole():
@@ -128,20 +121,11 @@ def test_a_file_cannot_silence_its_step_times_by_bringing_busy_times():
 
 
 def test_an_account_is_kept_and_not_compared_and_its_edit_is_found():
-    told = {
-        "bf16_busy_ms": [98.0],
-        "fp8_busy_ms": [85.0],
-        "earned_ms": [20.0],
-        "casts_ms": [9.0],
-        "speedup_limit": [1.2],
-    }
-    speed = {"speedup": [[0.1] * 6] * 4}
+    told, speed = {"casts_ms": [9.0], "earned_ms": [20.0]}, {"speedup": [[0.1] * 6] * 4}
     old, new = baseline("c", "h", metrics={**speed, **told}), later(**speed, **{**told, "casts_ms": [90.0]})
-    revision = revise(old, new)
-    assert (revision.changed, revision.starts()) == (False, [])
+    assert (revise(old, new).changed, revise(old, new).starts()) == (False, [])
     assert added(old, new).newest.metrics["casts_ms"] == [90.0]
     assert tampering(old, baseline("c", "h", metrics={**speed, **told, "casts_ms": [90.0]}))
-    assert {change.metric for change in revise(None, new).changes} == {"speedup", "bf16_ms", "fp8_ms"}
 
 
 def test_a_full_file_loses_its_oldest_session_and_never_the_only_answer_to_a_question():
@@ -189,11 +173,6 @@ def test_a_metric_that_is_gone_was_removed():
     revision = compare_histories(old, later(fp8_share=[0.5]))
     assert {change.metric: change.word for change in revision.changes}["memory_ratio"] == "removed"
     assert revision.worse
-
-
-def test_two_cases_are_never_compared():
-    with pytest.raises(ValueError, match="not the same baseline"):
-        revise(baseline("a", "h"), baseline("b", "h"))
 
 
 def test_a_change_is_judged_by_the_components_of_its_gpu():

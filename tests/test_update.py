@@ -1,12 +1,25 @@
-"""--fp8-update: what is rewritten, what is left to the byte."""
+"""--fp8-update: what is stored, what is refused and left to the byte; and baselines that a session does not find."""
 
 from __future__ import annotations
+
+import json
+import re
+import shutil
 
 import pytest
 
 from helpers.baselines import edit
 from helpers.fakes import H200, SUITE, install
 from helpers.sessions import FILE, sessions, update, with_baselines
+from helpers.waiting import Quiet, Scattering
+from pytest_fp8.baselines.atomic import updating
+from pytest_fp8.baselines.store import load_baseline
+from pytest_fp8.ci import ci_variable
+from pytest_fp8.codes import R
+from pytest_fp8.errors import BaselineError
+
+SPEED = ("-k", "(test_speedup or test_layers) and rowwise")
+GATE = ("--fp8-gpu=h200", "-k", "test_speedup and rowwise")
 
 
 @pytest.fixture
@@ -20,28 +33,36 @@ def stored(suite, monkeypatch):
     return with_baselines(suite, monkeypatch)
 
 
-def test_a_first_baseline_is_called_new(suite, monkeypatch):
+def committed(suite):
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for arguments in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "all"]):
+        assert suite.run(*git, *arguments).ret == 0
+
+
+# -- stored -------------------------------------------------------------------------------------------------------
+
+
+def test_a_first_session_is_new_and_a_second_joins_it(suite, monkeypatch):
     install(monkeypatch, H200)
     result = suite.runpytest(*update())
     result.stdout.fnmatch_lines(["baseline h200/tiny-torchao-rowwise is new (no earlier baseline): *speedup 1.[12]*x"])
-
-
-def test_where_nothing_moved_the_session_joins_the_others(stored):
-    [before] = sessions(stored)
-    result = stored.runpytest(*update("another reason, another day"))
+    result.stdout.fnmatch_lines(["*the sessions that were stored name no commit*"])
+    [before] = sessions(suite)
+    monkeypatch.setenv("GITHUB_SHA", "0123456789ab")
+    result = suite.runpytest(*update("another reason, another day"))
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         ["baseline h200/tiny-torchao-rowwise: nothing moved by more than noise; this session joins the others"]
     )
-    first, second = sessions(stored)
+    first, second = sessions(suite)
     assert first == before
-    assert second["reason"] == "another reason, another day"
-    assert second["starts"] == []
+    assert (second["reason"], second["starts"], second["commit"]) == ("another reason, another day", [], "0123456789ab")
     assert first["run"] != second["run"]
 
 
 def test_a_speedup_that_moved_begins_a_level_and_is_shown_old_to_new(stored, monkeypatch):
     [before] = sessions(stored)
+    committed(stored)
     install(monkeypatch, H200, speedup=1.1)
     result = stored.runpytest(*update("the new kernel"))
     result.stdout.fnmatch_lines(
@@ -53,68 +74,211 @@ def test_a_speedup_that_moved_begins_a_level_and_is_shown_old_to_new(stored, mon
             "wrote baselines/h200/tiny-torchao-rowwise.json",
         ]
     )
-    first, second = sessions(stored)
-    assert first == before, "what is stored never changes"
-    assert set(second["starts"]) == {"speedup", "bf16_ms", "fp8_ms"}, "timed together"
-    assert second["reason"] == "the new kernel"
-    again = stored.runpytest("--fp8-gpu=h200", "-k", "test_speedup and rowwise")
-    again.assert_outcomes(passed=1, deselected=9)
-
-
-def test_memory_that_moved_leaves_the_level_of_the_speedup(stored, monkeypatch):
-    install(monkeypatch, H200, fp8_memory=99)
-    stored.runpytest(*update("copies kept")).stdout.fnmatch_lines(["*memory_ratio *0.900x -> 0.990x *+10*worse"])
-    _, second = sessions(stored)
-    assert second["starts"] == ["activation_ratio", "memory_ratio"], "measured together"
-    assert second["metrics"]["memory_ratio"] == [0.99]
-
-
-def test_a_session_holds_only_what_it_measured(stored, monkeypatch):
-    install(monkeypatch, H200, fp8_memory=99)
-    stored.runpytest(*update("memory alone", "-k", "layers or memory"))
-    first, second = sessions(stored)
-    assert "loss_gap" in first["metrics"]
-    assert not {"loss_gap", "speedup", "fp8_ms"} & set(second["metrics"])
-    assert {"fp8_share", "memory_ratio"} <= set(second["metrics"])
-
-
-def test_a_full_file_keeps_eight_sessions_and_the_only_answer_to_a_question(stored):
-    for count in range(7):
-        assert stored.runpytest(*update(f"night {count}", "-k", "layers and rowwise")).ret == 0
-    assert len(sessions(stored)) == 8
-    result = stored.runpytest(*update("one more", "-k", "layers and rowwise"))
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["*was not updated: *the oldest, which would leave it, is the only one that answered*"])
-    assert stored.runpytest(*update("all of it", "-k", "rowwise")).ret == 0
-    assert len(sessions(stored)) == 8
-    assert sessions(stored)[0]["reason"] == "night 0"
-
-
-@pytest.mark.parametrize("change", [{"case_hash": "0" * 16}, {"schema": 1}], ids=["hash", "schema"])
-def test_a_file_that_cannot_be_compared_with_is_replaced_whole(stored, change):
-    edit(stored.path / FILE, lambda data: data.update(change), sign="digest" not in change)
-    result = stored.runpytest(*update("redefined"))
-    result.stdout.fnmatch_lines(["*tiny-torchao-rowwise is new (the earlier file cannot be compared with: *"])
-    [session] = sessions(stored)
-    assert session["reason"] == "redefined"
-
-
-def test_an_update_that_no_commit_names_says_so(stored, monkeypatch):
-    said = "*the sessions that were stored name no commit*"
-    stored.runpytest(*update()).stdout.fnmatch_lines([said])
-    monkeypatch.setenv("GITHUB_SHA", "0123456789ab")
-    stored.runpytest(*update()).stdout.no_fnmatch_line(said)
-
-
-def test_baselines_that_an_update_wrote_do_not_make_the_tree_dirty_and_code_does(stored, monkeypatch):
-    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
-    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
-        assert stored.run(*git, *arguments).ret == 0
-    install(monkeypatch, H200, speedup=1.1)
-    for reason in ("both", "again"):
-        assert stored.runpytest(*update(reason)).ret == 0
     [changed] = stored.path.glob("test_*.py")
     changed.write_text(changed.read_text() + "\n")
-    assert stored.runpytest(*update("of changed code")).ret == 0
-    written = [sessions(stored, path) for path in (stored.path / "baselines/h200").glob("*.json")]
-    assert [[session["dirty"] for session in each[-3:]] for each in written] == [[False, False, True]] * 2
+    stored.runpytest(*update("memory alone", "-k", "layers or memory"))
+    first, second, third = sessions(stored)
+    assert first == before, "what is stored never changes"
+    assert set(second["starts"]) == {"speedup", "bf16_ms", "fp8_ms"}, "timed together"
+    assert (second["dirty"], third["dirty"]) == (False, True), "baselines that an update wrote are no changed code"
+    assert {*third["metrics"]} >= {"fp8_share", "memory_ratio"}
+    assert not {"loss_gap", "speedup", "fp8_ms"} & {*third["metrics"]}, "only what it measured"
+    stored.runpytest(*GATE).assert_outcomes(passed=1, deselected=9)
+
+
+def test_a_file_of_another_definition_is_replaced_whole(stored):
+    edit(stored.path / FILE, lambda data: data.update(case_hash="0" * 16))
+    result = stored.runpytest(*update("redefined"))
+    result.stdout.fnmatch_lines(["*tiny-torchao-rowwise is new (the earlier file cannot be compared with: *"])
+    assert [session["reason"] for session in sessions(stored)] == ["redefined"]
+
+
+def test_busy_time_is_stored_and_gated_on_where_the_host_makes_step_times_scatter(suite, monkeypatch):
+    # Step times alone would be refused: their processes spread too much.
+    install(monkeypatch, H200, busy=95.0, kernels_alone=True, host=0.8)
+    first = suite.runpytest(*update(), *SPEED)
+    assert first.ret == 0
+    first.stdout.fnmatch_lines(
+        ["*baseline of tiny-torchao-rowwise is this host's as much as the GPU's*gated on busy time*"]
+    )
+    assert len(load_baseline(suite.path / FILE).values("busy_speedup")) == 4
+    # A host that holds nothing up changes nothing: the case is gated on busy time from then on.
+    install(monkeypatch, H200, busy=95.0, kernels_alone=True)
+    quiet = suite.runpytest(*GATE, "--fp8-report=report")
+    quiet.assert_outcomes(passed=1, deselected=9)
+    report = json.loads((suite.path / "report" / "report.json").read_text())
+    assert report["entries"]["tiny-torchao-rowwise"]["decisions"]["speedup"]["numbers"]["gated_on"] == "busy time"
+    install(monkeypatch, H200, busy=95.0, kernels_alone=True, host=0.8, speedup=1.1)
+    slower = suite.runpytest(*GATE)
+    slower.assert_outcomes(failed=1, deselected=9)
+    slower.stdout.fnmatch_lines(["*FP8 lost speed against BF16 since the baseline*", "*of busy time*"])
+
+
+def test_steps_that_scatter_while_no_arm_waits_are_gated_on_busy_time_from_then_on(suite, monkeypatch):
+    install(monkeypatch, H200, busy=40.0)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Scattering)
+    first = suite.runpytest(*update(), *SPEED)
+    first.stdout.fnmatch_lines(["*in step time: FP8's blocks * ms a step, *; it is gated on busy time"])
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Quiet)
+    again = suite.runpytest(*update("faster"), *SPEED)
+    again.stdout.fnmatch_lines(["*so an earlier session says; it is gated on busy time"])
+    assert load_baseline(suite.path / FILE).gated == "busy_speedup"
+
+
+def test_step_times_alone_of_a_host_bound_session_blame_no_fp8(suite, monkeypatch):
+    install(monkeypatch, H200, busy=30.0)
+    suite.runpytest(*update()).stdout.fnmatch_lines(
+        [
+            "*baseline of tiny-torchao-rowwise is this host's as much as the GPU's in step time: *works 30.0 ms*",
+            "  next: store one with a larger batch; on a slower host this one's gate may fail",
+        ]
+    )
+    install(monkeypatch, H200, busy=30.0, speedup=1.0)
+    result = suite.runpytest(*GATE)
+    assert result.ret == 1, "not answered on a declared GPU"
+    result.assert_outcomes(deselected=9)
+    result.stdout.fnmatch_lines(["*INVALID*the host held up steps, and the baseline has step times alone*"])
+
+
+# -- refused ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("world", "only", "why"),
+    [
+        ({"strangers": (4242,)}, "(layers or speedup)", "the timing is invalid (another process used the GPU)"),
+        ({"strangers": (4242,)}, "(layers or faster)", "the timing is invalid (another process used the GPU)"),
+        ({"nan_at": 20}, "tiny", "the loss question failed"),
+        ({"executed_roles": ("fprop",)}, "tiny", "FP8 was not shown to run"),
+    ],
+)
+def test_a_session_that_went_wrong_leaves_the_stored_file(stored, monkeypatch, world, only, why):
+    before = (stored.path / FILE).read_bytes()
+    install(monkeypatch, H200, speedup=1.4, **world)
+    result = stored.runpytest(*update("again", "-k", f"{only} and rowwise"))
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([f"*was not updated: {why}*"])
+    assert (stored.path / FILE).read_bytes() == before
+
+
+@pytest.mark.parametrize("how", ["cut", "edited", "newer"])
+def test_a_history_that_cannot_be_read_is_not_written_over(stored, how):
+    file = stored.path / FILE
+    if how == "cut":
+        file.write_text(file.read_text()[:-100])
+    else:
+        edit(file, lambda data: data.update({"edited": {"digest": "0" * 64}, "newer": {"schema": 4}}[how]), sign=False)
+    before = file.read_text()
+    result = stored.runpytest(*update("again"))
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*tiny-torchao-rowwise.json is not a readable baseline*", "*git*"])
+    assert file.read_text() == before
+
+
+def test_an_update_that_stores_nothing_fails_and_says_why(stored, monkeypatch):
+    install(monkeypatch, None)
+    result = stored.runpytest("--fp8-update=none")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*nothing was stored: needs a GPU with FP8 tensor cores: no NVIDIA GPU (fake)*"])
+
+
+def test_no_other_run_can_update_until_all_is_written(suite, monkeypatch):
+    install(monkeypatch, H200)
+    written = []
+
+    def write(path, text):
+        with pytest.raises(BaselineError, match="another run is updating"), updating(suite.path / "baselines"):
+            pass
+        written.append(path.stem)
+
+    monkeypatch.setattr("pytest_fp8.baselines.store.write_atomically", write)
+    assert suite.runpytest(*update()).ret == 0
+    assert written == ["tiny-torchao-rowwise", "tiny-te-current"]
+
+
+def test_a_folder_that_cannot_be_made_is_a_usage_error_at_the_start(suite, monkeypatch):
+    install(monkeypatch, H200)
+    (suite.path / "a_file").write_text("")
+    result = suite.runpytest(*update(), "--fp8-baselines=a_file/below")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*could not write *a_file/below/.lock*"])
+
+
+# -- missing, of no case, taken another way -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["", "0", "false", "False", "no"])
+def test_a_variable_that_says_no_is_not_ci(value):
+    assert ci_variable({"CI": value}) == ""
+
+
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_a_missing_baseline_is_said_and_fails_in_ci(suite, monkeypatch, ci):
+    install(monkeypatch, H200)
+    monkeypatch.setenv("CI", ci)
+    result = suite.runpytest("--fp8-gpu=h200", "-k", "rowwise")
+    assert result.ret == bool(ci)
+    result.stdout.fnmatch_lines(
+        ["FP8-R46: no baseline for 1 case(s) on h200, so 2 question(s) *; next: *--fp8-update*"]
+    )
+
+
+def test_orphaned_unexercised_and_other_baselines_are_named_after_a_whole_run(stored, monkeypatch):
+    shutil.copy(stored.path / FILE, stored.path / "baselines/h200/tiny-torchao-gone.json")
+    edit(stored.path / FILE, lambda data: data["sessions"][0].update(measurement=1))
+    install(monkeypatch, H200, fails={"tiny-te-current": R.ARM_DIED})
+    result = stored.runpytest("--fp8-gpu=h200")
+    result.stdout.fnmatch_lines(
+        [
+            "1 orphaned baseline(s), of no case of this suite: tiny-torchao-gone",
+            "1 unexercised baseline(s), asked nothing in this run: tiny-te-current",
+            "1 baseline(s) were gated on although *taken another way*: tiny-torchao-rowwise",
+            "  next: pytest-fp8 suites -k tiny-torchao-rowwise --fp8-gpu=h200 *",
+        ]
+    )
+    install(monkeypatch, H200)
+    assert stored.runpytest("--fp8-gpu=h200").ret == 0
+    monkeypatch.setenv("CI", "true")
+    assert stored.runpytest("--fp8-gpu=h200").ret == 1, "nobody reads notes there"
+
+
+def test_no_number_in_a_baseline_ends_the_case_s_tests(stored):
+    text, found = re.subn(r'("memory_ratio": [\[\s]+)[-0-9.e]+', r"\1NaN", (stored.path / FILE).read_text())
+    assert found == 1
+    (stored.path / FILE).write_text(text)
+    result = stored.runpytest("--fp8-gpu=h200", "--fp8-strict")
+    result.assert_outcomes(passed=5, errors=5)
+    result.stdout.fnmatch_lines(["*tiny-torchao-rowwise.json is not a readable baseline*", "*NaN is no number*"])
+
+
+# -- with --fp8-base the change under test does not bring its own --------------------------------------------------
+
+
+def test_a_pull_request_does_not_bring_its_own_baselines(stored, monkeypatch):
+    committed(stored)
+    install(monkeypatch, H200, speedup=1.1)
+    for file in (stored.path / "baselines/h200").glob("*.json"):
+        file.unlink()
+    assert stored.runpytest(*update("mine")).ret == 0
+    stored.runpytest(*GATE).assert_outcomes(passed=1, deselected=9)
+    result = stored.runpytest(*GATE, "--fp8-base=main")
+    result.assert_outcomes(failed=1, deselected=9)
+    result.stdout.fnmatch_lines(["*FP8 lost speed against BF16 since the baseline*", "*; stored baselines: its own"])
+
+
+def test_a_case_that_base_has_no_baseline_of_is_said_to_have_none_there(stored):
+    kept = (stored.path / FILE).read_bytes()
+    (stored.path / FILE).unlink()
+    committed(stored)
+    (stored.path / FILE).write_bytes(kept)
+    result = stored.runpytest("--fp8-gpu=h200", "--fp8-base=main")
+    result.stdout.fnmatch_lines(["*no baseline for 1 case(s) on h200 at base main, so * question(s) *"])
+
+
+def test_where_base_has_none_at_all_those_of_the_checkout_are_read(suite, monkeypatch):
+    install(monkeypatch, H200)
+    committed(suite)
+    with_baselines(suite, monkeypatch)
+    result = suite.runpytest("--fp8-gpu=h200", "--fp8-base=main")
+    result.stdout.fnmatch_lines(["*; stored baselines: those in baselines, since it has none there"])
+    result.stdout.no_fnmatch_line("*no baseline for*")

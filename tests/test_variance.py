@@ -10,12 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pytest_fp8.baselines.folder import read_folder, readable
-from pytest_fp8.baselines.history import components_in, estimated
 from pytest_fp8.baselines.record import Baseline, StoredSession
 from pytest_fp8.baselines.review import compare_metric
-from pytest_fp8.baselines.source import Folder
-from pytest_fp8.baselines.store import write_baseline
+from pytest_fp8.baselines.store import Folder, components_in, estimated, read_folder, readable, write_baseline
 from pytest_fp8.stats.components import MEASURED, estimate
 from pytest_fp8.stats.looks import against_history
 from pytest_fp8.verdicts import Verdict

@@ -28,8 +28,8 @@ from benchmarks.claims.judge import (
     claims,
     judge,
 )
-from pytest_fp8.baselines.folder import read_folder, readable
 from pytest_fp8.baselines.record import Baseline
+from pytest_fp8.baselines.store import read_folder, readable
 from pytest_fp8.report.baselines import libraries_of
 
 BASELINES, MEASURED = Path("baselines"), Path("benchmarks/claims/measured")

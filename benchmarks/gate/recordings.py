@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_fp8.baselines.record import Baseline
-from pytest_fp8.baselines.source import is_baseline
-from pytest_fp8.baselines.store import load_baseline
+from pytest_fp8.baselines.store import is_baseline, load_baseline
 
 ROOT = Path(__file__).parents[2]
 RECORDINGS = Path(__file__).parent / "recordings"

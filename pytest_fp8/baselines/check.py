@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import importlib.util
 import os
+import runpy
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_fp8.baselines.folder import Files, gpus_in, misplaced
 from pytest_fp8.baselines.metrics import lacking
 from pytest_fp8.baselines.record import MEASUREMENT, Baseline
-from pytest_fp8.baselines.source import Source
-from pytest_fp8.baselines.store import measuring, parse_text
-from pytest_fp8.baselines.strict import Unsound
+from pytest_fp8.baselines.store import Files, Source, gpus_in, load, measuring, misplaced
 from pytest_fp8.case import OWN, Case
 from pytest_fp8.ci import ci_variable
 from pytest_fp8.codes import B, Code
-from pytest_fp8.errors import BaselineError, Fp8Error, SettingsError
+from pytest_fp8.errors import BaselineError, SettingsError
 from pytest_fp8.gpu import CHIP_OF_MAJOR, KINDS
 from pytest_fp8.recipes import unmet_need
 from pytest_fp8.stats.components import MEASURED, Components
@@ -32,7 +28,7 @@ if TYPE_CHECKING:
 
 EMULATED = "emulated"
 """The folder of baselines that were measured without a GPU."""
-NOTES = B.UNEXERCISED, B.INCOMPLETE, B.STALE, B.MEASURED_OTHERWISE, B.OTHER_LIBRARY
+NOTES = B.UNEXERCISED, B.INCOMPLETE, B.MEASURED_OTHERWISE
 """Other codes are errors."""
 
 
@@ -61,17 +57,13 @@ class Note:
 def inspect(
     files: Files,
     cases: Sequence[Case] | None,
-    *,
-    today: datetime.date,
-    max_age: int,
-    installed: Mapping[str, str],
     gpu: str = "",
     components: Callable[[str], Components] = lambda gpu: MEASURED,
 ) -> list[Note]:
     """Everything there is to say about ``files``.
 
-    ``cases``: those of the suite; ``None`` where no list of them is known. ``max_age`` in days; ``installed``: library
-    versions here; ``gpu``: look at that one alone. ``components``: a GPU's variances.
+    ``cases``: those of the suite; ``None`` where no list of them is known. ``gpu``: look at that one alone.
+    ``components``: a GPU's variances.
     """
     found: list[Note] = []
     folders = {path.parts[0] if len(path.parts) > 1 else "" for path in files}
@@ -79,42 +71,28 @@ def inspect(
         here = {path: each for path, each in files.items() if path.parts[:-1] == ((folder,) if folder else ())}
         known, variances = {case.id: case for case in cases_for(cases or (), folder)}, components(folder)
         for path, stored in sorted(here.items()):
-            rows = _rows(path, stored, known.get(path.stem), cases is None, today, max_age, installed, variances)
+            rows = _rows(path, stored, known.get(path.stem), cases is None, variances)
             found += [Note(code, folder, path.stem, message, step) for code, message, step in rows if message]
         if folder in gpus_in(files) or gpu:
-            found += _never_stored(folder, known.values(), {path.stem for path in here})
+            there, message = (
+                {path.stem for path in here},
+                "the suite defines this case and no baseline is stored for it",
+            )
+            found += [
+                Note(B.UNEXERCISED, folder, name, message, f'{measuring(folder, name)}"first"')
+                for name, case in known.items()
+                if name not in there and case.backend != "bf16" and case.model != OWN
+            ]
     return found
 
 
-def _never_stored(gpu: str, cases: Iterable[Case], there: set[str]) -> list[Note]:
-    message = "the suite defines this case and no baseline is stored for it"
-    return [
-        Note(
-            B.UNEXERCISED,
-            gpu,
-            case.id,
-            message,
-            f'{measuring(gpu, case.id)}"first"',
-        )
-        for case in cases
-        if case.id not in there and case.backend != "bf16" and case.model != OWN
-    ]
-
-
 def _rows(
-    path: Path,
-    stored: Baseline | BaselineError,
-    case: Case | None,
-    unlisted: bool,
-    today: datetime.date,
-    max_age: int,
-    installed: Mapping[str, str],
-    components: Components,
+    path: Path, stored: Baseline | BaselineError, case: Case | None, unlisted: bool, components: Components
 ) -> list[tuple[Code, str, str]]:
     """What one file can have: code, message, empty where it has not, and next step. ``unlisted``: no list says which
     files are of a case."""
     fault = stored if isinstance(stored, BaselineError) else misplaced(path, stored)
-    if isinstance(stored, BaselineError) or fault:
+    if fault or isinstance(stored, BaselineError):
         assert fault is not None
         return [(fault.code, fault.seen or fault.headline, f"restore {path} (git checkout), or delete it")]
     again = f'{measuring(stored.gpu, stored.case)}"..."'
@@ -134,10 +112,6 @@ def _rows(
     if measured_otherwise(stored):
         message = f"figures were taken another way than today, which is measurement {MEASUREMENT}"
         rows.append((B.MEASURED_OTHERWISE, message, again))
-    if (age := _age(stored, today)) > max_age:
-        rows.append((B.STALE, f"measured {age} days ago", again))
-    if others := other_release(stored.newest.libraries, installed):
-        rows.append((B.OTHER_LIBRARY, f"measured with {', '.join(others)}", ""))
     return rows
 
 
@@ -176,8 +150,8 @@ def presence(record: Record, source: Source, folder: Source, gpu: str) -> Presen
     for path in source.names():
         if path.parts[:-1] == (gpu,) and path.stem in of_this_gpu:
             # Where the file cannot be read, the tests of its case have failed with it.
-            with contextlib.suppress(Fp8Error, Unsound):
-                if measured_otherwise(parse_text(source.text(path) or "", str(path))):
+            with contextlib.suppress(BaselineError):
+                if (stored := load(source, path)) is not None and measured_otherwise(stored):
                     otherwise.append(path.stem)
     if otherwise:
         found.notes.append(
@@ -196,35 +170,10 @@ def too_coarse(metric: str, values: Sequence[Sequence[float]], tolerance: float,
     return f"its processes spread too much to gate at {tolerance:.1%}; they could hold {held:.1%}"
 
 
-def other_release(libraries: Mapping[str, str], installed: Mapping[str, str]) -> list[str]:
-    """Libraries whose first two numbers differ from those installed here: torch and its companions break things in the
-    second. What is not installed is not compared."""
-    from packaging.version import InvalidVersion, Version
-
-    def release(version: str) -> tuple[int, int] | str:
-        try:
-            parsed = Version(version)
-        except InvalidVersion:
-            return version
-        return parsed.major, parsed.minor
-
-    return [
-        f"{name} {version} (here {installed[name]})"
-        for name, version in sorted(libraries.items())
-        if name in installed and release(version) != release(installed[name])
-    ]
-
-
 def measured_otherwise(stored: Baseline) -> bool:
     """Whether the newest session of a metric took its figures another way than today. Beside a newer one, older ones
     are sessions like others: an update would not take them out."""
     return any(stored.measured_in(name)[-1].measurement != MEASUREMENT for name in stored.metrics)
-
-
-def _age(stored: Baseline, today: datetime.date) -> int:
-    """Days since the measurement, of the metric whose newest one is the oldest."""
-    newest = [stored.measured_in(name)[-1].date for name in stored.metrics]
-    return max((today - datetime.date.fromisoformat(date)).days for date in newest)
 
 
 def suite_cases(path: Path) -> list[Case]:
@@ -233,32 +182,28 @@ def suite_cases(path: Path) -> list[Case]:
     The file is run, so trust it as you trust the test suite; its folder is importable meanwhile. Raises
     :class:`SettingsError`.
     """
-    if not path.is_file():
-        raise _no_suite(f"there is no suite at {path}", "no such file", "name it: --suite path/to/matrix.py")
-    spec = importlib.util.spec_from_file_location("fp8_suite_cases", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))
     try:
-        spec.loader.exec_module(module)
+        defined = runpy.run_path(str(path), run_name="fp8_suite_cases").values()
     except Exception as error:
-        seen = f"{type(error).__name__}: {error}"
-        raise _no_suite(f"the suite {path} cannot be loaded", seen, f"python {path}") from error
+        raise _no_suite(f"{type(error).__name__}: {error}", path) from error
     finally:
         sys.path.remove(str(path.parent))
-    values = [
-        each for value in vars(module).values() for each in (value if isinstance(value, list | tuple) else [value])
-    ]
-    cases = {each.id: each for each in reversed(values) if isinstance(each, Case)}
+    values = [each for value in defined for each in (value if isinstance(value, list | tuple) else [value])]
+    cases = {each.id: each for each in values if isinstance(each, Case)}
     if not cases:
-        raise _no_suite(f"the suite {path} defines no case", "none")
-    return list(reversed(cases.values()))
+        raise _no_suite("no case in it", path)
+    return list(cases.values())
 
 
-def _no_suite(headline: str, seen: str, next_step: str = "") -> SettingsError:
-    expected = "a Python file, such as suites/matrix.py, whose attributes are cases, or lists or tuples of them"
-    return SettingsError(B.NO_SUITE, headline, expected=expected, seen=seen, next_step=next_step)
+def _no_suite(seen: str, path: Path) -> SettingsError:
+    return SettingsError(
+        B.NO_SUITE,
+        f"the suite {path} gives no cases",
+        expected="a Python file, such as suites/matrix.py, whose attributes are cases, or lists or tuples of them",
+        seen=seen,
+        next_step="name it: --suite path/to/matrix.py",
+    )
 
 
 def cases_for(cases: Iterable[Case], gpu: str) -> list[Case]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,17 +17,6 @@ if TYPE_CHECKING:
 OK, WRONG, UNANSWERED = 0, 1, 2
 """Exit codes: nothing wrong; something got worse or is broken; the question could not be answered."""
 DIR = Path("baselines")
-MAX_AGE = 180
-"""Days after which a baseline is noted as stale: about two releases of torch."""
-
-
-class _Named(argparse.Action):
-    """Not empty: a variable that is not set would be taken for all GPUs."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        if not values:
-            parser.error(f"{option_string} is given and empty; leave it out for all GPUs, or name one, e.g. h200")
-        setattr(namespace, self.dest, values)
 
 
 def add_baselines(commands: Any) -> None:
@@ -37,7 +25,7 @@ def add_baselines(commands: Any) -> None:
     actions = baselines.add_subparsers(required=True, metavar="ACTION")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--dir", type=Path, default=DIR, help="folder of baselines (default: baselines)")
-    common.add_argument("--gpu", action=_Named, default="", help="this GPU's alone, e.g. h200")
+    common.add_argument("--gpu", default="", help="this GPU's alone, e.g. h200")
     common.add_argument("--json", action="store_true", help="JSON instead of tables")
 
     add = actions.add_parser("list", parents=[common], help="one line per baseline, or all that a case's hold")
@@ -55,15 +43,12 @@ def add_baselines(commands: Any) -> None:
         type=Path,
         help="Python file whose attributes are the cases (default: suites/matrix.py beside the folder); it is run",
     )
-    add.add_argument(
-        "--max-age", type=int, default=MAX_AGE, metavar="DAYS", help=f"note older ones (default {MAX_AGE})"
-    )
     add.set_defaults(run=check)
 
 
 def list_baselines(options: argparse.Namespace) -> int:
-    from pytest_fp8.baselines.folder import gpus_in, named, read_folder, require_gpu
     from pytest_fp8.baselines.record import Baseline
+    from pytest_fp8.baselines.store import gpus_in, named, read_folder, require_gpu
     from pytest_fp8.report.baselines import describe, print_list, show_lines
 
     files = read_folder(options.dir)
@@ -84,10 +69,9 @@ def list_baselines(options: argparse.Namespace) -> int:
 
 
 def diff(options: argparse.Namespace) -> int:
-    from pytest_fp8.baselines.folder import read_folder, read_revision, readable, require_gpu
-    from pytest_fp8.baselines.history import components_in
+    from pytest_fp8.baselines import store
     from pytest_fp8.baselines.review import compare_histories
-    from pytest_fp8.baselines.source import Folder
+    from pytest_fp8.baselines.store import read_folder, readable
     from pytest_fp8.report.baselines import print_diff, revision_to_json
 
     if (options.git is None) is (options.b is None):
@@ -99,16 +83,16 @@ def diff(options: argparse.Namespace) -> int:
             next_step="pytest-fp8 baselines diff --git main",
         )
     if options.git is not None:
-        old = readable(read_revision(options.dir, options.git))
+        old = readable(store.read_all(store.Revision(options.dir, options.git)))
         gone = options.a is None and bool(old) and not options.dir.exists()
         new = {} if gone else readable(read_folder(options.a or options.dir))
     else:
         old, new = readable(read_folder(options.a)), readable(read_folder(options.b))
-    require_gpu(options.gpu, {gpu for gpu, _ in {*old, *new}})
+    store.require_gpu(options.gpu, {gpu for gpu, _ in {*old, *new}})
     wanted = sorted(key for key in set(old) | set(new) if options.gpu in ("", key[0]))
     own = {case.id: case.tolerance for case in _cases(options)} if options.suite else {}
     tolerances = {case: {"speedup": tolerance, "busy_speedup": tolerance} for case, tolerance in own.items()}
-    known = {gpu: components_in(Folder(options.dir), gpu) for gpu in {gpu for gpu, _ in wanted}}
+    known = {gpu: store.components_in(store.Folder(options.dir), gpu) for gpu in {gpu for gpu, _ in wanted}}
     revisions = [
         compare_histories(old.get(key), new[key], tolerances.get(key[1]), known[key[0]]) for key in wanted if key in new
     ]
@@ -123,13 +107,8 @@ def diff(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> int:
-    import datetime
-
     from pytest_fp8.baselines.check import inspect
-    from pytest_fp8.baselines.folder import gpus_in, read_folder, require_gpu
-    from pytest_fp8.baselines.history import components_in
-    from pytest_fp8.baselines.source import Folder
-    from pytest_fp8.libraries import library_versions
+    from pytest_fp8.baselines.store import Folder, components_in, gpus_in, read_folder, require_gpu
     from pytest_fp8.report.baselines import print_findings
 
     files = read_folder(options.dir)
@@ -139,11 +118,8 @@ def check(options: argparse.Namespace) -> int:
     found = inspect(
         files,
         _cases(options) if listed else None,
-        today=datetime.datetime.now(datetime.UTC).date(),
-        max_age=options.max_age,
-        installed={"python": platform.python_version(), **library_versions()},
-        gpu=options.gpu,
-        components=lambda gpu: components_in(Folder(options.dir), gpu),
+        options.gpu,
+        lambda gpu: components_in(Folder(options.dir), gpu),
     )
     errors = [finding for finding in found if finding.level == "error"]
     if options.json:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pytest_fp8.baselines.strict import Unsound, between, sized
+from pytest_fp8.baselines.strict import between, sized
 from pytest_fp8.case import Case
 from pytest_fp8.stats.loss import LOSS_MARGIN
 
@@ -37,54 +37,50 @@ class Metric:
         return self.unit.startswith("log ratio")
 
 
-def _listed(kind: Any, low: float, high: float, most: int = 64) -> Any:
-    return _some(Annotated[kind, between(low, high)], most)
+def _some(kind: Any) -> Any:
+    return Annotated[Sequence[kind], sized(1, 64)]
 
 
-def _some(kind: Any, most: int = 64) -> Any:
-    return Annotated[Sequence[kind], sized(1, most)]
+def _listed(low: float, high: float) -> Any:
+    return _some(Annotated[float, between(low, high)])
 
 
-def _ratios(unit: str) -> Metric:
-    # A hundred times faster or slower is no measurement of one step.
-    blocks = _listed(float, -math.log(100), math.log(100))
-    return Metric(unit, "higher", "speedup", _some(blocks), Case.tolerance)
+# A hundred times faster or slower is no measurement of one step.
+_RATIOS = _some(_listed(-math.log(100), math.log(100)))
+_GAPS, _OVER_BF16, _COUNTED = _listed(-1e9, 1e9), _listed(1e-6, 1e3), _listed(0, 1e6)
+_MILLISECONDS = Metric("ms per step", "lower", "speedup", _listed(1e-6, 1e7), 0.08, informational=True)
 
 
-def _count(unit: str) -> Metric:
-    return Metric(unit, "higher", "layers", _listed(int, 0, 1e6, most=1))
-
-
-_MILLISECONDS = Metric("ms per step", "lower", "speedup", _listed(float, 1e-6, 1e7), 0.08, informational=True)
+def _ratios(time: str) -> Metric:
+    return Metric(f"log ratio, BF16 over FP8 {time} time", "higher", "speedup", _RATIOS, Case.tolerance)
 
 
 def _account(unit: str, direction: str) -> Metric:
     # Where a step went is no process's own, and says nothing that a gate asks.
-    return Metric(unit, direction, "speedup", _listed(float, -1e7, 1e7, most=1), 0.08, informational=True)
+    return Metric(unit, direction, "speedup", _GAPS, 0.08, informational=True)
 
 
 ACCOUNT: Mapping[str, Metric] = {
-    "bf16_busy_ms": _account("ms per step", "lower"),
-    "fp8_busy_ms": _account("ms per step", "lower"),
-    "bf16_wire_ms": _account("ms per step", "lower"),
-    "fp8_wire_ms": _account("ms per step", "lower"),
+    **dict.fromkeys(
+        ("bf16_busy_ms", "fp8_busy_ms", "bf16_wire_ms", "fp8_wire_ms", "casts_ms"), _account("ms per step", "lower")
+    ),
     "earned_ms": _account("ms per step", "higher"),
-    "casts_ms": _account("ms per step", "lower"),
     "speedup_limit": _account("limit, BF16 over FP8 step time", "higher"),
 }
 """The account of a speedup (:mod:`pytest_fp8.questions.speed.account`): the time in which the GPU works; what nothing
 hides of the wire between several; what FP8 products earned and other kernels cost; the limit, of what is gated on."""
-_GAPS = _listed(float, -1e9, 1e9)
-_OVER_BF16 = _listed(float, 1e-6, 1e3)
 
 METRICS: Mapping[str, Metric] = {
-    "speedup": _ratios("log ratio, BF16 over FP8 step time"),
-    "busy_speedup": _ratios("log ratio, BF16 over FP8 busy time"),
+    "speedup": _ratios("step"),
+    "busy_speedup": _ratios("busy"),
     "bf16_ms": _MILLISECONDS,
     "fp8_ms": _MILLISECONDS,
-    "fp8_share": Metric("share of GEMM FLOPs", "higher", "layers", _listed(float, 0, 1 + 1e-9, most=1)),
-    "fp8_layers": _count("Linears in FP8"),
-    **{f"fp8_{role}": _count(f"{role} products in FP8 per step") for role in ("fprop", "dgrad", "wgrad", "recompute")},
+    "fp8_share": Metric("share of GEMM FLOPs", "higher", "layers", _listed(0, 1 + 1e-9)),
+    "fp8_layers": Metric("Linears in FP8", "higher", "layers", _COUNTED),
+    **{
+        f"fp8_{role}": Metric(f"{role} products in FP8 per step", "higher", "layers", _COUNTED)
+        for role in ("fprop", "dgrad", "wgrad", "recompute")
+    },
     "loss_gap": Metric("nats", "lower", "loss", _GAPS, LOSS_MARGIN[0]),
     "loss_twin_gap": Metric("nats", "two-sided", "loss", _GAPS, LOSS_MARGIN[0], informational=True),
     "memory_ratio": Metric("FP8 over BF16 peak of allocated bytes", "lower", "memory", _OVER_BF16, 0.02),
@@ -110,15 +106,3 @@ def informational(name: str, gated: str) -> bool:
 def lacking(case: Case, held: Sequence[str]) -> list[str]:
     """The metrics that a baseline of this case must have and that are not among those ``held``."""
     return [name for question, names in REQUIRED.items() if case.asks(question) for name in names if name not in held]
-
-
-def check_agreement(metrics: Mapping[str, Sequence[Any]], where: str) -> None:
-    """A speedup stands beside the step times of the same processes; an account is whole, beside a speedup. Raises
-    :class:`Unsound`."""
-    whole = {name for name in ACCOUNT if "wire" not in name or "bf16_wire_ms" in metrics or "fp8_wire_ms" in metrics}
-    lacks = sorted({"speedup", *whole} - set(metrics))
-    if lacks and any(name in metrics for name in ACCOUNT):
-        raise Unsound(f"{where} has a part of an account, and lacks {', '.join(lacks)}")
-    sizes = {len(metrics.get(name, ())) for name in ("speedup", "bf16_ms", "fp8_ms")}
-    if "speedup" in metrics and len(sizes) > 1:
-        raise Unsound(f"{where} has a speedup without bf16_ms and fp8_ms of each of its processes")

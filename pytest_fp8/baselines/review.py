@@ -18,9 +18,6 @@ from pytest_fp8.stats.components import MEASURED, Components
 from pytest_fp8.stats.estimate import estimate_of, figure
 from pytest_fp8.stats.loss import LossScale, loss_margin
 
-BESIDE = {*ACCOUNT}
-"""Metrics that explain a speedup."""
-
 
 @dataclass(frozen=True)
 class Change:
@@ -79,7 +76,7 @@ class Revision:
         return [name for name in self.new.metrics if METRICS[name].question in moved]
 
     def origins(self) -> list[str]:
-        """What differs between old and new: :func:`differing`."""
+        """Libraries, driver and power limit that differ between old and new."""
         return differing(self.old, self.new) if self.old is not None else []
 
 
@@ -101,11 +98,11 @@ def revise(
     if old is not None and old.case_hash != new.case_hash:
         old, whole = None, "the case was redefined: its old numbers are not compared"
     if old is None:
-        changes = tuple(_first(name, new.values(name)) for name in new.metrics if name not in BESIDE)
+        changes = tuple(compare_metric(name, [], new.values(name)) for name in new.metrics if name not in ACCOUNT)
         return Revision(new.case, new.gpu, changes, whole or "no earlier baseline", None, new.newest, new.gated)
     # In nats: what the loss is, of which the margin can be a share, is not stored.
     known = {"loss_gap": loss_margin(old.values("loss_twin_gap"), LossScale(1.0)), **(tolerances or {})}
-    held = sorted({*old.metrics, *new.metrics} - BESIDE)
+    held = sorted({*old.metrics, *new.metrics} - ACCOUNT.keys())
     found = [compare_metric(name, old.history(name), new.values(name), known.get(name), components) for name in held]
     # Of the old side: a file that comes with a change must not be able to silence its own step times.
     changes = tuple(
@@ -125,8 +122,7 @@ def compare_histories(
     revision = revise(old, new, tolerances=tolerances, components=components)
     if old is None or revision.whole:
         return revision
-    gone = {"not measured": "removed"}
-    changes = tuple(replace(change, word=gone.get(change.word, change.word)) for change in revision.changes)
+    changes = tuple(replace(c, word="removed") if c.word == "not measured" else c for c in revision.changes)
     return replace(revision, changes=changes, tampered=tampering(old, new))
 
 
@@ -140,16 +136,29 @@ def compare_metric(
     """One metric: ``old`` are the values of each session of its level, ``new`` those of one session; either may be
     empty. Log ratios are compared by their noise, others by their tolerance, in nats or as a fraction, and without a
     tolerance by :data:`~pytest_fp8.baselines.metrics.EXACT`."""
-    allowed = METRICS[name].tolerance if tolerance is None else tolerance
-    if not new:
-        return replace(_first(name, old[-1]), old=level(name, old[-1]), new=None, word="not measured")
-    if not old:
-        return _first(name, new)
-    if METRICS[name].per_process:
-        change = _compare_speed(name, old, new, allowed, components.of(name))
+    known = METRICS[name]
+    allowed = known.tolerance if tolerance is None else tolerance
+    first, second = (level(name, values) if values else None for values in (old[-1] if old else (), new))
+    if first is None or second is None:
+        return Change(name, known.unit, False, first, second, word="new" if first is None else "not measured")
+    if known.per_process:
+        moved = estimate_of(new, old, components.of(name))
+        relative, change, half = True, math.expm1(moved.theta), moved.ratio * math.sinh(moved.half_width)
+        first = second / moved.ratio
+        beyond_noise = abs(moved.theta) > moved.half_width
+        beyond = beyond_noise and abs(moved.theta) > -math.log(1 - allowed)
     else:
-        change = _compare_level(name, old, new, allowed)
-    return replace(change, word="same") if list(new) == list(old[-1]) else change
+        relative, half = allowed > 0 and known.unit != "nats" and first > 0, max(EXACT, allowed)
+        change = second / first - 1 if relative else second - first
+        beyond_noise = beyond = abs(change) > half
+    word = "noise"
+    if list(new) == list(old[-1]):
+        word = "same"
+    elif beyond and not known.informational and known.direction != "two-sided":
+        word = "better" if (change > 0) == (known.direction == "higher") else "worse"
+    elif beyond_noise:
+        word = "moved"
+    return Change(name, known.unit, relative, first, second, change, half, word)
 
 
 def level(name: str, values: Sequence[Any]) -> float:
@@ -159,55 +168,6 @@ def level(name: str, values: Sequence[Any]) -> float:
     if METRICS[name].direction == "two-sided":
         return math.sqrt(fmean(float(x) ** 2 for x in values))
     return fmean(values)
-
-
-def _compare_speed(
-    name: str, old: Sequence[Sequence[Any]], new: Sequence[Any], tolerance: float, components: Components
-) -> Change:
-    moved = estimate_of(new, old, components)
-    difference, half = moved.theta, moved.half_width
-    word = _word(name, difference, abs(difference) > half, abs(difference) > -math.log(1 - tolerance))
-    return Change(
-        name,
-        METRICS[name].unit,
-        True,
-        math.exp(figure(new) - difference),
-        level(name, new),
-        math.expm1(difference),
-        math.exp(difference) * math.sinh(half),
-        word,
-    )
-
-
-def _compare_level(name: str, old: Sequence[Sequence[Any]], new: Sequence[Any], tolerance: float) -> Change:
-    first, second = level(name, old[-1]), level(name, new)
-    relative = tolerance > 0 and METRICS[name].unit != "nats" and first > 0
-    change = second / first - 1 if relative else second - first
-    allowed = max(EXACT, tolerance)
-    beyond = abs(change) > allowed
-    return Change(
-        name,
-        METRICS[name].unit,
-        relative,
-        first,
-        second,
-        change,
-        allowed,
-        _word(name, change, beyond, beyond),
-    )
-
-
-def _word(name: str, change: float, beyond_noise: bool, beyond_tolerance: bool) -> str:
-    direction = METRICS[name].direction
-    if not beyond_noise:
-        return "noise"
-    if not beyond_tolerance or METRICS[name].informational or direction == "two-sided":
-        return "moved"
-    return "better" if (change > 0) == (direction == "higher") else "worse"
-
-
-def _first(name: str, values: Sequence[Any]) -> Change:
-    return Change(name, METRICS[name].unit, False, None, level(name, values), word="new")
 
 
 def differing(old: StoredSession, new: StoredSession) -> list[str]:

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.baselines.check import too_coarse
-from pytest_fp8.baselines.history import components_in
 from pytest_fp8.baselines.metrics import METRICS
 from pytest_fp8.baselines.record import MAX_SESSIONS, Baseline, StoredSession, session_of
 from pytest_fp8.baselines.review import Revision, revise
-from pytest_fp8.baselines.source import Folder
-from pytest_fp8.baselines.store import earlier_baseline, write_baseline
+from pytest_fp8.baselines.store import Folder, components_in, earlier_baseline, write_baseline
 from pytest_fp8.errors import BaselineError
 from pytest_fp8.stats.components import Components
 from pytest_fp8.stats.looks import RUNS_TO_FAIL
@@ -47,16 +45,18 @@ def update_baselines(record: Record, folder: Path, origin: Mapping[str, Any]) ->
         why = why_not_stored(record, name, known[entry.gpu])
         if not why:
             new = measured(entry, origin)
-            why = _store(done, folder, new, tolerances_of(entry), known[entry.gpu])
-            if not why and "speedup" in new.metrics:
-                done.notes += _launch_bound(entry)
+            why = _store(done, folder, entry, new, known[entry.gpu])
+            if not why and "speedup" in new.metrics and new.newest.host_bound:
+                done.notes.append(_host_bound(entry))
         if why:
             done.problems.append(f"baseline of {name} was not updated: {why}")
     return done
 
 
-def _store(done: Update, folder: Path, new: Baseline, tolerances: Mapping[str, float], components: Components) -> str:
+def _store(done: Update, folder: Path, entry: Row, new: Baseline, components: Components) -> str:
     """Append the session of ``new`` to its baseline; gives why it could not be."""
+    # Those of the case itself: its mark or the suite gives them, and the loss rule its margin.
+    tolerances = {name: float(metric["tolerance"]) for name, metric in entry.metrics.items()}
     try:
         old, why_none = earlier_baseline(folder, new.gpu, new.case, new.case_hash)
         if why := why_not_appended(old, new.newest):
@@ -106,28 +106,13 @@ def _questions(session: StoredSession) -> set[str]:
 def measured(entry: Row, origin: Mapping[str, Any]) -> Baseline:
     """What this session measured of a case, as a baseline of one session."""
     values = {name: metric["values"] for name, metric in entry.metrics.items()}
-    host_bound = bool(_speed(entry).get("host_bound"))
-    session = session_of(origin_of(entry, origin), values, host_bound)
+    session = session_of(origin_of(entry, origin), values, bool(_speed(entry).get("host_bound")))
     return Baseline(entry.case, entry.case_hash, entry.gpu, (session,))
-
-
-def not_finite(entry: Row) -> str:
-    """A metric with a value that no baseline can hold, or an empty string."""
-    for name, metric in entry.metrics.items():
-        for row in metric["values"]:
-            if not all(map(math.isfinite, row if isinstance(row, list) else [row])):
-                return name
-    return ""
 
 
 def origin_of(entry: Row, origin: Mapping[str, Any]) -> dict[str, Any]:
     """The provenance of a case's figures: an emulated case used no GPU."""
     return {**origin, "gpu": {"name": "emulated"} if entry.gpu == "emulated" else origin["gpu"]}
-
-
-def tolerances_of(entry: Row) -> dict[str, float]:
-    """The tolerances of the case itself: those that its mark or the suite gives, and the loss rule's margin."""
-    return {name: float(metric["tolerance"]) for name, metric in entry.metrics.items()}
 
 
 def why_not_stored(record: Record, case: str, components: Components) -> str:
@@ -139,8 +124,7 @@ def why_not_stored(record: Record, case: str, components: Components) -> str:
             "@pytest.mark.fp8(name='...')"
         )
     layers = entry.decisions.get("layers")
-    not_run = record.open_tests.get(case)
-    if not_run:
+    if not_run := record.open_tests.get(case):
         names = ", ".join(sorted(not_run))
         return f"the run was cut short before all its tests had run (open: {names}); run its update again"
     if entry.errors:
@@ -154,25 +138,30 @@ def why_not_stored(record: Record, case: str, components: Components) -> str:
             return f"the {what} is invalid ({decision['headline']})"
         if decision["verdict"] == "FAIL" and question in ("numerics", "loss", "checkpoints"):
             return f"the {question} question failed ({decision['headline']})"
-    if name := not_finite(entry):
-        return f"{name} is not finite"
+    for name, metric in entry.metrics.items():
+        flat = (x for row in metric["values"] for x in (row if isinstance(row, list) else [row]))
+        if not all(map(math.isfinite, flat)):
+            return f"{name} is not finite"
+    return _unfit(entry, components)
+
+
+def _unfit(entry: Row, components: Components) -> str:
+    """Why its speedup cannot be gated on, or an empty string."""
     metric = _gated(entry)
     speedup = entry.metrics.get(metric)
     if speedup is None:
         return ""
-    values = speedup["values"]
-    why = too_few(values) or too_coarse(metric, values, speedup["tolerance"], components)
-    if not why:
-        return ""
+    if len(speedup["values"]) < RUNS_TO_FAIL:
+        return "its speedup stands on one process, which may be slow by chance"
+    why = too_coarse(metric, speedup["values"], speedup["tolerance"], components)
     scattered = _speed(entry).get("scattered", "")
-    return why + (f"; {scattered}" if scattered else "")
+    return f"{why}; {scattered}" if why and scattered else why
 
 
 def _speed(entry: Row) -> Mapping[str, Any]:
     """The numbers of its speed."""
-    numbers: Mapping[str, Any] = (entry.decisions.get("speedup") or entry.decisions.get("faster") or {}).get(
-        "numbers", {}
-    )
+    decision = entry.decisions.get("speedup") or entry.decisions.get("faster") or {}
+    numbers: Mapping[str, Any] = decision.get("numbers", {})
     return numbers
 
 
@@ -181,20 +170,11 @@ def _gated(entry: Row) -> str:
     return "busy_speedup" if _speed(entry).get("host_bound") and "busy_speedup" in entry.metrics else "speedup"
 
 
-def too_few(gated: Sequence[Any]) -> str:
-    """Why a session's speedup is no evidence, or an empty string: a finding needs as many processes, too."""
-    if len(gated) >= RUNS_TO_FAIL:
-        return ""
-    return "its speedup stands on one process, which may be slow by chance"
-
-
-def _launch_bound(entry: Row) -> list[str]:
+def _host_bound(entry: Row) -> str:
     """A note where the step time that was stored depends on the host as much as on the GPU."""
     numbers = _speed(entry)
-    if not numbers.get("host_bound"):
-        return []
     waits = numbers.get("waits_for_host") or numbers.get("scattered") or "so an earlier session says"
     what = f"baseline of {entry.case} is this host's as much as the GPU's in step time: {waits}"
     if _gated(entry) == "busy_speedup":
-        return [f"{what}; it is gated on busy time\n  next: a larger batch, if step time is to be gated"]
-    return [f"{what}\n  next: store one with a larger batch; on a slower host this one's gate may fail"]
+        return f"{what}; it is gated on busy time\n  next: a larger batch, if step time is to be gated"
+    return f"{what}\n  next: store one with a larger batch; on a slower host this one's gate may fail"

@@ -6,7 +6,6 @@ import copy
 import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from pytest_fp8.baselines.record import digest
@@ -92,13 +91,3 @@ def places(data: Any) -> Iterator[tuple[Any, Any]]:
     for key in list(keys):
         yield data, key
         yield from places(data[key])
-
-
-def some_baselines(root: Path) -> list[Path]:
-    """Stored files of different shapes: two sessions, few metrics, many."""
-    suite, claims = root / "baselines/h200", root / "benchmarks/claims/measured/h200"
-    return [
-        suite / "own.vit-torchao-tensorwise.json",
-        claims / "1b-te-delayed-amax_history_len.32.json",
-        suite / "1b-torchao-tensorwise.json",
-    ]

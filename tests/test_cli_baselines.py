@@ -1,0 +1,243 @@
+"""``pytest-fp8 baselines``: what it lists, finds and calls worse, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from helpers.baselines import edit
+from helpers.project import SUITE, baseline, commands_in, faster, later, project_in
+from pytest_fp8 import Case
+from pytest_fp8.baselines.store import write_baseline
+
+FILE = "baselines/h200/1b-torchao-rowwise.json"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return project_in(tmp_path)
+
+
+@pytest.fixture
+def run(project, capsys):
+    return commands_in(capsys)
+
+
+# -- list ---------------------------------------------------------------------------------------------------------
+
+
+def test_list_has_one_line_per_baseline_and_its_origin_below(run):
+    code, out, _ = run("list")
+    assert code == 0
+    line = next(line for line in out.splitlines() if "1b-torchao-rowwise" in line)
+    assert line.split()[:2] == ["1b-torchao-rowwise", "h200"]
+    assert "1.106x [1.1" in line
+    assert {"78.00%", "0.850x", "+0.0047"} <= set(line.split())
+    assert "from 1: 2026-11-20, commit 0123456789ab, torch 1.0.0: first" in out
+    assert "\x1b" not in out, "plain where there is no terminal"
+    [facts] = json.loads(run("list", "--json")[1])
+    assert facts["speedup"] == pytest.approx(1.1063, abs=1e-4)
+    assert "rowwise" not in run("list", "--gpu", "h100")[1]
+
+
+def test_a_corrupt_file_is_named_and_the_others_are_listed(run, project):
+    (project / "baselines/h200/bad.json").write_text("{")
+    code, out, err = run("list")
+    assert (code, "1b-torchao-rowwise" in out) == (2, True)
+    assert "bad.json is not a readable baseline" in err
+
+
+def test_list_of_a_case_has_every_value_and_what_sets_its_sessions_apart(run, project):
+    code, out, _ = run("list", "1b-torchao-rowwise")
+    assert code == 0
+    for text in ("process 2: 1.107", "blocks 1.1052", "tolerance 0.02", "+0.0050, -0.0010, +0.0100", "driver 580.1"):
+        assert text in out
+    assert "1. 2026-11-20, commit 0123456789ab: speedup 1.106x (2 processes), memory_ratio 0.850x" in out
+    assert json.loads(run("list", "1b-torchao-rowwise", "--json")[1]) == [baseline().to_json()]
+    assert run("list", "h200/1b-torchao-rowwise") == (0, out, ""), "as the closing summary calls it"
+    sessions = [baseline(date=f"2026-11-1{i}").newest for i in range(2)]
+    sessions[1] = replace(sessions[1], libraries={"torch": "2.0.0"}, starts=("memory_ratio",), measurement=1)
+    write_baseline(project / "baselines", replace(baseline(), sessions=tuple(sessions)))
+    marks = run("list", "1b-torchao-rowwise")[1].partition("    2. 2026-11-11")[2]
+    assert "taken another way: measurement 1" in marks
+    assert "a new level of memory_ratio begins" in marks
+    assert "since the session before: torch 1.0.0 -> 2.0.0" in marks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "next_step"),
+    [
+        (["list", "8b-te-block"], "pytest-fp8 baselines list"),
+        (["list", "1b-torchao-rowise"], "did you mean '1b-torchao-rowwise'?"),
+        (["list", "h100/1b-torchao-rowwise"], "did you mean 'h200/1b-torchao-rowwise'?"),
+        (["list", "--gpu", "h20o"], "did you mean 'h20'?"),
+        (["check", "--gpu", "h20o"], "did you mean 'h20'?"),
+    ],
+)
+def test_an_unknown_name_is_refused(run, arguments, next_step):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert f"next:     {next_step}" in err
+
+
+# -- check --------------------------------------------------------------------------------------------------------
+
+
+def findings(run, *more):
+    code, out, _ = run("check", "--json", *more)
+    return code, {(f["kind"], f["case"]) for f in json.loads(out)}
+
+
+def test_a_sound_folder_has_no_errors_and_its_gaps_are_notes(run):
+    code, out, _ = run("check")
+    assert code == 0
+    assert "unexercised: the suite defines this case and no baseline is stored for it: 1b-torchao-tensorwise" in out
+    assert "1b-bf16" not in out, "a control has no baseline"
+    assert "1 baselines: 0 error(s), 1 note(s)" in out
+
+
+@pytest.mark.parametrize(
+    ("kind", "broken"),
+    [
+        ("unreadable", lambda path: path.write_text("{")),
+        ("orphaned", lambda path: write_baseline(path.parent.parent, baseline(Case("8b", "torchao", "rowwise")))),
+        ("misplaced", lambda path: path.rename(path.with_name("1b-torchao-tensorwise.json"))),
+        ("redefined", lambda path: write_baseline(path.parent.parent, replace(baseline(), case_hash="0" * 16))),
+        ("too coarse", lambda path: write_baseline(path.parent.parent, baseline(speed=[[0.0] * 6, [0.2] * 6]))),
+    ],
+)
+def test_check_fails_on(run, project, kind, broken):
+    broken(project / FILE)
+    code, found = findings(run)
+    assert code == 1
+    assert kind in {name for name, _ in found}
+
+
+def test_the_speed_of_a_case_that_is_asked_for_none_is_not_too_coarse(run, project):
+    untimed = 'Case("1b", "torchao", "rowwise", questions=("layers", "memory"))'
+    write_baseline(project / "baselines", baseline(speed=[[0.0] * 6, [0.2] * 6]))
+    (project / "suites/matrix.py").write_text(SUITE.replace('Case("1b", "torchao", "rowwise")', untimed))
+    assert findings(run)[0] == 0
+
+
+def test_check_notes_what_is_not_stored_and_what_was_measured_otherwise(run, project):
+    old = replace(baseline(), sessions=(replace(baseline().newest, measurement=1),))
+    path = write_baseline(project / "baselines", old)
+    edit(path, lambda data: data["sessions"][0]["metrics"].pop("memory_ratio"))
+    code, found = findings(run)
+    assert code == 0
+    assert {("incomplete", "1b-torchao-rowwise"), ("measured otherwise", "1b-torchao-rowwise")} <= found
+    again = replace(baseline(), sessions=(*old.sessions, replace(baseline().newest, date="2026-11-22", run="c" * 12)))
+    write_baseline(project / "baselines", again)
+    assert not [kind for kind, _ in findings(run)[1] if kind == "measured otherwise"], "an update mended that"
+
+
+def test_without_a_suite_each_file_is_looked_at_alone(run, project):
+    (project / "suites/matrix.py").unlink()
+    code, _, err = run("check")
+    assert (code, "--suite" in err) == (2, True), "no clean bill"
+    shutil.rmtree(project / "suites")
+    own = write_baseline(project / "baselines", baseline(Case("own", "torchao", "rowwise", name="mine")))
+    code, out, _ = run("check")
+    assert code == 0
+    assert "2 baselines, each looked at alone, for no " in out
+    own.write_text("{")
+    assert findings(run)[0] == 1
+    assert run("check", "--suite", "matrix.py")[0] == 2, "what is named must be there"
+    shutil.rmtree(project / "baselines")
+    assert run("check")[0] == 2, "nothing was looked at"
+
+
+# -- diff ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        ({}, 0, "0 changed, 1 as they were"),
+        ({"speed": faster(0.003)}, 0, "0 changed"),
+        ({"speed": faster(-0.06), "libraries": {"torch": "2.0.0"}}, 1, "measured with torch 1.0.0 -> 2.0.0"),
+        ({"speed": faster(-0.06)}, 1, "1.106x      1.042x      -5.82% [-7."),
+        ({"speed": faster(-0.019)}, 0, "moved"),
+        ({"speed": faster(0.06)}, 0, "better"),
+        ({"memory": 0.95}, 1, "0.850x   0.950x   +11.76% (band 2%)"),
+    ],
+)
+def test_diff_tells_worse_from_better_from_noise(run, project, change, code, says):
+    write_baseline(project / "new", later(**change))
+    seen, out, _ = run("diff", "baselines", "new")
+    assert says in out
+    assert seen == code
+
+
+def test_the_tolerance_of_a_speedup_is_the_case_s_own_and_never_the_file_s(run, project):
+    other = write_baseline(project / "new", later(speed=faster(-0.03)))
+    code, out, _ = run("diff", "--json", FILE, str(other))
+    [revision] = json.loads(out)["baselines"]
+    words = {c["metric"]: c["word"] for c in revision["changes"]}
+    assert (code, words["speedup"], words["memory_ratio"]) == (1, "worse", "same")
+    (project / "wide.py").write_text(SUITE.replace('"rowwise")', '"rowwise", tolerance=0.08)'))
+    assert run("diff", "baselines", "new", "--suite", "wide.py")[0] == 0
+
+
+def test_a_redefined_case_is_not_compared(run, project):
+    write_baseline(project / "new", replace(baseline(speed=faster(-0.5)), case_hash="other"))
+    code, out, _ = run("diff", "baselines", "new")
+    assert code == 0
+    assert "is new (the case was redefined: its old numbers are not compared)" in out
+
+
+def test_diff_against_a_git_revision_finds_what_is_worse_and_what_was_removed(run, project):
+    git = ["git", "-C", str(project), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for arguments in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *arguments], check=True)
+    assert run("diff", "--git", "main")[0] == 0
+    path = write_baseline(project / "baselines", later(memory=1.2))
+    code, out, _ = run("diff", "--git", "main")
+    assert (code, "memory_ratio" in out) == (1, True)
+    path.unlink()
+    write_baseline(project / "baselines", baseline(Case("8b", "torchao", "rowwise")))
+    code, out, _ = run("diff", "--git", "main")
+    assert code == 1
+    assert "worse: h200/1b-torchao-rowwise" in out
+    shutil.rmtree(project / "baselines")
+    code, out, _ = run("diff", "--git", "main")
+    assert (code, "1 removed: h200/1b-torchao-rowwise" in out) == (1, True), "a folder that is gone has lost all"
+    code, _, err = run("diff", "--git=no-such-branch")
+    assert (code, "cannot be read" in err) == (2, True)
+
+
+def session(change):
+    return lambda path: edit(path, lambda data: change(data["sessions"][0]))
+
+
+@pytest.mark.parametrize(
+    ("forge", "code", "says"),
+    [
+        (lambda path: edit(path, lambda data: data["sessions"].pop(0)), 2, "has 0 values, not 1 to 8"),
+        (session(lambda it: it["metrics"].update(memory_ratio=[0.86])), 1, "not the stored ones"),
+        (session(lambda it: it.update(date="2026-11-19")), 1, "not the stored ones"),
+        (session(lambda it: it["metrics"].pop("loss_gap")), 1, "not the stored ones"),
+        (session(lambda it: it.update(tolerance=0.99)), 2, "has no field"),
+        (lambda path: edit(path, lambda data: data.update(case="x"), sign=False), 2, "by hand"),
+        (lambda path: path.write_text("<<<<<<< HEAD\n"), 2, "no JSON"),
+        (lambda path: path.rename(path.with_name("1b-te-block.json")), 2, "holds the baseline of"),
+        (lambda path: path.rename(path.with_name("_hidden.json")), 1, "1 removed"),
+    ],
+)
+def test_no_trick_on_a_stored_file_reads_as_it_was(run, project, forge, code, says):
+    shutil.copytree(project / "baselines", project / "new")
+    forge(project / FILE.replace("baselines", "new"))
+    seen, out, err = run("diff", "baselines", "new")
+    assert says in out + err
+    assert seen == code
+
+
+@pytest.mark.parametrize("arguments", [("baselines",), ("baselines", "nowhere"), ()])
+def test_diff_of_one_side_or_of_nothing_is_refused(run, arguments):
+    assert run("diff", *arguments)[0] == 2
