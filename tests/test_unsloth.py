@@ -6,7 +6,6 @@ import contextlib
 import subprocess
 import sys
 import types
-from functools import partial
 
 import pytest
 
@@ -167,21 +166,41 @@ def test_layers_and_logits_are_answered(library):
     assert server.logits(seed=0) == server.logits(seed=0)
 
 
+class Fused(torch.nn.Module):
+    """As the library's fused functions: two layers' products and their adapters', with neither module called, in an
+    autograd function, whose forward pass runs without gradients."""
+
+    def __init__(self, library):
+        super().__init__()
+        self.q, self.a, self.b = (torch.nn.Linear(*size, bias=False) for size in ((32, 16), (32, 4), (4, 16)))
+        self.q.requires_grad_(False)
+
+        class Product(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, q, a, b):
+                ctx.save_for_backward(q)
+                return library.matmul_lora(x, q, None, a, b, 2.0)
+
+            @staticmethod
+            def backward(ctx, dy):
+                (q,) = ctx.saved_tensors
+                return library.matmul_lora(dy, q.t(), None, None, None, None), None, None, None
+
+        self.product = Product
+
+    def forward(self, x):
+        return self.product.apply(x, self.q.weight, self.a.weight, self.b.weight)
+
+
 def test_products_without_a_call_of_their_module_are_seen(library):
-    """What a fused function computes: two layers' products and their adapters', with no module called."""
-    linear = partial(torch.nn.Linear, bias=False)
-    model = torch.nn.ModuleDict({"q": linear(32, 16), "a": linear(32, 4), "b": linear(4, 16)})
-    model["q"].requires_grad_(False)
-    sizes = {name: (m.in_features, m.out_features) for name, m in model.items()}
-
-    def forward():
-        q, a, b = (model[name].weight for name in "qab")
-        library.matmul_lora(torch.randn(3, 8, 32), q, None, a, b, 2.0)
-        library.matmul_lora(torch.randn(3, 16), q.t(), None, None, None, None)
-
+    model = Fused(library)
+    sizes = {name: (m.in_features, m.out_features) for name, m in model.named_children()}
     recorder = StepRecorder(model, unsloth.UnslothBf16(), sizes)
-    with recorder.watching(), recorder.in_phase("forward"):
-        forward()
+    with recorder.watching():
+        with recorder.in_phase("forward"):
+            out = model(torch.randn(3, 8, 32, requires_grad=True))
+        with recorder.in_phase("backward"):
+            out.sum().backward()
     calls = layer_table(recorder.table, sizes).calls
     assert [(c.name, c.rows, "dgrad" in c.owed, "wgrad" in c.owed) for c in calls] == [
         ("q", 24, True, False),

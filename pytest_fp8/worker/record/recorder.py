@@ -322,8 +322,11 @@ class StepRecorder(TorchDispatchMode):
 
     def _note_fused(self, module: torch.nn.Module, rows: int, _: Any) -> None:
         """A product that a library's function computes without calling the layer. Such functions compute the input's
-        gradient whether it is needed or not."""
+        gradient whether it is needed or not. Autograd runs their forward pass without gradients, also in training: the
+        phase is that of the module that calls the function."""
         call = self._note_call(module, [])
+        if call.inside >= 0:
+            call.phase = self.table.calls[call.inside].phase
         columns = module._parameters["weight"].shape[-1]  # type: ignore[union-attr]
         call.tensors, call.needs_dgrad = [((rows, columns), "")], True
 
