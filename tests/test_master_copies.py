@@ -1,4 +1,4 @@
-"""An optimizer that steps parameters that are none of the model's: float32 master copies, and another model's."""
+"""An optimizer that steps float32 master copies of the weights, which are none of the model's parameters."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ pytest.importorskip("torchao")
 
 import torch
 
-from helpers.carried import CASE, carried, from_model, loss, through, with_model
-from helpers.loops import build, serve
+from helpers.carried import carried, from_model, loss, through, with_model
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import K, R
-from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.checkpoint.optimizer import StrayParameter
 
 pytestmark = pytest.mark.slow
@@ -77,39 +75,3 @@ def test_without_own_functions_the_error_names_the_copies_and_the_functions():
     assert error.value.fp8_code is R.STRAY_PARAMETER
     assert "master copies" in error.value.fp8_cause
     assert "Workload(save=..., load=...)" in error.value.fp8_next
-
-
-def of_the_last_built():
-    """Functions of a project whose optimizer takes the model that was built last, as from a global."""
-    made = []
-
-    def build_and_keep():
-        made.append(build())
-        return made[-1]
-
-    return {"build": build_and_keep, "optimizer": lambda _: torch.optim.AdamW(made[-1].parameters())}
-
-
-def of_another_model():
-    other = build()
-    return {"build": build, "optimizer": lambda _: torch.optim.AdamW(other.parameters())}
-
-
-@pytest.mark.parametrize("mistake", [of_the_last_built, of_another_model])
-def test_an_optimizer_of_another_model_is_told_by_the_ledger_of_any_question(mistake):
-    server = serve(CASE.reference(), loss=loss, **mistake())
-    with pytest.raises(WorkloadError, match=r"steps none of the model's 10 weights") as error:
-        server.answer("ledger", {})
-    assert error.value.fp8_code is R.STRAY_PARAMETER
-
-
-def test_of_the_fp8_arm_the_rows_of_the_ledger_say_it():
-    """There a conversion may have made new parameters."""
-    members = serve(CASE, loss=loss, **of_another_model()).answer("ledger", {})["optimizer"]["members"]
-    assert all("not of the model" in name for name in members)
-
-
-@pytest.mark.parametrize("warm_up", [0, 50])
-def test_master_copies_are_no_other_model(warm_up):
-    server = serve(CASE.reference(), loss=loss, optimizer=lambda parameters: Masters(parameters, warm_up))
-    assert server.answer("ledger", {})["stepped"] == 1

@@ -22,7 +22,7 @@ from pytest_fp8.codes import R
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.layers.check import check_layers
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.worker.known_errors import known_cause
+from pytest_fp8.worker.error_trace import known_cause
 from pytest_fp8.worker.run.engine import Engine, engine_type
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.training import recompute

@@ -14,7 +14,7 @@ from pytest_fp8.codes import R
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.shipping import ship
 from pytest_fp8.worker.answers.token_count import TokenCountError, explain_rows
-from pytest_fp8.worker.known_errors import known_cause
+from pytest_fp8.worker.error_trace import known_cause
 from pytest_fp8.worker.training.step import WorkloadError
 
 pytestmark = pytest.mark.slow

@@ -1,13 +1,18 @@
-"""Which lines of a traceback an arm's error shows: the last ones, and the user's own lines that led there."""
+"""What an arm tells of an error: lines of its traceback, the function that raised it, cause and next step."""
 
 from __future__ import annotations
 
 import functools
+import os
 import re
+import shutil
+import sys
 import traceback
 from types import CodeType
 from typing import Any
 
+from pytest_fp8.codes import Code, R
+from pytest_fp8.said import said
 from pytest_fp8.source_text import OURS, is_library_file
 from pytest_fp8.workload import ARGUMENTS, Workload
 
@@ -36,8 +41,8 @@ def trace_of(error: BaseException) -> str:
             lines.append("  ...\n")
         lines += traceback.format_list([frames[index]])
         before = index
-    said = "".join(traceback.format_exception_only(error))
-    return "".join(lines)[-SHOWN:] + said[: SHOWN // 3]
+    exception = "".join(traceback.format_exception_only(error))
+    return "".join(lines)[-SHOWN:] + exception[: SHOWN // 3]
 
 
 def telling_lines(error: BaseException) -> str:
@@ -87,3 +92,44 @@ def _is_of_models(filename: str) -> bool:
     """Whether a file is of an installed library that is not below a model, such as transformers."""
     installed = re.search(r"(site|dist)-packages", filename)
     return installed is not None and not PRODUCTS.match(filename, installed.end())
+
+
+# -- what is known of errors ------------------------------------------------------------------------------------------
+
+
+def known_cause(error: BaseException) -> tuple[Code, str, str]:
+    """Code, cause and next step: the error's own, or of the first entry of ``said.toml`` that fits. The two are empty
+    where there is nothing to say."""
+    code, cause, next_step = _said(error)
+    return (
+        getattr(error, "fp8_code", None) or code,
+        getattr(error, "fp8_cause", "") or cause,
+        getattr(error, "fp8_next", "") or next_step,
+    )
+
+
+def _said(error: BaseException) -> tuple[Code, str, str]:
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f"{frames[-1].filename} {frames[-1].name}" if frames else ""
+    for known in said()["known"]:
+        found = re.search(known["says"], str(error))
+        here = known.get("loaded", "torch") in sys.modules and re.search(known.get("at", ""), at)
+        if found and known.get("kind", "BaseException") in kinds and here:
+            facts = found.groupdict() | _facts(error)
+            return R[known["code"]], known["cause"].format(**facts), known["next"].format(**facts)
+    return R.ARM_RAISED, "", ""
+
+
+def _facts(error: BaseException) -> dict[str, str]:
+    """What an entry may say, in braces, of the arm's surroundings."""
+    into, needed = getattr(error, "fp8_checkpoint", ("", 0))
+    # Not tempfile.gettempdir(), which names another folder where this one is full. The folder that pytest's process
+    # has, without the session's own in it, which goes at its end.
+    temporary = re.sub(r"/fp8-[^/]+(/.*)?$", "", into or os.environ.get("TMPDIR") or "/tmp") or "/"
+    free = shutil.disk_usage(temporary).free / 2**20 if os.path.isdir(temporary) else 0.0
+    room = f"{free:.1f} MB are free in {temporary}"
+    if needed:
+        room = f"one checkpoint of this model takes {needed / 2**20:.1f} MB, and {room}"
+    # Not os.getcwd(), which raises where the folder is gone.
+    return {"folder": os.readlink("/proc/self/cwd"), "python": sys.executable, "temporary": temporary, "room": room}

@@ -190,10 +190,9 @@ def _describe(error: BaseException) -> dict[str, Any]:
     import torch
 
     from pytest_fp8.worker import error_trace
-    from pytest_fp8.worker.known_errors import known_cause
 
     raised_by = error_trace.workloads_function(error)
-    code, cause, next_step = known_cause(error)
+    code, cause, next_step = error_trace.known_cause(error)
     described = {
         "error": (f"the workload's {raised_by} raised " if raised_by else "")
         + f"{type(error).__name__}: {str(error).lstrip()[:2000]}",

@@ -181,8 +181,6 @@ class ArmLedger:
     """Whether operators were watched. Not where a library brings compiled code that refuses it."""
     recomputed_otherwise: Sequence[str] = ()
     """Layers at which recomputation had other values than the first forward pass: another dropout mask."""
-    kept: Sequence[str] = ()
-    """Globals and other variables that ``batch(step)`` sets and its next call finds."""
     ranks: int = 1
     wire: Sequence[Collective] = ()
     """What travelled between the ranks."""

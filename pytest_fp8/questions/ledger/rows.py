@@ -229,10 +229,7 @@ def entered_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
     """The batch, and what entered each outermost module call: number, mode, shapes, dtypes and content."""
     one, two = ledgers.reference, ledgers.fp8
     other_batch = list(_tensors("the batch", (one.batch, two.batch), explained, D.OTHER_DATA))
-    for found in other_batch:
-        kept = f"batch(step) sets {', '.join(one.kept)}, which it keeps from call to call: an arm that is asked more "
-        then = "take the place in the data from the argument: data[step % len(data)]"
-        yield replace(found, cause=kept + "often is further on", next_step=then) if one.kept else found
+    yield from other_batch
     if OUTSIDE in explained.routed:
         return
     # Training does not depend on how the arms evaluate; their times do.

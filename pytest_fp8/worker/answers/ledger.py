@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,7 +20,6 @@ from pytest_fp8.worker.answers.recorded import (
     start_over,
 )
 from pytest_fp8.worker.answers.updates import updates
-from pytest_fp8.worker.error_trace import code_of
 from pytest_fp8.worker.notes import digest_of, shape_of
 from pytest_fp8.worker.record.operators import dtype_name
 from pytest_fp8.worker.record.perturb import PERTURBATION, moved_weights
@@ -85,24 +83,11 @@ def _taken(engine: Engine) -> ArmLedger:
         fp8_layers=fp8_layers(engine),
         linears=[plain_name(name) for name in engine.originals],
         routed=routed,
-        kept=_kept(engine.setup.own.batch) if engine.setup.own is not None else (),
         ranks=engine.case.gpus,
         wire=wire_of(table),
         watched=table.watched,
         recomputed_otherwise=recomputed_otherwise(table),
     )
-
-
-def _kept(batch: Any) -> list[str]:
-    """What a function sets that outlives its call: globals, variables of the function around it, its own attributes."""
-    code = code_of(batch)
-    stored: dict[str, list[str]] = {}
-    for each in dis.get_instructions(code) if code is not None else ():
-        stored.setdefault(each.opname, []).append(str(each.argval))
-    own = code is not None and code.co_varnames[:1] == ("self",)
-    around = [name for name in stored.get("STORE_DEREF", ()) if code is not None and name in code.co_freevars]
-    attributes = [f"self.{name}" for name in stored.get("STORE_ATTR", ()) if own]
-    return list(dict.fromkeys([*stored.get("STORE_GLOBAL", ()), *around, *attributes]))
 
 
 def _updates(engine: Engine) -> Updates:

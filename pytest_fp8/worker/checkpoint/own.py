@@ -21,7 +21,7 @@ from pytest_fp8.worker.checkpoint.optimizer import LISTED_ELSEWHERE, state_of
 from pytest_fp8.worker.checkpoint.roundtrip import arrived, on_disk, record, weights_of
 from pytest_fp8.worker.checkpoint.stores import packed
 from pytest_fp8.worker.curve import curve
-from pytest_fp8.worker.known_errors import known_cause
+from pytest_fp8.worker.error_trace import known_cause
 from pytest_fp8.worker.record.held_out import output_on
 from pytest_fp8.worker.record.probe import StaleCopies
 from pytest_fp8.worker.state.snapshot import generators_kept, unchanged
