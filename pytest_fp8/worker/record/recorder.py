@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -104,16 +103,13 @@ class Event:
     """Whether the number of rows that it gave follows from content."""
     state: str = ""
     """Digest of the generators' state before it, where it drew from them."""
-    drawn: torch.Tensor | None = None
-    """Few values of what it drew."""
     bytes: int = 0
     """Of a collective: those of its largest tensor, whose shape and dtype are told."""
 
     @property
     def told(self) -> bool:
         """Whether it says anything: a view or a copy does not."""
-        noted = self.counted or self.waits or self.chooses or self.state or self.bytes
-        return bool(noted or self.products or self.drawn is not None)
+        return bool(self.counted or self.waits or self.chooses or self.state or self.bytes or self.products)
 
 
 @dataclass
@@ -168,7 +164,7 @@ LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("transformer_engine", "
 """Folders of the libraries that switch FP8 on."""
 TORCH = f"{os.sep}torch{os.sep}"
 SAMPLE = 1024
-"""Values of a tensor that are kept: enough to tell another dropout mask at a rate of 1 %."""
+"""Values of a tensor that are kept: enough to tell that a dropout at a rate of 1 % came between."""
 
 
 class StepRecorder(TorchDispatchMode):
@@ -195,7 +191,6 @@ class StepRecorder(TorchDispatchMode):
         self._model, self._backend = model, backend
         modules = dict(model.named_modules())
         self._linears = {plain_name(name): modules[name] for name in linears or ()}
-        self._weights = _Weights(self.layers)
         self._names = {id(module): plain_name(name) for name, module in model.named_modules()}
         self._sampled: set[str] = set()
         self._stack: list[int] = []
@@ -395,7 +390,6 @@ class StepRecorder(TorchDispatchMode):
             return result
         operator = func._schema.name.removeprefix("aten::")
         given, made = _flat((args, kwargs)), _flat(result)
-        self._weights.note(operator, func._schema.is_mutable, given, made)
         event = self._event(operator, given, made)
         event.products = products_of_call(event.phase, operator, args, result)
         if event.products:
@@ -405,8 +399,6 @@ class StepRecorder(TorchDispatchMode):
         event.reads = operator == READ or on_host
         event.waits = event.reads
         if draws:
-            # A dropout gives its mask beside its result.
-            event.drawn = sample(made[operator == "native_dropout"], SAMPLE) if made else None
             event.state = before if random_state() != before else ""
         uncounted = operator in NOT_COUNTED or event.products or event.bytes
         if event.phase == "forward" and not uncounted and not _by_a_library():
@@ -435,7 +427,7 @@ class StepRecorder(TorchDispatchMode):
         owner = self.table.owner(event)
         if not operands or owner in self.layers:
             return ""
-        weight = self._weights.used(operands, event.phase)
+        weight = _weight_of(operands, self.layers, event.phase)
         # nn.MultiheadAttention multiplies with the weight of its out_proj, transformers' Mamba of its dt_proj.
         of_library = event.call >= 0 and self.table.calls[event.call].of_library
         return "" if of_library and weight.startswith(owner and f"{owner}.") else weight
@@ -456,61 +448,44 @@ class StepRecorder(TorchDispatchMode):
         return call
 
 
-class _Weights:
-    """Whose weight a product multiplies, through views, transposes, casts and copies of the weight.
+def _weight_of(operands: Sequence[torch.Tensor], layers: Mapping[str, torch.nn.Module], phase: str) -> str:
+    """The layer whose weight is one of two operands, where training or an evaluation goes through this product.
 
-    ``layers``: name -> module with a weight. Weights are looked up when a product runs: FSDP2 gathers them anew.
+    Empty for a product of weights alone (a penalty on W W^T), with a vector (power iteration), or in a forward pass
+    without gradients (a measured quantization error). In a backward pass only products of a hand-written function
+    count: the others follow from products of the forward pass. ``layers``: name -> module with a weight. Weights are
+    looked up when a product runs: FSDP2 gathers them anew.
     """
-
-    copies = ("_to_copy", "clone")
-    """What autocast, ``.to()`` and ``.contiguous()`` call."""
-
-    def __init__(self, layers: Mapping[str, torch.nn.Module]) -> None:
-        self._layers = layers
-        self._copied: dict[StorageWeakRef, tuple[StorageWeakRef, int]] = {}
-        """Storage of a copy -> storage of what it was copied from, and the offset there."""
-
-    def note(self, operator: str, changes: bool, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
-        """``changes``: the operator works in place. A copy that was changed is no copy: a weight with LoRA merged."""
-        if operator in self.copies and _is_dense(given[0]) and _is_dense(made[0]):
-            self._copied[StorageWeakRef(made[0].untyped_storage())] = self._origin(given[0])
-        elif changes and given and _is_dense(given[0]):
-            self._copied.pop(StorageWeakRef(given[0].untyped_storage()), None)
-
-    def used(self, operands: Sequence[torch.Tensor], phase: str) -> str:
-        """The layer whose weight is one of two operands, where training or an evaluation goes through this product.
-
-        Empty for a product of weights alone (a penalty on W W^T), with a vector (power iteration), or in a forward pass
-        without gradients (a measured quantization error). In a backward pass only products of a hand-written function
-        count: the others follow from products of the forward pass.
-        """
-        recorded = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
-        by_hand = isinstance(torch._C._current_autograd_node(), BackwardCFunction)
-        left, right = operands
-        if not (recorded or by_hand or phase == EVALUATION) or 1 in (left.shape[-2], right.shape[-1]):
-            return ""
-        found = {self._of(left), self._of(right)}
-        return max(found) if "" in found else ""
-
-    def _of(self, tensor: torch.Tensor) -> str:
-        if not _is_dense(tensor):
-            return ""
-        storage, offset = self._origin(tensor)
-        for name, layer in self._layers.items():
-            weight = layer._parameters.get("weight")
-            # FSDP and DeepSpeed keep the weights of several layers in one storage.
-            if weight is not None and _is_dense(weight) and StorageWeakRef(weight.untyped_storage()) == storage:
-                start = weight.storage_offset()
-                if start <= offset < start + weight.numel():
-                    return name
+    recorded = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
+    # Private: what runs backward is known to the profiler alone otherwise.
+    by_hand = isinstance(torch._C._current_autograd_node(), BackwardCFunction)
+    left, right = operands
+    if not (recorded or by_hand or phase == EVALUATION) or 1 in (left.shape[-2], right.shape[-1]):
         return ""
+    found = {_layer_of(left, layers), _layer_of(right, layers)}
+    return max(found) if "" in found else ""
 
-    def _origin(self, tensor: torch.Tensor) -> tuple[StorageWeakRef, int]:
-        storage, offset = StorageWeakRef(tensor.untyped_storage()), int(tensor.storage_offset())
-        while storage in self._copied:
-            storage, start = self._copied[storage]
-            offset += start
-        return storage, offset
+
+def _layer_of(operand: torch.Tensor, layers: Mapping[str, torch.nn.Module]) -> str:
+    """The layer whose weight it is, or a view, a cast or a copy of it that autograd recorded."""
+    tensor, node = operand, operand.grad_fn
+    while node is not None and node.name().partition("Backward")[0].lower() in _CARRIES:
+        node = node.next_functions[0][0]
+        tensor = getattr(node, "variable", tensor)
+    if not _is_dense(tensor):
+        return ""
+    for name, layer in layers.items():
+        weight = layer._parameters.get("weight")
+        # FSDP and DeepSpeed keep the weights of several layers in one storage.
+        if weight is not None and _is_dense(weight):
+            start = weight.data_ptr()
+            if start and start <= tensor.data_ptr() < start + weight.nbytes:
+                return name
+    return ""
+
+
+_CARRIES = {name.replace("_", "") for name in (*VIEWS.split(), *COPIES.split())}
+"""Nodes of autograd that give the values of their one input."""
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -120,33 +120,31 @@ def work_of(table: StepTable) -> Mapping[str, Counter[str]]:
 
 
 def recomputed_otherwise(table: StepTable) -> list[str]:
-    """Layers that recomputation gives other values than any forward pass before; else modules in which it draws
-    otherwise, which names the layer less surely."""
-    inputs = ((call.module, call.module, call.given, call.phase == RECOMPUTE) for call in table.calls)
-    draws = ((event.operator, table.owner(event), event.drawn, event.phase == RECOMPUTE) for event in table.events)
-    return _other(inputs) or _other(draws)
+    """Layers that recomputation gives other values than any forward pass before; else modules in which it draws from
+    another state of the generators, which names the layer less surely."""
+    draws = draws_of(table)
+    first = {(draw.operator, draw.state) for draw in draws if draw.phase != RECOMPUTE}
+    again = [d.owner for d in draws if d.phase == RECOMPUTE and (d.operator, d.state) not in first]
+    return _other(table.calls) or list(dict.fromkeys(again))
 
 
 @torch.no_grad()
-def _other(samples: Iterable[tuple[str, str, torch.Tensor | None, bool]]) -> list[str]:
-    """Names of those of the samples that recomputation gave and no forward pass. A sample is what may be the same
-    tensor in both passes, the name of its layer, some values, and whether it was recomputed."""
-    first: dict[Any, list[torch.Tensor]] = {}
-    again: dict[Any, list[tuple[str, torch.Tensor]]] = {}
-    for key, name, values, recomputed in samples:
-        if values is not None and recomputed:
-            again.setdefault((key, values.shape, values.device), []).append((name, values))
-        elif values is not None:
-            first.setdefault((key, values.shape, values.device), []).append(values)
-    found: list[str] = []
-    for key in again.keys() & first.keys():
-        one, two = torch.stack(first[key]), torch.stack([values for _, values in again[key]])
+def _other(calls: Sequence[Call]) -> list[str]:
+    """Layers to which recomputation gave values that no forward pass gave them."""
+    first: dict[Any, list[torch.Tensor]] = defaultdict(list)
+    again: dict[Any, list[torch.Tensor]] = defaultdict(list)
+    for call in calls:
+        if call.given is not None:
+            passes = again if call.phase == RECOMPUTE else first
+            passes[call.module, call.given.shape].append(call.given)
+    found = []
+    for key in [key for key in again if key in first]:
+        one, two = torch.stack(first[key]), torch.stack(again[key])
         # Not by products, which TF32 or cancellation would blur.
         apart = torch.cdist(two, one, compute_mode="donot_use_mm_for_euclid_dist").amin(dim=1)
-        far = apart / two.norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny) > OTHER
-        found += [name for (name, _), other in zip(again[key], far.tolist(), strict=True) if other]
-    order = [name for values in again.values() for name, _ in values]
-    return sorted(set(found), key=order.index)
+        if bool((apart / two.norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny) > OTHER).any()):
+            found.append(key[0])
+    return list(dict.fromkeys(found))
 
 
 def outputs_of(table: StepTable) -> dict[str, str]:
