@@ -7,9 +7,13 @@ import pytest
 pytest.importorskip("torchao")
 
 import torch
+from torch.utils.checkpoint import checkpoint
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
+from helpers.evidence import verdict_of
 from helpers.loops import CASE, batch, judge, judge_both, serve
 from pytest_fp8 import Verdict
+from pytest_fp8.codes import L
 from pytest_fp8.worker.record.recorder import StepRecorder
 from pytest_fp8.worker.record.tables import layer_table
 
@@ -37,44 +41,56 @@ def watched(model, loss):
     return [(call.name, "dgrad" in call.owed, "wgrad" in call.owed) for call in calls]
 
 
-def test_a_call_whose_output_is_detached_owes_no_gradients():
-    model, x = pair(), torch.randn(4, 8)
-    assert watched(model, lambda: model["b"](model["a"](x).detach()).sum()) == [("a", False, False), ("b", False, True)]
+def detached(model):
+    return model["b"](model["a"](X).detach()).sum()
 
 
-def test_of_two_calls_of_one_layer_only_the_one_that_is_reached_owes_gradients():
-    model, x = pair(), torch.randn(4, 8)
-
-    def loss():
-        hidden = model["a"](x)
-        return model["b"](hidden).sum() + model["b"](hidden.detach() + 1).detach().sum()
-
-    assert watched(model, loss) == [("a", False, True), ("b", True, True), ("b", False, False)]
+def called_twice(model):
+    hidden = model["a"](X)
+    return model["b"](hidden).sum() + model["b"](hidden.detach() + 1).detach().sum()
 
 
-@pytest.mark.parametrize("shape", [(4, 8), (2, 2, 8)], ids=["matrix", "three dimensions"])
-@pytest.mark.parametrize("change", ["whole", "a part"])
-def test_an_output_that_is_changed_in_place_is_reached(shape, change):
+def changed_in_place(model):
+    hidden = model["a"](X)
+    hidden[..., :2] *= 2
+    hidden += 1
+    return model["b"](hidden).sum()
+
+
+def changed_in_a_view(model):
     """Three dimensions with a bias: the output is a view, whose own node the backward pass goes past."""
-    model, x = pair(), torch.randn(shape)
+    hidden = model["a"](X.view(2, 2, 8))
+    hidden[..., :2] *= 2
+    return model["b"](hidden).sum()
 
-    def loss():
-        hidden = model["a"](x)
-        if change == "whole":
-            hidden += 1
-        else:
-            hidden[..., :2] *= 2
-        return model["b"](hidden).sum()
 
-    assert watched(model, loss) == [("a", False, True), ("b", True, True)]
+def no_tensor(model):
+    model["a"].register_forward_hook(lambda module, given, output: {"out": output})
+    return model["a"](X)["out"].sum()
+
+
+X = torch.randn(4, 8)
+
+
+@pytest.mark.parametrize(
+    ("loss", "owed"),
+    [
+        (detached, [("a", False, False), ("b", False, True)]),
+        (called_twice, [("a", False, True), ("b", True, True), ("b", False, False)]),
+        (changed_in_place, [("a", False, True), ("b", True, True)]),
+        (changed_in_a_view, [("a", False, True), ("b", True, True)]),
+        (no_tensor, [("a", False, True)]),
+    ],
+)
+def test_a_call_owes_gradients_where_the_backward_pass_reaches_it(loss, owed):
+    model = pair()
+    assert watched(model, lambda: loss(model)) == owed
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("kept", [False, True], ids=["detached", "reached"])
 def test_recomputed_calls_are_told_apart(reentrant, kept):
-    from torch.utils.checkpoint import checkpoint
-
-    model, x = pair(), torch.randn(4, 8, requires_grad=True)
+    model, x = pair(), X.clone().requires_grad_()
 
     def loss():
         hidden = checkpoint(model["a"], x, use_reentrant=reentrant)
@@ -84,19 +100,6 @@ def test_recomputed_calls_are_told_apart(reentrant, kept):
     assert seen["b"] == [kept, True]
     # A first pass without gradients that is never repeated is no call that trains.
     assert seen.get("a", [False, False]) == [kept, kept]
-
-
-def test_an_output_that_is_no_tensor_is_followed():
-    class Pair(torch.nn.Linear):
-        def forward(self, x):
-            return {"out": super().forward(x), "rows": len(x)}
-
-    model, x = torch.nn.ModuleDict({"a": Pair(8, 8)}), torch.randn(4, 8)
-
-    def loss():
-        return model["a"](x)["out"].sum()
-
-    assert watched(model, loss) == [("a", False, True)]
 
 
 def adversaries():
@@ -136,42 +139,14 @@ def test_a_step_whose_halves_train_one_part_each_passes():
     assert decision.numbers["roles"]["wgrad"] == {"expected": 6, "fp8": 6}
 
 
-def cut_off(model):
-    """Converts, and lets a hook of a block drop the graph that the reference keeps."""
-    from dataclasses import replace
+@pytest.mark.parametrize("cut", ["blocks.0", "blocks.1.down"])
+def test_what_the_fp8_arm_alone_cuts_off_from_the_loss_is_named(cut):
+    """By a hook, of a block or of a layer whose sizes another layer has too."""
 
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    def convert(model):
+        convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
+        model.get_submodule(cut).register_forward_hook(lambda module, given, output: output.detach())
+        return model
 
-    config = replace(Float8LinearConfig.from_recipe_name("tensorwise"), emulate=True)
-    convert_to_float8_training(model, config=config)
-    model.blocks[0].register_forward_hook(lambda module, given, output: output.detach())
-    return model
-
-
-def test_layers_that_the_fp8_arm_alone_cuts_off_from_the_loss_are_found():
-    decision = judge_both(CASE, convert=cut_off, loss=lambda model, x: (model(x) - x).float().pow(2).mean())
-    assert decision.verdict is Verdict.FAIL, decision.message
-    assert "get no gradient in the FP8 arm" in decision.message
-
-
-def cut_off_by_a_layers_hook(model):
-    """A hook of a converted layer, whose sizes another layer has too."""
-    from dataclasses import replace
-
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-    config = replace(Float8LinearConfig.from_recipe_name("tensorwise"), emulate=True)
-    convert_to_float8_training(model, config=config)
-    model.blocks[1].down.register_forward_hook(lambda module, given, output: output.detach())
-    return model
-
-
-def test_a_layer_that_a_hook_cuts_off_is_named_and_not_another_of_its_sizes():
-    decision = judge_both(
-        CASE, convert=cut_off_by_a_layers_hook, loss=lambda model, x: (model(x) - x.sin()).float().square().mean()
-    )
-    assert decision.verdict is Verdict.FAIL, decision.message
-    assert "get no gradient in the FP8 arm" in decision.headline
-    assert "cut off from the loss" in decision.cause
-    assert "blocks.1.down" in decision.seen
-    assert "blocks.0" not in decision.message
+    decision = judge_both(CASE, convert=convert, loss=lambda model, x: (model(x) - x.sin()).float().square().mean())
+    verdict_of(decision, Verdict.FAIL, L.NO_GRADIENT, cut)
