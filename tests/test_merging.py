@@ -97,7 +97,7 @@ def test_products_of_all_ranks_are_judged():
     def numerics(rank):
         gradients = {"silent": [], "sketches": {"w": "same"}, "loss": float(rank), "data": rank, "random": "r"}
         looks = {"products": [rank], "later": [-rank], "evaluated": [10 * rank], "evaluated_later": [-10 * rank]}
-        return {**looks, "gradients": gradients, "moved": None, "outputs": {}}
+        return {**looks, "gradients": gradients, "moved": None}
 
     told = merged("numerics", [numerics(1), numerics(2)])
     assert (told["products"], told["later"]) == ([1, 2], [-1, -2])

@@ -487,40 +487,6 @@ def test_a_full_disk_names_the_folder_and_what_a_checkpoint_needs(monkeypatch, t
     server.save(str(tmp_path / "two"), "safetensors", True)
 
 
-@pytest.mark.slow
-def test_a_batch_that_counts_is_named_by_what_it_sets():
-    from pytest_fp8.worker.answers.ledger import _kept
-
-    def closed():
-        count = 0
-
-        def batch(step):
-            nonlocal count
-            count += 1
-            return lambda: count
-
-        return batch
-
-    class Feed:
-        def __call__(self, step):
-            self.place = step + 1
-            return self.place
-
-    assert _kept(counting) == ["COUNT"]
-    assert _kept(closed()) == ["count"]
-    assert _kept(Feed()) == ["self.place"]
-    assert _kept(batch) == _kept(len) == []
-
-
-COUNT = 0
-
-
-def counting(step):
-    global COUNT  # noqa: PLW0603
-    COUNT += 1
-    return COUNT
-
-
 SESSION = """
 import pytest
 import torch

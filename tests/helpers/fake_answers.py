@@ -85,7 +85,6 @@ class FakeAnswers:
             "handed_on": [],
             "handed_on_later": [],
             "evaluation_error": "",
-            "outputs": {},
         }
 
     def _products(self) -> list[dict[str, Any]]:

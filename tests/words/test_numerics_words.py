@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from base64 import b64encode
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from helpers.evidence import CASE, layers_evidence
-from helpers.numerics import SOUND, evidence, gradients, judge, vector, wrong
+from helpers.numerics import SOUND, evidence, gradients, judge, wrong
 from pytest_fp8 import Case
 from pytest_fp8.casts import E4M3, E5M2
 from pytest_fp8.codes import C, D, N
@@ -51,12 +49,6 @@ def named(name, times=1.0, off=0.05, **changes):
 
 def gradient_of(name, products=(), **changes):
     return judge(products=products, fp8=named(name, **changes), gradients=named(name, off=0.0), moved=named(name))
-
-
-def outputs(**off):
-    return {
-        n: b64encode(vector(n, off.get(n, 0.03)).astype(np.float32).tobytes()).decode() for n in ("enter", "norm", "up")
-    }
 
 
 def handed_on(cosine=1.0, factor=1.0):
@@ -106,15 +98,6 @@ FOUND = [
     (N.BIAS_GRADIENT, "a factor", gradient_of("up.bias", times=0.0625)),
     (N.BIAS_GRADIENT, "another sum", gradient_of("up.bias", off=0.7)),
     (N.OTHER_GRADIENT, "", judge(Case("tiny", "torchao", "rowwise"), fp8=gradients(off={"enter": 0.7}))),
-    (
-        N.FORWARD_DIFFERS,
-        "",
-        of(
-            {"outputs": outputs(norm=0.5, up=0.6)},
-            {"outputs": outputs(enter=0.0, norm=0.0, up=0.0)},
-            fp8=gradients(off=0.7),
-        ),
-    ),
     (N.GRADIENT_REPLACED, "", handed_on(cosine=0.5)),
     (N.GRADIENT_SCALED, "", handed_on(factor=0.9)),
     (N.TOO_SENSITIVE, "", judge(fp8=gradients(off=0.9), moved=gradients(off=0.9))),
@@ -154,4 +137,4 @@ def test_words(code, _, decision, snapshot):
 
 
 def test_every_code_has_its_words_here():
-    assert set(N) - {"FP8-N18"} <= {code for code, *_ in FOUND}, "retired"
+    assert set(N) - {"FP8-N18", "FP8-N20"} <= {code for code, *_ in FOUND}, "retired"

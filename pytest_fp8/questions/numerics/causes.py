@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 from pytest_fp8.codes import Code, D, N
-from pytest_fp8.floats import of_text
 from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence
 from pytest_fp8.questions.numerics.gradients import Difference
@@ -17,9 +16,6 @@ NO_LENGTH, SMALL_LENGTH = 0.02, 0.2
 """Of a gradient over BF16's, where nothing arrives; and where what arrives is a small part of the loss."""
 LEAST_FACTOR = 0.1
 """A gain that is nearer to 1 explains no difference that fails."""
-OTHER_OUTPUT, TIMES_BEFORE = 0.2, 4.0
-"""Least relative difference of a module's output between the arms that is called another output, and over the largest
-difference of any module before it. A sound FP8 layer's is 0.03 to 0.05. It chooses words alone."""
 MANY_LOST = 0.2
 """Share of an operand's values that the recipe's own casts make 0, from which that is the cause."""
 
@@ -44,7 +40,6 @@ def _causes(evidence: NumericsEvidence, limits: Limits, wrong: Sequence[Differen
         )
         then = "ask fp8_pair.assert_layers(), which names the first operator that draws others"
         yield D.OTHER_RANDOM_NUMBERS, cause, then
-    yield from _forward(evidence)
     times = _times(first, limits)
     if all(d.parameter.rpartition(".")[2] == "bias" for d in wrong):
         # What the backward pass hands on and multiplies is right.
@@ -76,28 +71,6 @@ def _causes(evidence: NumericsEvidence, limits: Limits, wrong: Sequence[Differen
         "lost, operands are wrong, or a gradient is summed or stored too coarsely",
         "",
     )
-
-
-def _forward(evidence: NumericsEvidence) -> Iterator[Cause]:
-    """The first module whose output already differs by much more than that of any module before it."""
-    import numpy as np
-
-    before = 0.0
-    mine = evidence.fp8.outputs
-    for name, text in evidence.bf16.outputs.items():
-        ours, theirs = (np.asarray(of_text(t)) for t in (text, mine.get(name, "")))
-        length = float(np.linalg.norm(ours))
-        if ours.shape != theirs.shape or not length or not np.isfinite(theirs).all():
-            continue
-        apart = float(np.linalg.norm(theirs - ours)) / length
-        if apart > max(OTHER_OUTPUT, TIMES_BEFORE * before):
-            module = name or "the model"
-            cause = (
-                f"the forward pass differs already: {module} gives an output that is {apart:.0%} off BF16's, and no "
-                f"module before it is more than {before:.0%} off: it computes something else in the FP8 arm"
-            )
-            yield N.FORWARD_DIFFERS, cause, f"compare what {module} gives in both arms for the same input"
-        before = max(before, apart)
 
 
 def _times(first: Difference, limits: Limits) -> str:

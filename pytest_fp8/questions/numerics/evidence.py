@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pytest_fp8.recipes import Role
 
@@ -99,7 +99,6 @@ class ArmNumerics:
     never meet an optimizer."""
     handed_on_later: Sequence[HandedOn] = ()
     """Of the step with ``later``."""
-    outputs: Mapping[str, str] = field(default_factory=dict)
     """Module -> few values of what its first call in the step gave, float32 in base64, at the same places in both
     arms; in the order in which the calls ended."""
 

@@ -9,7 +9,6 @@ from pytest_fp8.worker.answers.recorded import SEED, fit_scales_to_recorded, is_
 from pytest_fp8.worker.answers.yardstick import gradients, moved_gradients
 from pytest_fp8.worker.record.held_out import not_evaluated
 from pytest_fp8.worker.record.probe import ProductChecks
-from pytest_fp8.worker.record.tables import outputs_of
 from pytest_fp8.worker.training.setup import seed_generators
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ def numerics(engine: Engine, moved: bool, seed: int = SEED) -> dict[str, Any]:
     """The fields of :class:`pytest_fp8.questions.numerics.evidence.ArmNumerics`, as plain data. All of it from the
     weights and the first batches of ``seed``. ``moved``: whether the gradients at moved weights are wanted, too.
 
-    The recorded step gives products, outputs and, where it is the step as the arm runs it, gradients.
+    The recorded step gives products and, where it is the step as the arm runs it, gradients.
     """
     first = recorded(engine, seed)
     # Other answers may have trained the arm since its step was recorded.
@@ -34,7 +33,6 @@ def numerics(engine: Engine, moved: bool, seed: int = SEED) -> dict[str, Any]:
         "moved": moved_gradients(engine, seed) if moved else None,
         "handed_on": first.handed_on,
         **products_after_steps(engine, LATER, seed),
-        "outputs": outputs_of(first.step.table),
     }
 
 

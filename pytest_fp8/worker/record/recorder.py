@@ -120,8 +120,6 @@ class StepTable:
     events: list[Event] = field(default_factory=list)
     entered: list[Entered] = field(default_factory=list)
     """The outermost calls, with digests of what entered."""
-    outputs: dict[str, torch.Tensor | None] = field(default_factory=dict)
-    """Module -> few values of what its first call gave, in the order in which the calls ended."""
     recipes: dict[str, dict[str, Any]] = field(default_factory=dict)
     """FP8 layer -> the recipe in force, read inside its forward pass."""
     watched: bool = True
@@ -192,7 +190,6 @@ class StepRecorder(TorchDispatchMode):
         modules = dict(model.named_modules())
         self._linears = {plain_name(name): modules[name] for name in linears or ()}
         self._names = {id(module): plain_name(name) for name, module in model.named_modules()}
-        self._sampled: set[str] = set()
         self._stack: list[int] = []
         self._spans: list[tuple[int, int, int]] = []
         """First and last sequence number of the autograd nodes that a call made, and the call's index."""
@@ -228,9 +225,8 @@ class StepRecorder(TorchDispatchMode):
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not recorder._of_the_step():
                 return original(module, *args, **kwargs)
-            with recorder._call(module, args, kwargs) as made:
-                made.append(original(module, *args, **kwargs))
-            return made[0]
+            with recorder._call(module, args, kwargs):
+                return original(module, *args, **kwargs)
 
         self._thread = threading.get_ident()
         with ExitStack() as stack:
@@ -253,9 +249,9 @@ class StepRecorder(TorchDispatchMode):
         return threading.get_ident() == self._thread or torch._C._current_graph_task_id() != -1
 
     @contextmanager
-    def _call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[list[Any]]:
+    def _call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[None]:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        if self.part == "forward" and not self._sampled:
+        if self.part == "forward" and not any(each.part == "forward" for each in self.table.calls):
             self.on_first_call()
         call = self._note_call(module, tensors)
         if call.outermost and not self._backward_depth:
@@ -265,20 +261,15 @@ class StepRecorder(TorchDispatchMode):
         index = len(self.table.calls) - 1
         self._stack.append(index)
         # Private: the public way to an autograd node's number is a profile, which is read when the step is over.
-        start, made = torch.autograd._get_sequence_nr(), list[Any]()
+        start = torch.autograd._get_sequence_nr()
         try:
-            yield made
+            yield
         finally:
             end = torch.autograd._get_sequence_nr()
             if end > start:
                 (self._nested_spans if self._backward_depth else self._spans).append((start, end, index))
                 self._owners.clear()
             self._stack.pop()
-        if call.module not in self._sampled:
-            self._sampled.add(call.module)
-            made_first = next(tensors_in(made), None)
-            if made_first is not None and made_first.is_floating_point():
-                self.table.outputs[call.module] = sample(made_first, SAMPLE)
 
     def _note_call(self, module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Call:
         if id(module) not in self._names:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.floats import in_text
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, fits
 from pytest_fp8.questions.ledger.evidence import Collective, Draw, ModuleCalls, OwnedProduct, enclosing
 from pytest_fp8.questions.loss.evidence import ProductCount
@@ -146,14 +145,6 @@ def _other(calls: Sequence[Call]) -> list[str]:
             found.append(key[0])
     return list(dict.fromkeys(found))
 
-
-def outputs_of(table: StepTable) -> dict[str, str]:
-    """Module -> few values of what its first call gave, float32 in base64."""
-    return {name: in_text(few[:OUTPUT].cpu().numpy()) for name, few in table.outputs.items() if few is not None}
-
-
-OUTPUT = 256
-"""Values of each output: a relative difference is then known to about 6 %."""
 
 # -- layers -----------------------------------------------------------------------------------------------------------
 
