@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import struct
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ import pytest
 
 from helpers.arms import all_end, spec
 from pytest_fp8 import ArmError
-from pytest_fp8.arms.process import ArmProcess
+from pytest_fp8.arms import process
+from pytest_fp8.arms.process import LOG_LINES, MOST_BYTES, ArmProcess, tail_of
 from pytest_fp8.codes import R
 from pytest_fp8.shipping import ship, unship
 
@@ -80,9 +82,44 @@ def test_garbage_on_the_socket_is_one_error(arm):
         for fd in sockets():
             os.write(fd, b"what is this\n")
 
-    error = ends_in(arm, write, R.UNREADABLE_ANSWER)
-    assert "begins with b'what'" in error.seen
+    ends_in(arm, write, R.UNREADABLE_ANSWER)
     assert not arm.alive
+
+
+@pytest.mark.parametrize(
+    ("written", "seen"),
+    [
+        (struct.pack("!i", 12) + b"[1, 2, 3, 4]", "12 bytes that begins with b'[1, 2, 3, 4]'"),
+        (struct.pack("!i", 0), "0 bytes"),
+        (struct.pack("!i", -1) + struct.pack("!Q", MOST_BYTES + 1), "bad message length"),
+        (struct.pack("!i", 10) + b'{"id": 1, ', "10 bytes that begins with"),
+        (struct.pack("!i", 22) + b'{"id": 7, "result": 1}', 'begins with b\'{"id": 7'),
+        (struct.pack("!i", 2**16) + b'{"id": ' + b"[" * (2**16 - 7), "65536 bytes"),
+    ],
+)
+def test_a_message_that_is_no_answer_is_told(arm, written, seen):
+    def write():
+        for fd in sockets():
+            os.write(fd, written)
+        time.sleep(20)
+
+    assert seen in ends_in(arm, write, R.UNREADABLE_ANSWER).seen
+
+
+def test_an_answer_that_never_ends_is_no_wait_without_end(monkeypatch):
+    monkeypatch.setattr(process, "SILENCE_SECONDS", 1)
+    arm = ArmProcess(fork=True)
+    try:
+        arm.build(spec())
+
+        def begin():
+            for fd in sockets():
+                os.write(fd, struct.pack("!i", 100) + b'{"id": 2, "result": [')
+            time.sleep(20)
+
+        ends_in(arm, begin, R.ARM_HUNG)
+    finally:
+        arm.close()
 
 
 def test_a_fork_that_returns_twice_gives_one_answer(arm):
@@ -153,3 +190,17 @@ def test_a_program_that_the_arm_started_ends_with_it(arm):
     assert not any(os.readlink(link).startswith("socket:") for link in Path(f"/proc/{pid}/fd").iterdir())
     arm.close()
     assert all_end(pid)
+
+
+def test_the_end_of_an_output_is_its_last_lines_or_its_last_stack_from_the_innermost_call(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("\n".join(f"line {i}\x1b[31m\x07" for i in range(1000)))
+    assert tail_of(log).splitlines()[-1] == "line 999[31m"
+    assert len(tail_of(log).splitlines()) == LOG_LINES
+    idle = ["Thread 0x01 (most recent call first):", "  in idle", ""]
+    stack = ["Current thread 0x00007f (most recent call first):", *(f'  File "x.py", line {i}' for i in range(100))]
+    log.write_text("\n".join(["before"] * 50 + idle + stack))
+    assert tail_of(log).splitlines()[:2] == stack[:2]
+    fatal = ["Fatal Python error: Segmentation fault", ""]
+    log.write_text("\n".join(fatal + stack))
+    assert tail_of(log).splitlines()[:4] == fatal + stack[:2]

@@ -1,14 +1,15 @@
-"""Ranks that die, raise or find no memory: one is named, and the arm fails as one. On a CPU with gloo."""
+"""Ranks that die, raise, hang or find no memory: one is named, and the arm fails as one. On a CPU with gloo."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import time
 
 import pytest
 
-from helpers.arms import all_end, square
+from helpers.arms import all_end, call, square
 from helpers.ranks import own, rank, two_ranks
 from pytest_fp8 import ArmError
 from pytest_fp8.arms import process
@@ -63,18 +64,44 @@ def test_a_rank_without_memory_is_an_arm_without_memory(fresh, monkeypatch):
     assert failure.value.code is R.OUT_OF_MEMORY
 
 
+def test_ranks_that_hang_are_named_and_show_where_they_are(fresh):
+    def loss(model, batch):
+        if rank() == 1 and os.environ.get("HANGS"):
+            time.sleep(600)
+        return square(model, batch)
+
+    fresh.build(own(loss=loss))
+    call(fresh, lambda: os.environ.update(HANGS="1"))
+    pids = fresh.pids
+    with pytest.raises(ArmError, match="was stopped: ranks 0, 1") as failure:
+        fresh.request("curve", timeout=3, seed=0, steps=2)
+    assert failure.value.code is R.ARM_HUNG
+    assert "in loss" in failure.value.seen
+    assert all_end(*pids)
+
+
+def test_ranks_whose_collectives_do_not_fit_together_are_told_so(fresh):
+    def loss(model, batch):
+        import torch
+
+        torch.distributed.all_reduce(torch.ones(4 + rank()))
+        return square(model, batch)
+
+    with pytest.raises(ArmError, match="ranks called other collectives than each other"):
+        fresh.build(own(loss=loss))
+
+
+@pytest.mark.nightly
+def test_a_torchrun_around_pytest_is_not_that_of_the_ranks(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with two_ranks() as arm:
+        arm.build(own())
+
+
 @pytest.mark.nightly
 def test_ranks_that_raise_alike_end_since_a_step_may_have_stopped_in_the_middle(fresh):
     fresh.build(own())
     pids = fresh.pids
     with pytest.raises(ArmError, match=r"unknown operation 'no such thing', in the arm .*rank 0 of 2"):
         fresh.request("no such thing")
-    assert all_end(*pids)
-
-
-def test_ranks_end_with_the_arm(fresh):
-    fresh.build(own())
-    pids = fresh.pids
-    assert len(pids) == 2
-    fresh.close()
     assert all_end(*pids)

@@ -25,12 +25,9 @@ Rule = Callable[[Sequence[Any], str], Any]
 Cause = tuple[str, str]
 """The likely cause, and what to do next."""
 BUILT = (
-    "it was built or converted otherwise: code that asks for the rank, other files, other variables",
-    "build and convert the model in the same way on every rank, before it is parallelized",
-)
-RAN = (
-    "its training step does something else: code that asks for the rank, or that follows from its own batch",
-    "step the optimizer and the schedule in the same way on every rank",
+    "it was built, converted or switched otherwise, or FP8 is off there: code that asks for the rank, model.eval() on "
+    "one rank alone, other files, other variables",
+    "build and convert the model, set its mode, and open the precision's context in the same way on every rank",
 )
 WEIGHTS = (
     "build() gave other weights there, or they were converted otherwise: weights that one rank alone loads, a seed or "
@@ -38,53 +35,17 @@ WEIGHTS = (
     "load the same weights on every rank, in build(): an arm sets the weights of its ranks itself, so that what DDP "
     "sends from rank 0 when it is made does not help",
 )
-MODE = (
-    "model.eval() or model.train() was called on one rank alone",
-    "call them in the same way on every rank",
-)
 TRAINED = (
-    "gradients are not reduced over all ranks, so that each rank trains a model of its own",
+    "its step does something else, changes weights in another way, or gradients are not reduced over all ranks, so "
+    "that each trains a model of its own",
     "call the parallelized model itself, not the one inside it; leave no_sync() before the last backward pass of a "
-    "step",
-)
-APART = (
-    "replicas go apart in training: one rank's step changes weights in another way, or in another order",
-    "change weights in the same way on every rank: no line after optimizer.step() may ask for the rank",
-)
-OFF = (
-    "FP8 is off on one of them, or its layers were not converted there",
-    "convert the model, and open the precision's context, in the same way on every rank",
+    "step; no line of the step, of the optimizer or of the schedule may ask for the rank",
 )
 STORED = (
     "it saved or loaded other values than the others: a shard that is missing, or replicas that went apart",
     "save and load on every rank, through torch.distributed.checkpoint",
 )
 SKETCHES = "sketches"
-WORDS = {
-    "before": "weights before the conversion",
-    "after": "weights after it",
-    "classes": "modules that a step calls",
-    "digests": "stored weights",
-    "fp8_layers": "FP8 layers",
-    "gradient_norms": "the gradients' norm, step by step",
-    "gradients": "parameters with a gradient",
-    "in_eval": "modules in eval mode",
-    "kinds": "kinds of layers",
-    "loss_dtype": "the loss's type",
-    "optimizer": "the optimizer",
-    "live_fp8": "FP8 layers",
-    "optimizer_digests": "the optimizer's stored state",
-    "originals": "Linears before the conversion",
-    "converted": "converted layers",
-    "rates": "learning rates",
-    "recipes": "recipe in force",
-    SKETCHES: "gradients of one step",
-    "skipped": "layers that are not converted",
-    "stepped": "optimizer steps",
-    "switches": "torch's switches",
-    "weights": "weights after training",
-}
-"""What an answer's keys mean, where they do not say it."""
 
 
 class RanksDisagree(Exception):
@@ -182,9 +143,8 @@ def mean_sketches(values: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 def _require_alike(rank: int, one: Any, other: Any, key: str, cause: Cause) -> None:
     if not alike(one, other):
-        where, here, there = difference(one, other, WORDS.get(key, key))
-        told = _norm_in_words if key == SKETCHES else in_words
-        raise RanksDisagree(rank, where, told(here), told(there), cause)
+        where, here, there = difference(one, other, key.replace("_", " "))
+        raise RanksDisagree(rank, where, in_words(here), in_words(there), cause)
 
 
 def alike(one: Any, other: Any) -> bool:
@@ -218,13 +178,6 @@ def in_words(value: Any) -> str:
     return "nothing" if value is None else f"{value!r:.200}"
 
 
-def _norm_in_words(sketch: Any) -> str:
-    """A sketch keeps lengths: the gradient's own, nearly."""
-    if not isinstance(sketch, str):
-        return in_words(sketch)
-    return f"a gradient of norm {math.hypot(*of_text(sketch)):.5g}"
-
-
 def _require_fp8(counted: Sequence[Mapping[str, tuple[int, int]]]) -> None:
     """``counted``, of each rank: part of a step -> products in FP8, products in high precision. Raise where one rank
     has fewer of the first and more of the second than rank 0, or the reverse.
@@ -237,7 +190,7 @@ def _require_fp8(counted: Sequence[Mapping[str, tuple[int, int]]]) -> None:
             (fp8, other), (fp8_here, other_here) = pair
             if (fp8_here - fp8) * (other_here - other) < 0:
                 one, here = (f"{one} in FP8, {two} in high precision" for one, two in pair)
-                raise RanksDisagree(rank, f"products of {part}", one, here, OFF)
+                raise RanksDisagree(rank, f"products of {part}", one, here, BUILT)
 
 
 # -- operations of more than one field at a time -----------------------------------------------------------------------
@@ -265,7 +218,7 @@ def _ledger(answers: Sequence[Answer], operation: str) -> Any:
         # A rank whose batch has no image calls no module for images.
         called = set.intersection(*({*answer["classes"]} for answer in answers))
         shared = [{**a, "classes": {name: a["classes"][name] for name in sorted(called)}} for a in answers]
-        record(classes=same(BUILT), stepped=same(RAN), gradients=same(RAN))(shared, operation)
+        record(classes=same(BUILT), stepped=same(TRAINED), gradients=same(TRAINED))(shared, operation)
     return {**told, "elsewhere": [answer["calls"] for answer in answers[1:]]}
 
 
@@ -292,7 +245,7 @@ def _curve(answers: Sequence[Answer], operation: str) -> Any:
     if not whole or not all(alike(weights, answer["weights"]) for answer in answers):
         # An optimizer that reduces gradients inside its step is given each rank's own.
         same(TRAINED)([answer["gradient_norms"] for answer in answers], "gradient_norms")
-    same(APART)([answer["weights"] for answer in answers], "weights")
+    same(TRAINED)([answer["weights"] for answer in answers], "weights")
     return told
 
 
@@ -305,7 +258,7 @@ def _gradients(answers: Sequence[Any], operation: str) -> Any:
         same(TRAINED)(sketches, SKETCHES)
     except RanksDisagree as error:
         # Sound where the step or the optimizer reduces them later. Sketches are linear: theirs is that of the mean.
-        told |= {"apart": f"{error}: {error.other}; on rank 0 {error.first}", SKETCHES: mean_sketches(sketches)}
+        told |= {"apart": f"{error}", SKETCHES: mean_sketches(sketches)}
     return told
 
 
@@ -356,8 +309,7 @@ def _without_idle(steps: Sequence[float], busy: Sequence[float]) -> float:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 LAYERS = record(
-    in_eval=same(MODE),
-    **dict.fromkeys(("originals", "converted", "skipped", "live_fp8", "kinds", "switches"), same(BUILT)),
+    **dict.fromkeys(("in_eval", "originals", "converted", "skipped", "live_fp8", "kinds", "switches"), same(BUILT)),
     recipes=alike_where_both(BUILT),
     waits=each(largest),
     stale_amax=union,
@@ -377,7 +329,7 @@ LEDGER = record(
 )
 CURVE = record(
     course=record(
-        **dict.fromkeys(("rates", "stepped"), same(RAN)),
+        **dict.fromkeys(("rates", "stepped"), same(TRAINED)),
         # An optimizer may keep the state of a weight on one rank alone.
         state=each(by(lambda values: "; ".join(sorted({*values})))),
         left=union,

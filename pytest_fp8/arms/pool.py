@@ -6,14 +6,14 @@ build says that it will, they take turns on the GPU from then on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Collection, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess, told_as_arm_error
-from pytest_fp8.arms.scratch import Folders
+from pytest_fp8.arms.scratch import CHECKPOINTS, new_folder, remove
 from pytest_fp8.arms.spares import Spares
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.arms.stopwatch import AHEAD, BUILD, Stopwatch
@@ -104,7 +104,9 @@ class ArmPool:
         """Keys of arms that the GPU does not hold, though they were alone on it."""
         self._soon: list[Arm] = []
         """Arms that may be built next."""
-        self._folders = Folders()
+        self._folders: dict[tuple[str, str], Path] = {}
+        """For the checkpoints of arms, by an arm's key and what it saves there: a reference shared by cases that save
+        different things has several, so that none of them overwrites what another case still reads."""
 
     @property
     def pids(self) -> set[int]:
@@ -120,7 +122,9 @@ class ArmPool:
 
     def folder(self, arm: Arm, what: str) -> Path:
         """A private folder for one of an arm's checkpoints, kept while the pool keeps the arm."""
-        return self._folders.of((arm.key, what))
+        if (arm.key, what) not in self._folders:
+            self._folders[arm.key, what] = new_folder(CHECKPOINTS)
+        return self._folders[arm.key, what]
 
     def is_alive(self, arm: Arm) -> bool:
         return arm.key in self._processes and self._processes[arm.key].alive
@@ -144,9 +148,7 @@ class ArmPool:
         """
         self._soon = [*then, reference, fp8]
         self.end_but(reference, fp8)
-        for gone in self._folders.keep({reference.key, fp8.key}):
-            # The cached evidence of a checkpoint names its files.
-            self.cache.pop(gone, None)
+        self._forget_checkpoints({reference.key, fp8.key})
         if self.takes_turns(reference):
             self._turns.add(fp8.key)
             return
@@ -201,7 +203,14 @@ class ArmPool:
     def close(self) -> None:
         self.end_but()
         self.spares.close()
-        self._folders.keep(())
+        self._forget_checkpoints(())
+
+    def _forget_checkpoints(self, but: Collection[str]) -> None:
+        """Delete those of all other arms."""
+        for gone in [key for key in self._folders if key[0] not in but]:
+            remove(self._folders.pop(gone))
+            # The cached evidence of a checkpoint names its files.
+            self.cache.pop(gone, None)
 
     def be_quiet(self) -> None:
         """Nothing is imported any more: what is asked next is timed."""

@@ -1,8 +1,9 @@
 """One arm seen from pytest: a child process for each of its ranks, asked over sockets, that never outlives its parent.
 
-A message is one JSON document; raw numbers follow it as a second message of bytes. The output of a process goes to a
-log file, whose last lines are quoted in errors. Whatever goes wrong in an arm (an exception, no answer, no memory, a
-signal) becomes one :class:`~pytest_fp8.errors.ArmError`. When an arm is closed, all processes that it started end.
+A message is one JSON document; raw numbers follow it as a second message of bytes. Code of the user runs in the arm
+and can write to any file descriptor, fork, or end the process while a child of it keeps the socket open. Whatever goes
+wrong there (an exception, no answer, garbage, no memory, a signal) becomes one :class:`~pytest_fp8.errors.ArmError`,
+which quotes the last lines of the process's output. When an arm is closed, all processes that it started end.
 
 An arm of several ranks is asked the same on each, and answers as one (:mod:`pytest_fp8.arms.merging`). Its processes
 have torchrun's variables and meet through a file. They are no children of torchrun: a fork of what has its libraries is
@@ -13,9 +14,12 @@ and the error names the one that began.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -26,12 +30,9 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from pytest_fp8.arms import ranks as several
-from pytest_fp8.arms.channel import LOOK_SECONDS, Channel, Unreadable
 from pytest_fp8.arms.environment import ArmEnvironment, arm_env
 from pytest_fp8.arms.forked import ForkedProcess, can_fork
 from pytest_fp8.arms.merging import RanksDisagree, merged
-from pytest_fp8.arms.output import printable, tail_of
 from pytest_fp8.arms.scratch import end_processes_of, new_folder, remove
 from pytest_fp8.arms.spec import STORE, ArmSpec
 from pytest_fp8.codes import R
@@ -45,6 +46,21 @@ GRACE_SECONDS = 5.0
 IMPORTED = "imported"
 """The file in a process's folder that it makes once its libraries are imported."""
 UNKILLABLE_SECONDS = 30.0
+LOOK_SECONDS = 0.2
+"""How often it is seen whether a process is still there."""
+MOST_BYTES = 2**30
+"""Of one answer: what a user's own function gives back is the largest."""
+SILENCE_SECONDS = 10
+"""How long an answer that has begun may stand still."""
+LOG_LINES, LOG_BYTES = 25, 2**18
+"""How much of an arm's output is shown, and how much of its end is read for that."""
+STACK = re.compile("Fatal Python error|(Current t|T)hread 0x")
+UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What a terminal obeys, and what no encoding can write."""
+CONSEQUENCE = re.compile(r"closed by peer|reset by peer|Broken pipe|gloo|NCCL|DistBackendError|DistNetworkError", re.I)
+"""What a rank says whose partner has failed."""
+OTHER_COLLECTIVES = re.compile(r"collective mismatch|Received data size doesn't match|op\.preamble\.length", re.I)
+"""What gloo says of ranks whose calls do not fit together, before it ends one of them."""
 ON_THE_CPU = {"TORCH_WARM_POOL": "0", "DS_ACCELERATOR": "cpu"}
 """torch starts no processes for compilation ahead, as there are no kernels for them; DeepSpeed takes no GPU."""
 CRASHED = "a library crashed; the output above says where, if it could"
@@ -104,7 +120,10 @@ class Rank:
             failed.pop_all()
         self.pid: int = self._process.pid
         self.connection = connection
-        self.channel = Channel(connection, lambda: not self.alive)
+        with socket.socket(fileno=os.dup(connection.fileno())) as ours:
+            ours.setblocking(True)  # whatever socket.setdefaulttimeout() was given
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", SILENCE_SECONDS, 0))
+        self._number = 0
         # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind. Safe to call twice.
         self.close = weakref.finalize(self, _end, self._process, connection, self.folder)
 
@@ -122,6 +141,28 @@ class Rank:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
         return self._process.returncode
+
+    def ask(self, operation: str, arguments: dict[str, Any]) -> None:
+        self._number += 1
+        request = {"id": self._number, "operation": operation, "arguments": arguments}
+        self.connection.send_bytes(json.dumps(request).encode())
+
+    def answer(self) -> dict[str, Any]:
+        """The answer to the last request, which has begun to arrive. Raises :class:`EOFError` where none can come any
+        more, :class:`OSError`, and :class:`ValueError` for what is no answer to it."""
+        if not self.connection.poll(0):
+            # It has ended, and a child of it may keep the socket open.
+            raise EOFError
+        text = self.connection.recv_bytes(MOST_BYTES)
+        try:
+            answer = json.loads(text)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict) or answer.get("id") != self._number:
+            raise ValueError(f"a message of {len(text)} bytes that begins with {text[:20]!r}")
+        if "bytes" in answer:
+            answer["result"] = self.connection.recv_bytes(MOST_BYTES)
+        return answer
 
     def show_stacks(self) -> None:
         """Have faulthandler in the worker write every thread's stack to the log."""
@@ -159,7 +200,7 @@ class ArmProcess:
         self.ranks: list[Rank] = []
         try:
             for rank in range(ranks):
-                variables = several.variables(rank, ranks, self.ranks[0] if rank else None) if ranks > 1 else {}
+                variables = _variables(rank, ranks, self.ranks[0] if rank else None) if ranks > 1 else {}
                 if device == "cpu":
                     variables |= ON_THE_CPU
                 self.ranks.append(Rank(backend, environment, fork, variables))
@@ -225,11 +266,11 @@ class ArmProcess:
         broken = []
         for rank, process in enumerate(self.ranks):
             try:
-                process.channel.ask(operation, arguments)
+                process.ask(operation, arguments)
             except OSError:
                 broken.append(rank)
         if broken:
-            raise self._ended_with(several.began({rank: self._death(rank) for rank in broken}))
+            raise self._ended_with(_began({rank: self._death(rank) for rank in broken}))
 
     def receive(self, timeout: float = REQUEST_SECONDS) -> Any:
         """Wait ``timeout`` seconds for the answer to the last request: plain data or bytes, of all ranks together.
@@ -246,7 +287,7 @@ class ArmProcess:
         if silent and not errors:
             raise self._ended_with(self._hung(silent, timeout))
         if errors:
-            error = several.explained(several.began(errors), self.name, self._asked)
+            error = _began(errors)
             # A step that was stopped in the middle leaves other ranks inside it.
             still_answers = len(self.ranks) == 1 and error.code in (R.ARM_RAISED, R.OUT_OF_MEMORY)
             raise error if still_answers and self.alive else self._ended_with(error)
@@ -276,18 +317,18 @@ class ArmProcess:
                 break
             for rank in told:
                 try:
-                    answer = self.ranks[rank].channel.answer(left)
+                    answer = self.ranks[rank].answer()
                     if "error" in answer:
                         errors[rank] = self._raised(rank, answer)
                     else:
                         answers[rank] = answer["result"]
-                except TimeoutError:
-                    # It began an answer, and never ended it.
-                    return sorted(silent)
-                except Unreadable as what:
-                    errors[rank] = self._unreadable(rank, what)
-                except (EOFError, OSError):
+                except (EOFError, ConnectionResetError, BlockingIOError) as what:
+                    # The last one: it began an answer, and did not end it.
+                    if isinstance(what, BlockingIOError) and self.ranks[rank].alive:
+                        return sorted(silent)
                     errors[rank] = self._death(rank)
+                except (ValueError, LookupError, OSError) as what:
+                    errors[rank] = self._unreadable(rank, what)
                 del silent[rank]
                 if errors:
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
@@ -304,7 +345,7 @@ class ArmProcess:
             when = f"after it was asked to {self._asked!r}, before the next request of the same question"
             expected = "one process for all requests of a question: it keeps what they train"
             ended = [rank for rank, process in enumerate(self.ranks) if not process.alive] or [0]
-            self._end = several.began({rank: self._death(rank, when, expected) for rank in ended})
+            self._end = _began({rank: self._death(rank, when, expected) for rank in ended})
         return self._end
 
     # -- what went wrong ------------------------------------------------------------------------------------------
@@ -337,19 +378,19 @@ class ArmProcess:
         for rank in silent:
             self.ranks[rank].show_stacks()
         time.sleep(0.5)
-        tails = {rank: tail_of(self.ranks[rank].log) for rank in silent}
-        if len(self.ranks) > 1:
-            return several.hung(self.name, self._asked, timeout, len(self.ranks), tails)
+        which = "" if len(self.ranks) == 1 else f": rank{'s' if silent[1:] else ''} {', '.join(map(str, silent))}"
+        tails = [f"the end of the output of rank {rank}:\n{tail_of(self.ranks[rank].log)}" for rank in silent]
         return ArmError(
             R.ARM_HUNG,
-            f"the arm {self.name!r} gave no answer to {self._asked!r} in {timeout:.0f} s and was stopped",
+            f"the arm {self.name!r} gave no answer to {self._asked!r} in {timeout:.0f} s and was stopped{which}",
             expected=f"an answer within {timeout:.0f} s",
-            seen=f"the end of its output:\n{tails[0]}",
-            cause="a deadlock, or work far slower than planned; the stacks above say where it was",
+            seen="\n".join(tails),
+            cause="a deadlock, or work far slower than planned; the stacks above say where it was. Of several ranks, "
+            "one waits in a collective for another that does not call it",
             next_step="run the same case alone with -k, and watch nvidia-smi",
         )
 
-    def _unreadable(self, rank: int, what: Unreadable) -> ArmError:
+    def _unreadable(self, rank: int, what: Exception) -> ArmError:
         return ArmError(
             R.UNREADABLE_ANSWER,
             f"what the arm {self._called(rank)} gave to {self._asked!r} is no answer, and it was stopped",
@@ -375,6 +416,52 @@ class ArmProcess:
         )
 
 
+def _variables(rank: int, ranks: int, first: Rank | None) -> dict[str, str]:
+    """A rank's variables, as ``torchrun`` sets them. Rank i takes the i-th GPU that this process sees. ``first``: rank
+    0's process, for all others."""
+    given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    return {
+        **{name: str(number) for name, number in given.items()},
+        # Libraries ask whether they are there. Nobody listens.
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+        **({STORE: str(first.folder / "store")} if first else {}),
+        # As under torchrun: what rank 0 prepares in the temporary folder, the others find.
+        **({"TMPDIR": first.temporary} if first and first.temporary else {}),
+    }
+
+
+def _began(errors: Mapping[int, ArmError]) -> ArmError:
+    """The error of the ranks that the others follow from: a death or a lack of memory first, a broken connection
+    last."""
+    first = (R.ARM_DIED, R.OUT_OF_MEMORY)
+
+    def order(rank: int) -> tuple[bool, bool, int]:
+        return errors[rank].code not in first, bool(CONSEQUENCE.search(errors[rank].seen)), rank
+
+    return errors[min(errors, key=order)]
+
+
+def tail_of(log: Path) -> str:
+    """The last lines of an arm's output; those with which the last stack of :mod:`faulthandler` begins where that is
+    longer, for its innermost call comes first. Empty where the file cannot be read."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    stacks = [i for i, line in enumerate(lines) if STACK.match(line)]
+    fatal = [i for i in stacks if lines[i].startswith("Fatal")]
+    start = max(0, min([len(lines) - LOG_LINES, *(fatal or stacks)[-1:]]))
+    return "\n".join(printable(line)[:400] for line in lines[start : start + LOG_LINES])
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal obeys or no encoding can write."""
+    return UNPRINTABLE.sub("", text)
+
+
 @contextlib.contextmanager
 def told_as_arm_error(name: str) -> Iterator[None]:
     """An :class:`OSError` of the block, which starts the arm ``name``, becomes an :class:`ArmError`."""
@@ -394,6 +481,11 @@ def told_as_arm_error(name: str) -> Iterator[None]:
 
 
 def _cause_of(code: int | None, tail: str) -> str:
+    if OTHER_COLLECTIVES.search(tail):
+        return (
+            "ranks called other collectives than each other, or of other sizes: one of them skips, freezes or leaves "
+            "unconverted what the others do not; or float8_all_gather, where they cannot share a weight's rows evenly"
+        )
     if code == 1 and not TRACEBACK.search(tail):
         # Python ends so where nothing catches an exception, and then shows it.
         return ENDED_ITSELF
