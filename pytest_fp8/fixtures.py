@@ -106,57 +106,29 @@ def _require_workload(request: pytest.FixtureRequest, case: Case, given: object)
     from pytest_fp8.case import OWN
     from pytest_fp8.workload import Workload
 
-    where = _written_at(request)
     if given is not None and not isinstance(given, Workload):
-        kind = "a class" if isinstance(given, type) else f"of type {type(given).__name__}"
         _fail(
             R.NOT_A_WORKLOAD,
             "the fixture fp8_workload did not give a workload",
             expected="pytest_fp8.Workload(build=..., batch=...), or None",
-            seen=f"{kind}: {given!r:.200}, from {where}",
+            seen=f"{given!r:.200}",
             cause="a model, its class or a function belongs into the workload's build=",
             next_step="return Workload(build=a function that makes the model, batch=a function of the step)",
         )
-    if given is None and case.model == OWN and where:
+    if (given is None) is (case.model == OWN):
         _fail(
-            R.NO_WORKLOAD,
-            f"{request.node.name}: the fixture fp8_workload gave None, so there is no model to train",
-            expected="a Workload, for the mark names no model",
-            seen=f"None, from {where}",
-            cause="a function without a return gives None",
-            next_step="return Workload(build=..., batch=...) at the end of the fixture",
+            R.NO_WORKLOAD if given is None else R.TWO_MODELS,
+            f"{request.node.name}: {'no model' if given is None else 'two models'} to train",
+            expected="a model's name in the mark, or a Workload from the fixture fp8_workload",
+            seen=f"case {case.id} in the mark, and fp8_workload gave {'None' if given is None else 'a Workload'}",
+            cause="no fixture fp8_workload here overrides the plugin's, which brings none; or yours returns nothing"
+            if given is None
+            else f"fp8_workload brings a model and the mark names another ({case.model})",
+            next_step="return Workload(build=..., batch=...) from a fixture fp8_workload, or name the suite's model: "
+            "@pytest.mark.fp8(cases=[pytest_fp8.Case('tiny', 'torchao', 'tensorwise')])"
+            if given is None
+            else "leave cases= out, or write Case('own', ...) in it",
         )
-    if given is None and case.model == OWN:
-        _fail(
-            R.NO_WORKLOAD,
-            f"{request.node.name}: no model to train",
-            expected="a model's name in the mark, or a model from the fixture fp8_workload",
-            seen="neither",
-            cause="no fixture fp8_workload here overrides the plugin's, which brings none",
-            next_step="override the fixture fp8_workload to bring a model, or name a model of pytest-fp8: "
-            "@pytest.mark.fp8(cases=[pytest_fp8.Case('tiny', 'torchao', 'tensorwise')])",
-        )
-    if given is not None and case.model != OWN:
-        _fail(
-            R.TWO_MODELS,
-            f"{request.node.name}: two models to train",
-            expected="a model's name in the mark, or a model from the fixture fp8_workload",
-            seen=f"a case of the model {case.model!r} in the mark, and a Workload",
-            cause=f"fp8_workload brings a model and the mark names another ({case.model})",
-            next_step="leave cases= out, or write Case('own', ...) in it",
-        )
-
-
-def _written_at(request: pytest.FixtureRequest) -> str:
-    """File and line of the fixture ``fp8_workload`` that this test gets; empty where it is this plugin's own."""
-    import inspect
-
-    found = request.node._fixtureinfo.name2fixturedefs.get("fp8_workload", ())
-    code = getattr(inspect.unwrap(found[-1].func), "__code__", None) if found else None
-    if code is None or code.co_filename == __file__:
-        return ""
-    file, root = code.co_filename, f"{request.config.rootpath}/"
-    return f"{file.removeprefix(root)}:{code.co_firstlineno}"
 
 
 def _fail(code: R, headline: str, **lines: str) -> NoReturn:

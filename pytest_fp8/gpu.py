@@ -6,10 +6,9 @@ import contextlib
 import os
 import re
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any, NoReturn
+from typing import Any
 
 from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse
@@ -29,8 +28,6 @@ FAMILIES = ("hopper", "blackwell", "ada")
 MIG = re.compile(r"\bMIG\b")
 """In what the driver calls a slice of a GPU: ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``."""
 NAMES: tuple[str, ...] = tuple(KINDS)
-WITHOUT_FP8 = re.compile(r"\b(a(2|10g?|16|30|40|100x?|800|[456]000)|v100s?|t4g?|[kmp]\d{2,3}|(gtx|rtx) ?[123]0\d0)\b")
-"""Names of GPUs older than Ada and Hopper, in lower case."""
 CHIP_OF_MAJOR = {major: family for family in FAMILIES for major in KINDS[family]}
 
 # nvmlClocksEventReason*: reasons of clock throttling. The software power cap (0x4) is left out: a large product at full
@@ -74,31 +71,16 @@ class Gpu:
 def known(name: str) -> str:
     """The declared name in lower case; raises :class:`SettingsError` for one that is not known."""
     lowered = name.strip().lower()
-    if lowered != "auto" and lowered not in NAMES:
-        _refuse(name)
+    if lowered not in ("auto", *NAMES):
+        # Nothing near is named: an A100 is no H100.
+        refuse(
+            R.UNKNOWN_GPU,
+            f"--fp8-gpu={name}: no GPU with FP8 of that name is known",
+            expected="auto, " + ", ".join(NAMES),
+            seen=name,
+            next_step="nvidia-smi -L names the GPU of this machine; hopper, blackwell and ada fit any GPU of theirs",
+        )
     return lowered
-
-
-def _refuse(name: str) -> NoReturn:
-    """Raise :class:`SettingsError` for a GPU's name that is not known. A name is never guessed from another number."""
-    words = name.lower().replace("_", " ")
-    # As a shop or a cluster calls it: h100-sxm, NVIDIA H200 NVL, RTX 6000 Ada.
-    near = [kind for kind in KINDS if _stands_in(kind, words)] + get_close_matches(words, FAMILIES, n=1)
-    older = not near and WITHOUT_FP8.search(words)
-    if near:
-        next_step = f"did you mean --fp8-gpu={near[0]}?"
-    elif older:
-        next_step = "leave --fp8-gpu out, and run on the CPU what emulated=True in the mark allows; or take another GPU"
-    else:
-        next_step = f"nvidia-smi -L names the GPU of this machine; {', '.join(FAMILIES)} fit any GPU of theirs"
-    refuse(
-        R.UNKNOWN_GPU,
-        f"--fp8-gpu={name}: " + ("this GPU has no FP8" if older else "no GPU of that name is known"),
-        expected="auto, " + ", ".join(NAMES),
-        seen=name,
-        cause="FP8 tensor cores came with Ada and Hopper" if older else "",
-        next_step=next_step,
-    )
 
 
 def is_kind(gpu: Gpu, name: str) -> bool:

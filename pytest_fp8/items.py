@@ -93,41 +93,26 @@ def in_order(items: list[pytest.Item], largest_first: bool = False) -> None:
         items[index] = item
 
 
-def check_param(item: pytest.Item) -> None:
-    """Fail a test with a mark fp8 on one of its parameters: it would be lost."""
-    marks = [mark for mark in getattr(getattr(item, "callspec", None), "marks", ()) if mark.name == "fp8"]
-    if not marks:
-        return
-    import pytest
-
-    given = ", ".join(f"{name}={value!r:.80}" for name, value in marks[0].kwargs.items())
-    raise pytest.fail.Exception(
-        Fp8Error(
-            R.BAD_MARK,
-            f"{item.name} has a mark fp8 on a parameter, which is not read",
-            expected="marks fp8 on the test's function, class or module",
-            seen=f"pytest.param(..., marks=pytest.mark.fp8({given}))",
-            cause="pytest makes a test's cases before it knows the marks of its parameters",
-            next_step="a list in the function's mark, @pytest.mark.fp8(recipe=['tensorwise', 'rowwise']), or a test "
-            "for each, with a name= of its own where the models differ",
-        ).message,
-        pytrace=False,
-    )
-
-
 def check_mark(item: pytest.Item, settings: Settings) -> None:
-    """Complain of a test with a mark of its own that no fixture reads. A mark of a class or a module is for those of
-    its tests that need it."""
-    marked = any(mark.name == "fp8" for mark in item.own_markers)
-    if not marked or FIXTURES & set(getattr(item, "fixturenames", FIXTURES)):
+    """Complain of a mark that nothing reads: one of the test's own without a fixture for it, or one on a parameter. A
+    mark of a class or a module is for those of its tests that need it."""
+    callspec = getattr(item, "callspec", None)
+    on_parameter = any(mark.name == "fp8" for mark in getattr(callspec, "marks", ()))
+    own = any(mark.name == "fp8" for mark in item.own_markers)
+    if not on_parameter and (not own or FIXTURES & set(getattr(item, "fixturenames", FIXTURES))):
         return
     error = Fp8Error(
         R.MARK_UNREAD,
-        f"{item.name} has a mark fp8 and takes no fixture that reads it",
-        expected="one of " + ", ".join(sorted(FIXTURES)) + " among the test's arguments",
-        seen="none of them: nothing is run in FP8",
-        cause="the mark names the case, and the fixture runs it",
-        next_step=f"def {getattr(item, 'originalname', item.name)}(fp8_pair): fp8_pair.assert_loss()",
+        f"{item.name} has a mark fp8 that is not read",
+        expected=f"a mark on the test's function, class or module, and one of {', '.join(sorted(FIXTURES))} among its "
+        "arguments",
+        seen="the mark on a parameter, pytest.param(..., marks=...)" if on_parameter else "none of these arguments",
+        cause="pytest makes a test's cases before it knows the marks of its parameters"
+        if on_parameter
+        else "the mark names the case, and the fixture runs it",
+        next_step="a list in the function's mark, @pytest.mark.fp8(recipe=['tensorwise', 'rowwise'])"
+        if on_parameter
+        else f"def {getattr(item, 'originalname', item.name)}(fp8_pair): fp8_pair.assert_loss()",
     )
     _complain(item, error, settings)
 

@@ -6,9 +6,9 @@ import importlib.util
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from inspect import Parameter, Signature
 from itertools import product
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from pytest_fp8 import gpu as gpus
 from pytest_fp8.backends import backend
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 LISTED = {"backend": "torchao", "recipe": DEFAULT_RECIPE}
 """Arguments that take a list as well, a case for each combination, and what a mark means without them."""
-FIELDS = (*LISTED, "options", "emulated", "compile", "name", "gpus", "parallel", "steps", "seeds", "tolerance", "floor")
-"""The fields of a :class:`Case` that a mark takes; a case with other ones goes into ``cases=``."""
-ARGUMENTS = ("cases", "question", *FIELDS)
-RENAMED = {"loss_steps": "steps", "loss_seeds": "seeds"}
-LONGEST_NAME = 200
-"""Characters of a case's name, as a baseline may have it."""
+ARGUMENTS = (
+    *("cases", "question", *LISTED, "options", "emulated", "compile", "name"),
+    *("gpus", "parallel", "steps", "seeds", "tolerance", "floor"),
+)
+"""Beside the first two, fields of a :class:`Case`; one with other fields goes into ``cases=``."""
+SIGNATURE = Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in ARGUMENTS])
 
 
 def cases_of(test: str, marks: Iterable[tuple[object, pytest.Mark]], settings: Settings) -> list[Case]:
@@ -38,54 +38,35 @@ def cases_of(test: str, marks: Iterable[tuple[object, pytest.Mark]], settings: S
     Raises :class:`SettingsError` naming the test."""
     where = f"@pytest.mark.fp8 on {test}"
     arguments = _arguments(where, marks)
-    question = arguments.pop("question", None)
-    if question is not None and question not in QUESTIONS:
-        refuse_unknown(R.UNKNOWN_NAME, f"{where}: unknown question {question!r}", question, QUESTIONS)
-    listed = arguments.pop("cases", None)
-    if listed is not None:
-        listed = list(listed) if isinstance(listed, Iterable) else listed
-        whole = isinstance(listed, list) and all(isinstance(case, Case) for case in listed)
-        if not whole or arguments:
-            refuse(
-                R.BAD_MARK,
-                f"{where}: cases= " + ("beside the fields of a case" if whole else "is no list of cases"),
-                expected="a list of pytest_fp8.Case, or the fields of one case",
-                seen=", ".join(["cases", *arguments]) if whole else f"{listed!r:.200}",
-                next_step="cases=[Case('own', 'torchao', 'tensorwise')]",
-            )
+    question, listed = arguments.pop("question", None), arguments.pop("cases", None)
     try:
-        cases = _combined(arguments) if listed is None else listed
+        cases = _combined(arguments) if listed is None else list(listed)
     except SettingsError as error:
         given = {name: getattr(error, name) for name in ("expected", "seen", "cause", "next_step")}
         raise SettingsError(error.code, f"{where}: {error.headline}", **given) from None
-    chosen = [case for case in cases if question is None or case.asks(question)]
-    for case in chosen:
-        _require_weights(case, where)
-        if len(case.id) > LONGEST_NAME:
-            refuse(
-                R.BAD_VALUE,
-                f"{where}: the case's name is too long",
-                expected=f"at most {LONGEST_NAME} characters, which name its row and its baseline",
-                seen=f"{len(case.id)}: {case.id[:60]}...",
-                next_step="a shorter name= in the mark",
-            )
-    if not cases:
-        empty = ", ".join(f"{name}=[]" for name, values in {"cases": listed, **arguments}.items() if values in ([], ()))
+    except TypeError:
+        cases = [listed]
+    if not all(isinstance(case, Case) for case in cases) or (listed is not None and arguments):
         refuse(
-            R.NO_CASE,
-            f"{where} names no case",
-            expected="one value at least in each list",
-            seen=empty,
-            next_step=f"put a value into the list, or take {empty} out of the mark",
+            R.BAD_MARK,
+            f"{where}: cases=",
+            expected="a list of pytest_fp8.Case, or the fields of one case; not both",
+            seen=f"cases={listed!r:.200}" + "".join(f", {name}={value!r:.80}" for name, value in arguments.items()),
+            next_step="cases=[Case('own', 'torchao', 'tensorwise')]",
         )
+    if question not in (None, *QUESTIONS):
+        refuse_unknown(R.UNKNOWN_NAME, f"{where}: unknown question {question!r}", question, QUESTIONS)
+    chosen = [case for case in cases if question is None or case.asks(question)]
     if not chosen:
         refuse(
             R.NO_CASE,
-            f"{where} asks {question!r} of no case",
-            expected="one case at least that answers it",
-            seen=some([case.id for case in cases]),
-            cause="an emulated case has no speed and no memory, and questions= can leave a question out",
-            next_step="another question=, or a case that answers this one",
+            f"{where} names no case" + (f" that answers {question!r}" if cases else ""),
+            expected="one value at least in each list, and a case that answers the question",
+            seen=some([case.id for case in cases]) or "an empty list",
+            cause="an emulated case has no speed and no memory, and questions= can leave a question out"
+            if cases
+            else "",
+            next_step="put a value into the list, or take it out of the mark; or another question=",
         )
     return chosen
 
@@ -94,17 +75,8 @@ def _combined(arguments: dict[str, Any]) -> list[Case]:
     """One case for each combination of the fields that are lists. Raises :class:`SettingsError`."""
     full = {"model": OWN, **LISTED, **arguments}
     choices = [full[name] if isinstance(full[name], (list, tuple)) else [full[name]] for name in LISTED]
-    cases = [Case(**{**full, **dict(zip(LISTED, values, strict=True))}) for values in product(*choices)]
-    twice = next((case.id for index, case in enumerate(cases) if case in cases[:index]), "")
-    if twice:
-        refuse(
-            R.BAD_MARK,
-            f"case {twice} twice",
-            expected="each value once in a list",
-            seen=f"{choices!r:.200}",
-            next_step="take one of the two out of the list in the mark",
-        )
-    return cases
+    made = [Case(**{**full, **dict(zip(LISTED, values, strict=True))}) for values in product(*choices)]
+    return list(dict.fromkeys(made))
 
 
 def _arguments(where: str, marks: Iterable[tuple[object, pytest.Mark]]) -> dict[str, Any]:
@@ -113,60 +85,32 @@ def _arguments(where: str, marks: Iterable[tuple[object, pytest.Mark]]) -> dict[
     arguments: dict[str, Any] = {}
     given_at: dict[str, object] = {}
     for place, mark in marks:
-        if mark.args:
-            named = zip(("backend", "recipe"), mark.args, strict=False)
+        try:
+            SIGNATURE.bind_partial(*mark.args, **mark.kwargs)
+        except TypeError as error:
             refuse(
                 R.BAD_MARK,
-                f"{where} takes keyword arguments only",
-                expected="@pytest.mark.fp8(backend='torchao', recipe='rowwise')",
-                seen=repr(mark.args),
-                next_step=f"@pytest.mark.fp8({', '.join(f'{name}={value!r:.80}' for name, value in named)})",
+                f"{where}: {error}",
+                expected=f"some of these, by name: {', '.join(ARGUMENTS)}",
+                seen=", ".join(
+                    [*map(repr, mark.args), *(f"{name}={value!r:.80}" for name, value in mark.kwargs.items())]
+                ),
+                next_step="a name of these; other fields of a case in cases=[pytest_fp8.Case(...)]",
             )
         for name, value in mark.kwargs.items():
-            if name not in ARGUMENTS:
-                _refuse_argument(where, name, value)
             if given_at.setdefault(name, place) is not place:
                 continue
             first = arguments.setdefault(name, value)
             if first is not value and first != value:
-                several = [first, value]
                 refuse(
                     R.BAD_MARK,
                     f"two marks {where} give {name}=",
                     expected=f"{name}= in one of the marks that stand at one place",
-                    seen=" and ".join(f"{name}={one!r:.80}" for one in several),
+                    seen=f"{name}={first!r:.80} and {name}={value!r:.80}",
                     cause="one of them would be lost",
-                    next_step=(f"{name}={several!r:.200} in one mark, or " if name in LISTED else "")
-                    + "cases=[pytest_fp8.Case(...), ...] with all that is to be asked",
+                    next_step="recipe=[...] or backend=[...] in one mark, or cases=[pytest_fp8.Case(...), ...]",
                 )
     return arguments
-
-
-def _refuse_argument(where: str, name: str, value: Any) -> NoReturn:
-    """Raise :class:`SettingsError` for an argument that a mark does not take, or takes no more."""
-    headline = f"{where} has no argument {name!r}"
-    new = f"{RENAMED[name]}={value!r:.80}" if name in RENAMED else ""
-    if not new and name in Case.__annotations__:
-        new = f"cases=[pytest_fp8.Case('own', 'torchao', 'tensorwise', {name}={value!r:.80})]"
-        if name == "model":
-            new = f"cases=[pytest_fp8.Case({value!r:.80}, 'torchao', 'tensorwise')]"
-    if new:
-        expected = "an argument of the mark; the other fields of a case stand in cases="
-        refuse(R.UNKNOWN_NAME, headline, expected=expected, seen=f"{name}={value!r:.80}", next_step=new)
-    refuse_unknown(R.UNKNOWN_NAME, headline, name, ARGUMENTS, "pytest --markers")
-
-
-def _require_weights(case: Case, where: str) -> None:
-    """Raise :class:`SettingsError` where the folder that ``weights=`` names holds none."""
-    if case.weights is not None and not (Path(case.weights) / "config.json").is_file():
-        refuse(
-            R.NO_WEIGHTS,
-            f"{where}: weights= names no folder of weights",
-            expected="a folder with config.json and *.safetensors, as transformers saves them",
-            seen=f"no {Path(case.weights) / 'config.json'}",
-            cause="a misspelt path, or a folder that holds another format",
-            next_step=f"ls {case.weights}",
-        )
 
 
 def why_not(case: Case, settings: Settings, beside: Iterable[Case] = ()) -> tuple[str, bool]:

@@ -27,7 +27,6 @@ from pytest_fp8.items import (
     case_of,
     check_mark,
     check_pair,
-    check_param,
     in_order,
     paired,
     question_of,
@@ -190,12 +189,11 @@ class Session:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         self.told.begin(item.nodeid)
-        check_param(item)
+        check_mark(item, self.settings)
         case = case_of(item)
         if self.progress is not None:
             self.progress.test(item.name if case is None else case.id, question_of(item))
         if case is None:
-            check_mark(item, self.settings)
             return
         from pytest_fp8.markers import why_not
 

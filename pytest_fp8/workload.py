@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_fp8.codes import R
-from pytest_fp8.errors import refuse, refuse_unknown
+from pytest_fp8.errors import refuse
 
 if TYPE_CHECKING:
     from pytest_fp8.case import Case
@@ -36,9 +35,6 @@ ARGUMENTS = {
     "parallelize": ("model", "mesh"),
 }
 """The functions of a workload, and the arguments that each is called with."""
-
-MEANT = {"model": "build", **dict.fromkeys(("data", "dataset", "dataloader", "loader"), "batch"), "lr": "learning_rate"}
-"""What other libraries call an argument -> its name here."""
 
 MADE_IN_ARMS = "each arm makes its model, batches and optimizer itself, in a process of its own, from a seed"
 
@@ -98,22 +94,6 @@ class Workload:
     load: Callable[[Any, Any, Any], Any] | None = None
     parallelize: Callable[[Any, Any], Any] | None = None
 
-    def __new__(cls, *_: Any, **given: Any) -> Workload:
-        """Raise :class:`SettingsError` for an argument that a workload has not."""
-        __tracebackhide__ = True
-        known = [each.name for each in fields(cls)]
-        for name in (name for name in given if name not in known):
-            refuse_unknown(
-                R.UNKNOWN_NAME,
-                f"Workload has no argument {name!r}",
-                name,
-                known,
-                f"did you mean {MEANT[name]}=?"
-                if name in MEANT
-                else "Workload(build=function that makes the model, batch=function of the step that gives a batch)",
-            )
-        return super().__new__(cls)
-
     def __post_init__(self) -> None:
         """Raise :class:`SettingsError` for what is no function, or takes other arguments than it will be given."""
         __tracebackhide__ = True
@@ -121,30 +101,15 @@ class Workload:
             function = getattr(self, name)
             if function is not None or name in ("build", "batch"):
                 require_function(f"the workload's {name}=", name, function, given, MADE_IN_ARMS)
-        self._require_values()
-
-    def _require_values(self) -> None:
-        """Raise :class:`SettingsError` for a value that is of no use where it is read: in an arm."""
-        __tracebackhide__ = True
-        leave, rate = self.leave, self.learning_rate
-        patterns = isinstance(leave, (tuple, list, set, frozenset)) and all(isinstance(each, str) for each in leave)
-        number = isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 < rate < math.inf
-        for name, sound, expected, example in (
-            ("leave", patterns, "a tuple of name patterns", "leave=('*.router',)"),
-            ("learning_rate", rate is None or number, "a number above 0", "learning_rate=1e-3"),
-            ("version", isinstance(self.version, (int, str)), "a whole number or a text", "version=1"),
-        ):
-            value = getattr(self, name)
-            text = name == "leave" and isinstance(value, str)
-            if not sound:
-                refuse(
-                    R.BAD_VALUE,
-                    f"the workload's {name}= cannot be used",
-                    expected=expected,
-                    seen=f"{value!r:.80}, a {type(value).__name__}",
-                    cause="without a comma the brackets make no tuple" if text else "",
-                    next_step=f"leave=({value!r},)" if text else example,
-                )
+        if isinstance(self.leave, str) or not all(isinstance(each, str) for each in self.leave):
+            refuse(
+                R.BAD_VALUE,
+                "the workload's leave= cannot be used",
+                expected="a tuple of name patterns",
+                seen=f"{self.leave!r:.80}, a {type(self.leave).__name__}",
+                cause="without a comma the brackets make no tuple" if isinstance(self.leave, str) else "",
+                next_step="leave=('*.router',)",
+            )
 
     def fingerprint(self, first_step: str) -> str:
         """16 hex digits for the hash of the case: equal in every process, Python and checkout folder.
@@ -209,13 +174,6 @@ def require_function(what: str, name: str, function: Any, arguments: tuple[str, 
     problem = ""
     try:
         wanted.bind(*arguments)
-        # A function that takes the model second is called with the batch in its place.
-        swapped = [
-            f"{mine} in the place of {other}"
-            for mine, other in zip(_positional(wanted), arguments, strict=False)
-            if mine != other and mine in arguments
-        ]
-        problem = ", ".join(swapped)
     except TypeError as error:
         problem = str(error)
     # Not inside the except: pytest would show that error's traceback as well.
@@ -228,12 +186,6 @@ def require_function(what: str, name: str, function: Any, arguments: tuple[str, 
             cause=f"{name} is called with {', '.join(arguments) or 'nothing'} in an arm",
             next_step=f"def {call}: ...",
         )
-
-
-def _positional(signature: inspect.Signature) -> list[str]:
-    """The names of the parameters that take what is given by position, in their order."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, parameter in signature.parameters.items() if parameter.kind in kinds]
 
 
 class Reference(Protocol):

@@ -38,13 +38,7 @@ def loss(model, rows):
         ({"step": lambda model, batch, optimizer: None}, "too many positional arguments"),
         ({"optimizer": torch.optim.AdamW([torch.ones(1, requires_grad=True)])}, "AdamW"),
         ({"leave": ("head")}, "'head'"),
-        ({"leave": None}, "None, a NoneType"),
         ({"leave": (3,)}, "(3,), a tuple"),
-        ({"learning_rate": float("nan")}, "nan, a float"),
-        ({"learning_rate": -1.0}, "-1.0, a float"),
-        ({"learning_rate": "1e-3"}, "'1e-3', a str"),
-        ({"learning_rate": True}, "True, a bool"),
-        ({"version": [1]}, "[1], a list"),
     ],
 )
 def test_what_is_no_function_of_these_arguments_is_refused_at_once(wrong, seen):

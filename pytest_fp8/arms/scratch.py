@@ -90,11 +90,14 @@ def end_processes_of(folder: Path) -> None:
 
 
 def _is_of(pid: int, folder: Path) -> bool:
-    """A shell in which somebody has looked at the folder names it too, in ``OLDPWD``: the mark alone counts."""
+    """By the mark among its variables, or by its output, for a fork has the variables of the process that it came from.
+    A shell in which somebody has looked at the folder names it too, in ``OLDPWD``."""
     if pid == os.getpid():
         return False
-    mark = os.fsencode(f"{MARK}={folder}/")
+    process, mark = Path(f"/proc/{pid}"), os.fsencode(f"{MARK}={folder}/")
     # Other users' cannot be read.
     with contextlib.suppress(OSError):
-        return any((each + b"/").startswith(mark) for each in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+        if any((each + b"/").startswith(mark) for each in (process / "environ").read_bytes().split(b"\0")):
+            return True
+        return any(os.readlink(process / output).startswith(f"{folder}/") for output in ("fd/1", "fd/2"))
     return False
