@@ -192,7 +192,7 @@ def test_a_program_that_the_arm_started_ends_with_it(arm):
     assert all_end(pid)
 
 
-def test_the_end_of_an_output_is_its_last_lines_or_its_last_stack_from_the_innermost_call(tmp_path):
+def test_the_end_of_an_output_is_its_last_lines_or_last_stack(tmp_path):
     log = tmp_path / "log"
     log.write_text("\n".join(f"line {i}\x1b[31m\x07" for i in range(1000)))
     assert tail_of(log).splitlines()[-1] == "line 999[31m"
