@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import median
 
-from pytest_fp8.errors import ArmError
 from pytest_fp8.plan import FP8, REFERENCE, Ask, Asking, TwoArms
-from pytest_fp8.questions.asks import fp8_layers, layers_of, ledgers_of
+from pytest_fp8.questions.asks import layers_of, ledgers_of
 from pytest_fp8.questions.ledger.evidence import ArmLedger
 from pytest_fp8.questions.speed.account import CLOCKS, IDLE, Account, GpuStep, account_of, gpu_step, launch_bound_arms
 from pytest_fp8.questions.speed.host import Turn, counted, scatters
-from pytest_fp8.questions.speed.timing import BlockTimer
+from pytest_fp8.questions.speed.timing import BlockTimer, Pair
 from pytest_fp8.stats.looks import BASELINE_BLOCKS, GATE
 
 
@@ -87,56 +86,23 @@ def timing_of(arms: TwoArms, timer: BlockTimer, look: int) -> Asking[TimingEvide
     return arms.kept(f"timing {look}", lambda: _measured(arms, timer, GATE.pairs[look], GATE.blocks))
 
 
-NOT_ASKED: tuple[Sequence[float], Sequence[float]] = ((), ())
-"""Busy times of a pair that was not asked for any."""
-FURTHER = 2
-"""Pairs of processes that an update measures beyond those asked for, where these spread too much to be stored."""
-
-
-def timing_for_baseline(
-    arms: TwoArms, timer: BlockTimer, processes: int, fit: Callable[[TimingEvidence], bool]
-) -> Asking[TimingEvidence]:
-    """At least ``processes`` fresh pairs, with as many blocks as a baseline takes; a few more until they are
-    ``fit``."""
-
-    def taken() -> Asking[TimingEvidence]:
-        for count in range(processes, processes + FURTHER + 1):
-            evidence = yield from _measured(arms, timer, count, BASELINE_BLOCKS)
-            if fit(evidence):
-                break
-        return evidence
-
-    # How many pairs are enough is a matter of the tolerance, in which cases with these arms may differ.
-    return arms.kept(f"timing update {arms.case.tolerance}", taken)
+def timing_for_baseline(arms: TwoArms, timer: BlockTimer, processes: int) -> Asking[TimingEvidence]:
+    """``processes`` fresh pairs, with as many blocks as a baseline takes."""
+    return arms.kept(f"timing update {processes}", lambda: _measured(arms, timer, processes, BASELINE_BLOCKS))
 
 
 def _measured(arms: TwoArms, timer: BlockTimer, processes: int, blocks: int) -> Asking[TimingEvidence]:
-    for count in range(1, processes + 1):
-        fresh = yield from timer.measure(count, blocks, _profile)
-        try:
-            # After the process's blocks: profiling slows a process. Its other answers are asked of the first one alone.
-            fp8 = yield from fp8_layers()
-            bf16 = yield from layers_of(REFERENCE)
-            # In a further pair of processes it would be one more uncompiled step of each.
-            yield from ledgers_of(arms.case.backend)
-            busy = (yield from _busy(arms, timer, gpu_step(bf16), gpu_step(fp8))) if fresh else NOT_ASKED
-        except ArmError:
-            if fresh:
-                timer.forget_last()
-            raise
-        if fresh:
-            # Arms that began to take turns have all their pairs anew, and busy times of the last one alone.
-            timer.busy += [NOT_ASKED] * (len(timer.other) - 1 - len(timer.busy))
-            timer.busy.append(busy)
+    yield from timer.measure(processes, blocks, _profile, lambda pair: _after(arms, timer, pair))
+    bf16, fp8 = (yield from layers_of(REFERENCE)), (yield from layers_of(FP8))
     beside = timer.beside
     return TimingEvidence(
-        bf16=[list(x) for x in timer.reference],
-        fp8=[list(x) for x in timer.other],
+        bf16=timer.reference,
+        fp8=timer.other,
         throttles=beside.throttles,
         strangers=beside.strangers,
         clocks=beside.clocks,
         unwatched=beside.unwatched,
-        turns=list(beside.turns),
+        turns=beside.turns,
         bf16_attention=bf16.attention,
         fp8_attention=fp8.attention,
         bf16_cudnn=arms.facts(REFERENCE)["cudnn"],
@@ -144,31 +110,31 @@ def _measured(arms: TwoArms, timer: BlockTimer, processes: int, blocks: int) -> 
         fp8_compiled=arms.facts(FP8)["compiled"],
         bf16_gpu=gpu_step(bf16),
         fp8_gpu=gpu_step(fp8),
-        bf16_busy=[bf16 for bf16, _ in timer.busy],
-        fp8_busy=[fp8 for _, fp8 in timer.busy],
+        bf16_busy=[pair.busy[0] for pair in timer.pairs],
+        fp8_busy=[pair.busy[1] for pair in timer.pairs],
         compilations=counted(beside.turns, "compilations"),
     )
 
 
 def _profile(arm: str) -> Asking[None]:
-    """What is asked of an arm after its blocks."""
+    """What is asked of an arm after its blocks: profiling slows a process. Its answers are kept, so that they are of
+    the first process alone: in a further one the ledger would be one more uncompiled step."""
     yield from layers_of(arm)
     yield Ask(arm, "ledger", ArmLedger)
 
 
-def _busy(
-    arms: TwoArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep
-) -> Asking[tuple[Sequence[float], Sequence[float]]]:
-    """Busy times of the processes that were just timed: from the first host-bound pair on. Those of the profile are all
-    there are of arms that take turns: these would have to be built again."""
+def _after(arms: TwoArms, timer: BlockTimer, pair: Pair) -> Asking[None]:
+    """Profiles both arms, and takes busy times of the pair from the first host-bound one on. Those of the profile are
+    all there are of arms that take turns: these would have to be built again."""
+    fp8, bf16 = gpu_step((yield from layers_of(FP8))), gpu_step((yield from layers_of(REFERENCE)))
+    yield from ledgers_of(arms.case.backend)
     if not (bf16.busy_ms and fp8.busy_ms):
-        return NOT_ASKED
-    timer.takes_busy |= host_bound(timer.reference[-1], timer.other[-1], bf16, fp8)
-    if not timer.takes_busy:
-        return NOT_ASKED
-    if not arms.takes_turns:
-        return (yield from timer.take_busy())
-    return (bf16.busy_ms, fp8.busy_ms) if not any(times for times, _ in timer.busy) else NOT_ASKED
+        return
+    timer.takes_busy |= host_bound(pair.reference, pair.other, bf16, fp8)
+    if timer.takes_busy and not arms.takes_turns:
+        pair.busy = yield from timer.take_busy()
+    elif timer.takes_busy and not any(times for times, _ in (each.busy for each in timer.pairs)):
+        pair.busy = bf16.busy_ms, fp8.busy_ms
 
 
 def busy_ratios(evidence: TimingEvidence) -> list[list[float]]:

@@ -1,14 +1,15 @@
-"""What the host did beside an arm's blocks: a turn's compilations and retries, and blocks that it held up. Pure."""
+"""What stood beside an arm's blocks: clocks and neighbours, compilations, lack of memory, a late host. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
-from pytest_fp8.codes import R, S
-from pytest_fp8.errors import ArmError
+from pytest_fp8.codes import S
+from pytest_fp8.gpu import CLOCKS, Conditions
 from pytest_fp8.stats.estimate import log_ratios
 from pytest_fp8.stats.quantiles import robust_sigma
 
@@ -32,8 +33,46 @@ class Turn:
     retries: int = 0
     """How often the allocator found no free memory in blocks that count, and gave back what it had cached."""
 
-    def numbers(self) -> dict[str, Any]:
-        return asdict(self)
+
+@dataclass
+class Beside:
+    """What was seen beside blocks."""
+
+    states: list[Conditions] = field(default_factory=list)
+    """The GPU's clocks and neighbours, in the order taken: once per ABBA block. Where the arms take turns, after each
+    of the three turns."""
+    turns: list[Turn] = field(default_factory=list)
+    """In the order taken."""
+
+    @property
+    def throttles(self) -> list[str]:
+        """Reasons why the clocks were throttled, each with the number of readings that gave it."""
+        seen = Counter(word for state in self.states for word in state.throttles)
+        return [f"{word} in {count} of {len(self.states)} readings" for word, count in sorted(seen.items())]
+
+    @property
+    def strangers(self) -> list[int]:
+        """Process ids of others that used the GPU."""
+        return sorted({pid for state in self.states for pid in state.strangers})
+
+    @property
+    def unwatched(self) -> list[str]:
+        """What a driver did not tell of the GPU at some time."""
+        return sorted({what for state in self.states for what in state.unknown})
+
+    @property
+    def clocks(self) -> list[int]:
+        """SM clocks in MHz, in order of size."""
+        return sorted({state.clock for state in self.states if CLOCKS not in state.unknown})
+
+    def recording(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "clocks_mhz": [state.clock for state in self.states],
+            "throttles": self.throttles,
+            "strangers": len(self.strangers),
+            "turns": [asdict(turn) for turn in self.turns],
+        }
 
 
 class Why(NamedTuple):
@@ -42,11 +81,6 @@ class Why(NamedTuple):
     code: S
     cause: str
     next_step: str
-
-
-def turn_of(arm: str, steps: int, answer: Mapping[str, Any]) -> Turn:
-    """``answer``: what the arm says of its blocks."""
-    return Turn(arm, steps, answer["compilations"], answer["retries"])
 
 
 def counted(turns: Iterable[Turn], what: str) -> dict[str, int]:
@@ -67,18 +101,6 @@ def short_of_memory(turns: Sequence[Turn], arm: str) -> Why | None:
         f"too little memory for a step of {arm}'s arm: the allocator gave its cache back {retries} times in timed "
         "turns, and the GPU waits each time",
         "a smaller batch or seq in both arms, or a GPU with more memory",
-    )
-
-
-def crowded(arm: str, seen: str) -> ArmError:
-    """The error of an arm that :func:`short_of_memory` tells of; ``seen``: its cause."""
-    return ArmError(
-        R.OUT_OF_MEMORY,
-        f"the {arm} arm ran out of GPU memory while it was timed",
-        expected="timed steps that find their memory in the allocator's cache",
-        seen=seen,
-        cause="the arms do not fit this GPU together: one trains beside what the other holds",
-        next_step="a smaller batch or seq, or a GPU with more memory",
     )
 
 

@@ -19,7 +19,7 @@ from pytest_fp8.questions.speed.evidence import (
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.stats.components import Components
 from pytest_fp8.stats.estimate import ratios_by_process
-from pytest_fp8.stats.looks import GATE, RUNS_TO_FAIL, processes_hold
+from pytest_fp8.stats.looks import GATE, RUNS_TO_FAIL
 from pytest_fp8.verdicts import Decision, Verdict
 
 Row = tuple[str, list[Any], float | None]
@@ -57,15 +57,8 @@ class SpeedQuestion:
     def _look(self, look: int) -> Asking[TimingEvidence]:
         """The evidence of one look of :data:`pytest_fp8.stats.looks.GATE`; of an update all that it takes."""
         if self.processes is not None:
-            return timing_for_baseline(self.arms, self.timer, self.processes, self._fit)
+            return timing_for_baseline(self.arms, self.timer, self.processes)
         return timing_of(self.arms, self.timer, look)
-
-    def _fit(self, evidence: TimingEvidence) -> bool:
-        """Whether a baseline of it could gate at the case's tolerance; or none will be stored, whatever is measured."""
-        if evidence.strangers or evidence.throttles:
-            return True
-        (metric, values, _), *_ = self._rows(evidence)
-        return processes_hold(values, self.components, busy=metric == "busy_speedup") <= self.arms.case.tolerance
 
     def decide(self, floor: float | None) -> Asking[tuple[Decision, list[Row]]]:
         """The decision, and what a baseline stores of it. ``floor``: the speedup over BF16 to exceed; ``None``: the

@@ -123,7 +123,7 @@ def _invalid(code: S, expected: str, seen: str, cause: str = "") -> Finding:
 
 
 def disturbance(strangers: Sequence[int], throttles: Sequence[str], clocks: Sequence[int]) -> Finding | None:
-    """Why no block can be used, or ``None``. Each as in :class:`~pytest_fp8.questions.speed.beside.Beside`."""
+    """Why no block can be used, or ``None``. Each as in :class:`~pytest_fp8.questions.speed.host.Beside`."""
     if strangers:
         return _invalid(S.OTHER_PROCESS, "the GPU for this session alone", f"process ids {list(strangers)}")
     if throttles:

@@ -1,0 +1,285 @@
+"""How blocks of two arms are taken: how long turns last, which pairs are taken again, what stands beside them."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+from itertools import chain, repeat
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from helpers.crowded import beside_another, pair_of_8b, several_gpus
+from helpers.fakes import FakeProcess, timed
+from helpers.power_limited import PowerLimited, pool_of_limited_arms
+from pytest_fp8 import Case
+from pytest_fp8.arms.pair import PairArms
+from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.gpu import Conditions
+from pytest_fp8.questions.speed.check import check_speedup
+from pytest_fp8.questions.speed.evidence import busy_ratios, timing_for_baseline, timing_of
+from pytest_fp8.questions.speed.timing import BlockTimer, unsteady, unsteady_pair
+from pytest_fp8.stats.looks import BASELINE_BLOCKS
+from pytest_fp8.verdicts import Verdict
+
+RECORDINGS = Path(__file__).parent.parent / "benchmarks" / "gate" / "recordings"
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    with pool_of_limited_arms(monkeypatch) as made:
+        yield made
+
+
+def arms_of(pool, model="8b", recipe="tensorwise"):
+    arms = PairArms(Case(model, "torchao", recipe), pool, None)
+    arms.start()
+    return arms
+
+
+# -- how long a turn lasts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("prefix", "moves"), [("1b", False), ("8b-te", True)])
+@pytest.mark.parametrize("blocks", [6, 12])
+def test_recorded_turns_are_unsteady_at_8b_with_transformer_engine_and_never_at_1b(prefix, moves, blocks):
+    for path in sorted(RECORDINGS.glob(f"{prefix}*.json")):
+        for process in json.loads(path.read_text())["processes"]:
+            assert unsteady_pair(process["bf16"][: 2 * blocks], process["fp8"][: 2 * blocks]) is moves, path.name
+
+
+@pytest.mark.parametrize(
+    ("times", "moved"),
+    [
+        ([100, 103] * 6, True),
+        ([103, 100] * 6, True),
+        ([100, 101] * 6, False),
+        ([100, 103], False),
+        ([], False),
+        ([100, 100, 100, 160, 100, 101, 101, 100, 100, 100, 101, 100], False),
+    ],
+)
+def test_a_turn_whose_second_block_differs_is_unsteady(times, moved):
+    assert unsteady(times) is moved
+
+
+def test_a_busy_host_is_no_trend():
+    """Pauses lengthen a third or a half of the blocks by a tenth on average, as with Transformer Engine at 1B. On an
+    H100 the FP8 arm waits for its host, and BF16's first blocks are faster for it."""
+    random = Random(1)
+
+    def pause(share):
+        return random.gauss(0, 0.005) + (random.expovariate(10) if random.random() < share else 0)
+
+    for share in (1 / 3, 1 / 2):
+        blocks = [[98 * (1 + pause(share)) for _ in range(16)] for _ in range(1000)]
+        assert sum(unsteady_pair([100.0] * 16, each) for each in blocks) < 10
+    drifts = [124.5, 127.5] * 8
+    pauses = [142, 117, 148, 165, 141, 126, 164, 131, 132, 126, 144, 167, 163, 164, 160, 159]
+    assert unsteady_pair([140.0] * 16, drifts)
+    assert not unsteady_pair(pauses, drifts)
+
+
+def test_turns_at_the_power_limit_are_taken_again_and_last_longer(pool):
+    arms = arms_of(pool)
+    timer = BlockTimer(arms)
+    timing = arms.run(lambda: timing_of(arms, timer, 1))
+    assert [len(blocks) for blocks in (*timing.bf16, *timing.fp8)] == [12] * 4
+    assert all(time == pytest.approx(280, rel=0.01) for time in timing.fp8[0]), "the transient is in no block"
+    assert all(time == pytest.approx(370, rel=0.01) for time in timing.bf16[0])
+    steps, dropped = PowerLimited.sizes[-1]
+    assert dropped * 280 > 1400, "what the other arm's power left lasts half a second, and a rest's a second more"
+    assert (steps, timer.recording()["dropped_steps"], timer.recording()["order"]) == (1, dropped, "turns")
+    assert not arms.takes_turns, "both stay where they are"
+    assert [(turn.arm, turn.steps) for turn in timing.turns] == [("BF16", 6), ("FP8", 12), ("BF16", 6)] * 2
+    another, before = arms_of(pool, recipe="rowwise"), len(PowerLimited.sizes)
+    another.run(partial(timing_of, another, BlockTimer(another), 0))
+    assert {asked[1] for asked in PowerLimited.sizes[before:]} == {dropped}, "of the same reference"
+
+
+class ReferenceDrifts(FakeProcess):
+    """The reference's first block of each turn is faster by 3 %, unless its first second does not count."""
+
+    def blocks(self, count, steps, dropped):
+        base, drifts = (280.0, 0.0) if self.is_fp8 else (370.0, 0.03)
+        late = dropped * base > 1000
+        times = [base * (1.0 if late or index else 1 - drifts) for index in range(count)]
+        return timed([float(time * math.exp(self.noise.normal(0, 0.001))) for time in times])
+
+
+def test_a_reference_whose_turns_are_unsteady_is_seen(pool, monkeypatch):
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", ReferenceDrifts)
+    arms = arms_of(pool)
+    assert arms.run(lambda: timing_of(arms, BlockTimer(arms), 0)).bf16[0] == pytest.approx([370.0] * 12, rel=0.005)
+
+
+@pytest.mark.parametrize("tight", [True, False])
+def test_arms_that_give_their_memory_back_do_so_after_three_turns(pool, monkeypatch, tight):
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", FakeProcess)
+    monkeypatch.setattr(ArmPool, "tight", lambda *arms, looked_at=False: tight)
+    arms = arms_of(pool, "1b")
+    timer = BlockTimer(arms)
+    arms.run(lambda: timer.measure(1, 6))
+    said = timer.recording()
+    assert (said["order"], len(said["turns"])) == (("turns", 3) if tight else ("abba", 13))
+    assert said["dropped_steps"] == (pytest.approx(20, abs=1) if tight else 1), "a second and a half, or one"
+
+
+def test_an_update_takes_more_blocks_and_asks_each_arm_for_its_profile_once(pool, monkeypatch):
+    asked, request = [], PowerLimited.request
+
+    def noted(self, operation, *rest, **arguments):
+        asked.append((operation, self.pid))
+        return request(self, operation, *rest, **arguments)
+
+    monkeypatch.setattr(PowerLimited, "request", noted)
+    arms = arms_of(pool, "1b")
+    timing = arms.run(lambda: timing_for_baseline(arms, BlockTimer(arms), 3))
+    assert {len(times) for times in timing.fp8} == {2 * BASELINE_BLOCKS}
+    assert len({pid for what, pid in asked if what == "blocks"}) == 6, "three pairs"
+    first = [[pid for what, pid in asked if what == operation] for operation in ("layers", "ledger")]
+    assert sorted(first[0]) == sorted(first[1])
+    assert len(first[0]) == 2
+
+
+# -- pairs that are taken again -----------------------------------------------------------------------------------
+
+COOL, HOT, SHARED = Conditions(1695), Conditions(1395, ("software thermal",)), Conditions(1695, (), (4242,))
+
+
+@pytest.mark.parametrize(
+    ("readings", "verdict"),
+    [
+        ([[HOT] * 6], Verdict.PASS),
+        ([[COOL] * 6, [HOT, COOL, COOL]], Verdict.PASS),
+        ([[COOL] * 6, [SHARED, COOL, COOL]], Verdict.PASS),
+        ([[COOL] * 6, [HOT, COOL, COOL], [HOT, COOL, COOL]], Verdict.INVALID),
+        ([[COOL] * 6, [SHARED, COOL, COOL], [SHARED, COOL, COOL]], Verdict.INVALID),
+    ],
+    ids=["before turns were lengthened", "hot once", "shared once", "hot twice", "shared twice"],
+)
+def test_a_disturbed_pair_is_taken_again_once(pool, monkeypatch, readings, verdict):
+    seen = chain(*readings, repeat(COOL))
+    monkeypatch.setattr("pytest_fp8.plan.conditions", lambda *_: next(seen))
+    arms = arms_of(pool)
+    decision = check_speedup(arms.run(lambda: timing_of(arms, BlockTimer(arms), 0)), floor=1.0, tolerance=0.02)
+    assert decision.verdict is verdict
+    hot = "software thermal in 1 of 3 readings; SM clocks of 1395 to 1695 MHz"
+    assert (hot in decision.message) is (readings[-1][0] is HOT and verdict is Verdict.INVALID)
+
+
+@pytest.mark.parametrize(
+    ("readings", "disturbed"),
+    [
+        ([[HOT, COOL, COOL], [COOL] * 3, [COOL] * 3, [COOL, HOT, COOL], [COOL] * 3], 0),
+        ([[HOT] * 3, [HOT] * 3, [HOT] * 3, [HOT] * 3], 9),
+    ],
+    ids=["each pair has a second try", "none where the second one was no better"],
+)
+def test_a_gpu_that_is_hot_now_and_then_has_an_answer(pool, monkeypatch, readings, disturbed):
+    seen = chain([COOL] * 6, *readings)
+    monkeypatch.setattr("pytest_fp8.plan.conditions", lambda *_: next(seen))
+    arms = arms_of(pool)
+    timer = BlockTimer(arms)
+    arms.run(lambda: timer.measure(3, 6))
+    assert len(timer.pairs) == 3
+    assert sum(bool(state.throttles) for state in timer.beside.states) == disturbed
+    assert next(seen, None) is None, "no more were taken"
+
+
+def test_compilations_in_blocks_are_counted_and_those_before_are_not(pool, monkeypatch):
+    counts = iter([7] * 3 + [1] * 100)  # the rough step and both arms' first turns, then those that count
+    monkeypatch.setattr(
+        PowerLimited, "blocks", lambda self, count, steps, dropped: timed([100.0] * count, next(counts))
+    )
+    arms = arms_of(pool, "1b")
+    timing = arms.run(lambda: timing_of(arms, BlockTimer(arms), 0))
+    assert timing.compilations == {"BF16": 7, "FP8": 6}
+
+
+# -- blocks in which the memory of a GPU runs out -----------------------------------------------------------------
+
+
+@pytest.fixture
+def world(monkeypatch):
+    return several_gpus(monkeypatch)
+
+
+@pytest.fixture
+def pair(world):
+    with pair_of_8b(world) as pair:
+        yield pair
+
+
+@pytest.mark.parametrize("operation", ["blocks", "layers"])
+def test_a_pair_that_runs_out_of_memory_is_taken_again_by_turns(pair, world, monkeypatch, operation):
+    """As on two H100s: blocks went on beside the other arm, and the next question had no room."""
+    world.busy, world.kernels_alone = 60.0, True
+    beside_another(monkeypatch, world, operation, lambda process: process.is_fp8)
+    timer = BlockTimer(pair, takes_busy=True)
+    timing = pair.run(lambda: timing_of(pair, timer, 0))
+    assert pair.takes_turns
+    assert [len(timing.bf16[0]), len(timing.fp8[0])] == [12, 12]
+    assert [turn.arm for turn in timing.turns] == ["BF16", "FP8", "BF16"], "none of the first attempt's"
+    assert len(timer.beside.states) == 3
+    assert busy_ratios(timing)
+
+
+def test_memory_that_runs_out_in_turns_is_the_models_own(pair, world, monkeypatch):
+    monkeypatch.setattr(FakeProcess, "blocks", lambda self, count, steps, dropped: timed([100.0] * count, retries=99))
+    timing = pair.run(lambda: timing_of(pair, BlockTimer(pair), 0))
+    assert pair.takes_turns
+    assert {turn.retries for turn in timing.turns} == {99}, "told in the recording"
+
+
+@pytest.mark.parametrize("step", [100.0, 400.0])
+def test_a_cache_that_is_given_back_now_and_then_separates_nobody(pair, world, monkeypatch, step):
+    """Of a large model a block is one step, and a turn two."""
+    asked = []
+
+    def blocks(self, count, steps, dropped):
+        asked.append(self)
+        return timed([step] * count, retries=int(len(asked) in (5, 12)))
+
+    monkeypatch.setattr(FakeProcess, "blocks", blocks)
+    timing = pair.run(lambda: timing_of(pair, BlockTimer(pair), 0))
+    assert not pair.takes_turns
+    assert sum(turn.retries for turn in timing.turns) == 2
+
+
+def test_memory_that_a_process_of_others_has_is_told_as_theirs(pair, world, monkeypatch):
+    world.strangers = (4242,)
+    beside_another(monkeypatch, world, "blocks", lambda process: True)
+    timing = pair.run(lambda: timing_of(pair, BlockTimer(pair), 0))
+    assert (timing.strangers, pair.takes_turns) == ([4242], False)
+
+
+def test_pairs_that_were_timed_side_by_side_are_not_mixed_with_pairs_by_turns(pair, world, monkeypatch):
+    world.busy, world.kernels_alone = 60.0, True
+    timer = BlockTimer(pair, takes_busy=True)
+    beside_another(monkeypatch, world, "blocks", lambda process: len(timer.pairs) == 2)
+    evidence = pair.run(lambda: timing_for_baseline(pair, timer, 4))
+    assert pair.takes_turns
+    assert len(evidence.fp8) == len(evidence.fp8_busy) == 4
+    assert [turn.arm for turn in evidence.turns] == ["BF16", "FP8", "BF16"] * 4
+    assert timer.recording()["order"] == "turns"
+
+
+def test_a_pair_that_does_not_fit_when_it_is_built_afresh_is_not_timed_in_vain(pair, monkeypatch):
+    timer, real, own, asked = BlockTimer(pair), pair.renew, FakeProcess.blocks, []
+    monkeypatch.setattr(FakeProcess, "blocks", lambda self, **how: asked.append(self.pid) or own(self, **how))
+    pair.run(lambda: timer.measure(1, 4))
+
+    def renew():
+        real()
+        if not pair.takes_turns:
+            pair.pool.separate(*pair.pair)
+            pair.pool.renew(*pair.pair)
+
+    monkeypatch.setattr(pair, "renew", renew)
+    asked.clear()
+    pair.run(lambda: timer.measure(2, 4))
+    assert (pair.takes_turns, len(timer.pairs)) == (True, 2)
+    assert len(asked) == 6, "three turns of each pair, all of which count"
