@@ -6,20 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.evidence import WEIGHT, arm_ledger
-from helpers.two_ledgers import (
-    DIFFERENCES,
-    DRAW,
-    HEALTHY,
-    ledgers,
-)
-from pytest_fp8.codes import D, L
+from helpers.evidence import WEIGHT, arm_ledger, verdict_of
+from helpers.two_ledgers import DIFFERENCES, DRAW, GIVEN, HEALTHY, entered, ledgers, optimizer, weights
+from pytest_fp8.codes import C, D, L
 from pytest_fp8.questions.layers.products import Product
-from pytest_fp8.questions.ledger.compare import compare, find_in_ledger
+from pytest_fp8.questions.ledger.compare import blame_in_ledger, compare, find_in_ledger, unless_unlike
 from pytest_fp8.questions.ledger.differences import outermost
 from pytest_fp8.questions.ledger.evidence import OwnedProduct, TwoLedgers
 from pytest_fp8.questions.ledger.rows import evaluated_otherwise
-from pytest_fp8.verdicts import Verdict
+from pytest_fp8.verdicts import Decision, Verdict
 
 
 @pytest.mark.parametrize(("changes", "code", "seen"), DIFFERENCES)
@@ -52,35 +47,12 @@ def test_arms_may_evaluate_with_other_layers_and_not_be_timed_with_other_evaluat
     assert find_in_ledger(entered_too, "speedup").code is D.OTHER_WORK
 
 
-@pytest.mark.parametrize(("names", "why"), [(["q.bias"], "have no bias"), (["q.bias", "q.weight"], "does not take it")])
-def test_a_bias_that_alone_is_missing_is_told_as_such(names, why):
-    before = {**HEALTHY.before, "q.bias": WEIGHT}
-    after = {name: weight for name, weight in before.items() if name not in names}
-    found = compare(ledgers(reference=arm_ledger(before=before, after=before), before=before, after=after))[0]
-    assert found.code is L.WEIGHT_GONE
-    assert why in found.cause
-    gradients = [*HEALTHY.gradients, "q.bias"]
-    missing = ledgers(reference=arm_ledger(gradients=gradients), gradients=[g for g in gradients if g not in names])
-    assert ("does not add it" in compare(missing)[0].cause) == (names == ["q.bias"])
-
-
 def test_numbers_of_several_ranks_are_told_as_such():
     both = TwoLedgers(*(arm_ledger(backward=n, elsewhere=[HEALTHY.calls]) for n in (4, 5)), "torchao")
     found = find_in_ledger(both, "layers")
     assert found is not None
     assert "backward passes in a step, of 2 ranks together" in found.headline
     assert "optimizer steps in a step, of" not in str(found)
-
-
-def test_swapped_weights_are_called_so():
-    before = {name: replace(weight, digest=name) for name, weight in HEALTHY.before.items()}
-    one, two = list(before)[:2]
-    after = {**before, one: replace(before[one], digest=two), two: replace(before[two], digest=one)}
-    found = find_in_ledger(
-        ledgers(reference=arm_ledger(before=before, after=before), before=before, after=after), "layers"
-    )
-    assert found is not None
-    assert f"swapped weights: {one} has what was {two}'s" in found.cause
 
 
 def test_a_tie_that_the_conversion_breaks_is_named():
@@ -101,18 +73,12 @@ def test_what_differs_behind_what_is_alike_is_found():
     assert "operators of the model itself" in found.headline
 
 
-@pytest.mark.parametrize(
-    ("phase", "cause"),
-    [("forward", "the generator was seeded again inside the step"), ("recompute", "it does not restore the generator")],
-)
-def test_the_first_draw_from_another_state_is_named(phase, cause):
-    first, second = replace(DRAW, phase=phase), replace(DRAW, phase=phase, owner="up", state="s2")
+def test_the_first_draw_from_another_state_is_named():
+    first, second = DRAW, replace(DRAW, owner="up", state="s2")
     (found,) = compare(
         ledgers(reference=arm_ledger(draws=[first, second]), draws=[first, replace(second, state="s3")], random="other")
     )
-    assert cause in found.cause
-    assert "by up" in found.seen
-    assert "draw 2, and another state of the generator" in found.seen
+    assert "by up in the forward pass, draw 2, from the generator's state s3" in found.seen
 
 
 def test_a_matrix_product_that_the_fp8_arm_alone_runs_is_named():
@@ -134,3 +100,51 @@ def test_attention_of_one_arm_alone_is_named(backend, named):
 def test_outermost_names_lie_inside_no_other():
     assert outermost(["b.c", "a", "a.b.c", "ab", "b.c.d", "a.b"]) == ["a", "ab", "b.c"]
     assert outermost(["a", ""]) == [""]
+
+
+# -- what two ledgers that differ make of a question's decision -------------------------------------------------------
+
+CODE = C.MOVE_LESS
+"""Any code."""
+
+
+def test_where_numerics_fail_on_other_work_that_is_said_first():
+    failed = Decision(CODE, Verdict.FAIL, "2 of 3 gradients differ", seen="0.76 times BF16's", question="numerics")
+    blamed = blame_in_ledger(failed, ledgers(operators={"": {"nll_loss_forward float32 2,-100": 1}}))
+    verdict_of(blamed, Verdict.FAIL, D.OTHER_WORK, "2 of 3 gradients differ", "0.76 times")
+    assert blame_in_ledger(failed, ledgers()) is failed
+
+
+def test_other_data_concerns_the_loss_alone():
+    other = ledgers(entered=entered(replace(GIVEN, digest="other")), batch=[replace(GIVEN, digest="other")])
+    assert find_in_ledger(other, "loss").code is D.OTHER_DATA
+    assert find_in_ledger(other, "speedup") is None
+    assert find_in_ledger(other, "layers") is None
+
+
+def test_a_decision_about_arms_that_do_other_work_is_invalid():
+    decision = Decision(None, Verdict.PASS, "1.96x", figures={"ratio": 1.96}, question="speedup")
+    halved = ledgers(entered=entered(replace(GIVEN, shape=[24, 64])))
+    verdict_of(unless_unlike(decision, halved), Verdict.INVALID, D.OTHER_WORK, "24x64")
+    assert unless_unlike(decision, halved).numbers == {"ratio": 1.96}
+    assert unless_unlike(decision, ledgers()) is decision
+    broken = ledgers(after=weights(digest="2"))
+    assert unless_unlike(decision, broken) is decision, "the layers question reports what the conversion broke"
+    disturbed = Decision(CODE, Verdict.INVALID, "another process used the GPU", question="speedup")
+    assert unless_unlike(disturbed, halved) is disturbed
+
+
+@pytest.mark.parametrize("members", [{}, {"q.weight": 0, "up.weight": 0}])
+@pytest.mark.parametrize("seen", [Verdict.PASS, Verdict.FAIL, Verdict.INVALID])
+def test_weights_that_no_optimizer_steps_fail_the_loss_whatever_its_curves_say(members, seen):
+    lost = ledgers(optimizer=optimizer(members=members))
+    judged = Decision(None if seen is Verdict.PASS else CODE, seen, "the curves", question="loss")
+    decision = unless_unlike(judged, lost)
+    verdict_of(decision, Verdict.FAIL, L.NOT_IN_OPTIMIZER, "lm_head.weight")
+    timed = Decision(None, Verdict.PASS, "1.96x", question="speedup")
+    assert unless_unlike(timed, lost) is timed
+
+
+def test_fp8_that_was_left_is_said_before_what_differs_by_it():
+    left = Decision(C.FP8_LOST, Verdict.FAIL, "FP8 ran in step 0 and not in step 3", question="loss")
+    assert unless_unlike(left, ledgers(operators={**HEALTHY.operators, "": {"abs bfloat16": 1}})) is left

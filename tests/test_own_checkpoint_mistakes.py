@@ -1,4 +1,5 @@
-"""A user's own save() and load() with a mistake, in live arms on a CPU: each is named with what to do."""
+"""A user's own save() and load(), in live arms on a CPU: mistakes are named with what to do. The controls of
+``suites/controls/checkpoints.py`` have more of them."""
 
 from __future__ import annotations
 
@@ -9,22 +10,11 @@ pytest.importorskip("torchao")
 from helpers.carried import carried, from_model, loss, through, with_model
 from helpers.loops import batch, build
 from pytest_fp8 import Verdict, Workload
+from pytest_fp8.codes import K
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.worker.training.step import WorkloadError
 
 pytestmark = pytest.mark.slow
-
-
-def nothing(model, optimizer, folder):
-    """Loads nothing."""
-
-
-def prefixed(model, optimizer, folder):
-    import torch
-
-    weights, state = torch.load(folder / "x.pt", weights_only=True)
-    model.load_state_dict({f"module.{name}": value for name, value in weights.items()}, strict=False)
-    optimizer.load_state_dict(state)
 
 
 def halved_in_place(model, optimizer, folder):
@@ -33,29 +23,52 @@ def halved_in_place(model, optimizer, folder):
 
 
 def rate_lost(model, optimizer, folder):
+    rate = optimizer.param_groups[0]["lr"]
+    from_model(model, optimizer, folder)
+    optimizer.param_groups[0]["lr"] = 3 * rate
+
+
+def assigning(model, optimizer, folder):
     import torch
 
-    weights, state = torch.load(folder / "x.pt", weights_only=True)
-    model.load_state_dict(weights)
-    rates = [group["lr"] for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = 3 * rate
+    model.load_state_dict(torch.load(folder / "x.pt", weights_only=True)[0], assign=True)
 
 
 @pytest.mark.parametrize(
-    ("save", "load", "says"),
+    ("save", "load", "code"),
     [
-        (with_model, nothing, "load() loaded nothing"),
-        (with_model, prefixed, "dropped by strict=False"),
-        (halved_in_place, from_model, "saving changed the model itself"),
-        (with_model, rate_lost, "group 0: lr 0.001 -> 0.003"),
+        (halved_in_place, from_model, K.CHANGED_BY_SAVING),
+        (with_model, rate_lost, K.GROUPS_LOST),
+        (with_model, assigning, K.STRAY_PARAMETERS),
     ],
 )
-def test_mistakes_are_named(save, load, says):
+def test_mistakes_are_named(save, load, code):
     decision = carried(loss=loss, save=save, load=load)
-    assert decision.verdict is Verdict.FAIL, decision.message
-    assert says in decision.message
+    assert (decision.verdict, decision.code) == (Verdict.FAIL, code), decision.message
+
+
+def test_dropout_masks_of_a_resumed_run_are_mentioned():
+    """A value that the optimizer computes anew in each step is not lost."""
+
+    def build_dropping():
+        import torch
+
+        return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Dropout(0.1), torch.nn.Linear(64, 32))
+
+    def optimizer(parameters):
+        import torch
+
+        class Noting(torch.optim.AdamW):
+            def step(self, closure=None):
+                held = [p.grad for p in self.param_groups[0]["params"] if p.grad is not None]
+                self.gradient_norm = torch.nn.utils.get_total_norm(held)
+                return super().step(closure)
+
+        return Noting(parameters, lr=1e-3)
+
+    decision = carried(build=build_dropping, loss=loss, optimizer=optimizer, save=with_model, load=from_model)
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert "the state of the random generators (torch) is not carried" in decision.headline
 
 
 def raising(model, optimizer, folder):
@@ -73,44 +86,23 @@ def pickling(model, optimizer, folder):
     torch.save({"config": Config()}, folder / "x.pt")
 
 
-def assigning(model, optimizer, folder):
-    import torch
-
-    model.load_state_dict(torch.load(folder / "x.pt", weights_only=True)[0], assign=True)
-
-
 @pytest.mark.parametrize(
-    ("save", "load", "says"),
+    ("save", "load", "says", "cause"),
     [
-        (raising, from_model, r"the workload's save, raising\(\), raised KeyError: 'blocks.0.up.weight'"),
-        (with_model, raising, r"the workload's load, raising\(\), raised KeyError"),
+        (raising, from_model, r"the workload's save, raising\(\), raised KeyError: 'blocks.0.up.weight'", ""),
+        (with_model, raising, r"the workload's load, raising\(\), raised KeyError", ""),
+        (pickling, from_model, r"the workload's save, pickling\(\), raised \w+", "without importing it"),
     ],
 )
-def test_functions_that_cannot_work_are_one_error_that_names_them(save, load, says):
+def test_functions_that_cannot_work_are_one_error_that_names_them(save, load, says, cause):
     with pytest.raises(WorkloadError, match=says) as error:
         carried(loss=loss, save=save, load=load)
     assert error.value.fp8_next
+    assert cause in error.value.fp8_cause
 
 
-def test_a_known_error_in_them_has_its_own_cause():
-    with pytest.raises(WorkloadError, match=r"the workload's save, pickling\(\), raised \w+") as error:
-        carried(loss=loss, save=pickling, load=from_model)
-    assert "without importing it" in error.value.fp8_cause
-    assert "asdict" in error.value.fp8_next
-
-
-def test_new_parameters_that_no_optimizer_holds_are_a_verdict():
-    decision = carried(loss=loss, save=with_model, load=assigning)
-    assert decision.verdict is Verdict.FAIL
-    assert "the optimizer steps parameters that the model does not have" in decision.message
-    assert "assign=True" in decision.message
-
-
-def test_one_function_alone_is_refused():
+def test_functions_that_are_not_given():
     with pytest.raises(SettingsError, match="both save= and load="):
         Workload(build=build, batch=batch, save=with_model).ship("a test")
-
-
-def test_own_functions_that_are_asked_for_and_not_given_are_named():
     with pytest.raises(WorkloadError, match="the workload has no save"):
         carried(through("own"), loss=loss)

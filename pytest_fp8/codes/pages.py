@@ -48,6 +48,12 @@ class Page:
     bad: str
     example: str
     instead: str
+    says: str = ""
+    """The headline of a message, with places in braces. Of codes whose messages take their words from here."""
+    cause: str = ""
+    """The likely cause, where the check that finds it says no other."""
+    next: str = ""
+    """The next step, where ``instead`` does not say it."""
 
 
 def add_explain(commands: Any) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytest_fp8.codes import Code
+from pytest_fp8.codes.pages import pages_of
 from pytest_fp8.verdicts import Finding, Verdict
 
 SHOWN = 4
@@ -32,6 +33,25 @@ def tell(words: Words, code: Code, expected: str, seen: str, verdict: Verdict = 
     """A finding in the words of its code. ``given``: what they leave open."""
     headline, cause, next_step = (line.format(**given) for line in words[code])
     return Finding(code, verdict, headline, expected, seen, cause, next_step)
+
+
+def finding(
+    code: Code,
+    expected: str,
+    seen: str,
+    verdict: Verdict = Verdict.FAIL,
+    *,
+    cause: str = "",
+    next_step: str = "",
+    about: str = "",
+    **given: Any,
+) -> Finding:
+    """A finding in the words of its code's page. ``given``: what the page leaves open. ``cause``, ``next_step``: where
+    the check knows better."""
+    page = pages_of(type(code))[code]
+    next_step = next_step or page.next.format(**given) or page.instead
+    cause = cause or page.cause.format(**given)
+    return Finding(code, verdict, page.says.format(about=about, **given), expected, seen, cause, next_step, about)
 
 
 def some(names: Any) -> str:

@@ -138,7 +138,6 @@ fault(
     "another epsilon in the FP8 arm's norms",
     D.OTHER_OPERATOR_SETTING,
     Loop,
-    about="the epsilon of a norm",
     converted=_own_norm,
 )
 fault(
@@ -196,7 +195,6 @@ fault(
     "a layer of the FP8 arm seeds the generator again",
     D.OTHER_RANDOM_NUMBERS,
     Loop,
-    about="the generator was seeded again inside the step",
     converted=_seeds_in_blocks,
 )
 fault(
@@ -204,7 +202,6 @@ fault(
     "the FP8 arm draws the same dropout mask in each step",
     D.OTHER_RANDOM_NUMBERS,
     Loop,
-    about="the arms draw other random numbers in the same step",
     converted=lambda arm, model: model.register_forward_pre_hook(_seed(0)),
     nightly=True,
 )
@@ -273,7 +270,6 @@ fault(
     "the FP8 arm's optimizer rounds its gradients to e4m3",
     D.OTHER_UPDATES,
     Optimizers,
-    about="the optimizer's own rule differs",
     optimizer_made=_rounds,
 )
 
@@ -289,7 +285,6 @@ fault(
     "weights-in-fp8",
     "the weights themselves are kept in FP8",
     D.OTHER_UPDATES,
-    about="rounding of weights or gradients",
     stepped=_weights_in_e4m3,
     question="loss",
     nightly=True,

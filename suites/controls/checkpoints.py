@@ -14,8 +14,6 @@ from pytest_fp8.codes import K
 if TYPE_CHECKING:
     from torch import Tensor
 
-LOST = "weights were loaded and the optimizer was not"
-
 
 def _saves_e4m3(arm: Any, model: Any) -> None:
     def cast(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
@@ -25,9 +23,7 @@ def _saves_e4m3(arm: Any, model: Any) -> None:
         layer.register_state_dict_post_hook(cast)
 
 
-fault(
-    "stored-in-fp8", "weights stored in FP8", K.STORED_IN_FP8, about="weights were stored in FP8", converted=_saves_e4m3
-)
+fault("stored-in-fp8", "weights stored in FP8", K.STORED_IN_FP8, converted=_saves_e4m3)
 
 
 def _loads_prefixed(arm: Any, model: Any) -> None:
@@ -51,7 +47,6 @@ fault(
     "weights loaded, optimizer not",
     K.OPTIMIZER_LOST,
     Optimizers,
-    about=LOST,
     optimizer_made=lambda arm, made: setattr(made, "load_state_dict", lambda state_dict: None),
 )
 # The output projection, which was the embedding, gets a copy of it in the conversion.
@@ -60,7 +55,6 @@ fault(
     "a tied head becomes a weight of its own",
     K.UNTIED,
     source=f"[Accelerate, convert_model copies the weight]({ACCELERATE}/utils/transformer_engine.py)",
-    about="the model was untied",
     converted=lambda arm, model: renew_weights([model.lm_head]),
     case=micro(model="own", resume=False),
     workload=TIED,
@@ -69,7 +63,6 @@ fault(
     "tied-weights-train-apart",
     "tied weights become two, and both are trained",
     K.UNTIED,
-    about="the model was untied",
     converted=lambda arm, model: renew_weights([model.lm_head]),
     case=micro(model="own"),
     workload=TIED,
@@ -117,7 +110,6 @@ fault(
     "own save() without the optimizer",
     K.OPTIMIZER_LOST,
     OwnFunctions,
-    about=LOST,
     lose=lambda arm, model, state: state.pop("optimizer"),
     nightly=True,
 )
@@ -142,7 +134,6 @@ fault(
     "own save() of FP8 copies",
     K.STORED_IN_FP8,
     OwnFunctions,
-    about="the FP8 copies were saved in place of the master weights",
     lose=_weights(lambda _, held: {name: w.to(torch.float8_e4m3fn) if w.dim() == 2 else w for name, w in held.items()}),
     nightly=True,
 )

@@ -82,7 +82,7 @@ DIFFERENCES = [  # changes of the FP8 arm, code, what the message names
     ({"waits": {"norm": {"forward": 1}}}, D.OTHER_WAITS, "norm"),
     ({"norm_kept": 0.2}, D.OTHER_CLIPPING, "0.2"),
     ({"loss_dtype": "bfloat16"}, D.OTHER_PRECISION, "bfloat16"),
-    ({"random": "other"}, D.OTHER_RANDOM_NUMBERS, "another state"),
+    ({"random": "other"}, D.OTHER_RANDOM_NUMBERS, "state other"),
     ({"random": "other", "draws": [DRAW]}, D.OTHER_RANDOM_NUMBERS, "native_dropout of 48x64 by norm"),
     ({"switches": {**HEALTHY.switches, TF32: "True"}}, D.OTHER_SWITCH, "True"),
     ({"switches": {**HEALTHY.switches, "autocast on cuda": "torch.bfloat16"}}, D.OTHER_SWITCH, "bfloat16"),

@@ -1,16 +1,17 @@
-"""Can I switch back? Checkpoints carried both ways between the arms. Pure."""
+"""Can I switch back? Checkpoints carried both ways between the arms, and what they can lose, as one table. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from pytest_fp8.codes import K
 from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
-from pytest_fp8.questions.checkpoints.lost import COMPUTES, differing, first_lost, narrowed
-from pytest_fp8.questions.checkpoints.words import OWN
-from pytest_fp8.questions.findings import some, tell
-from pytest_fp8.verdicts import Decision, Figures, Finding, passed
+from pytest_fp8.questions.checkpoints.resuming import astray, losses, other_data, resume_limit
+from pytest_fp8.questions.findings import finding, some
+from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict, passed
 
 QUESTION = "checkpoints"
 LOGITS = (0.05, 1.0)
@@ -24,6 +25,16 @@ FEW = 64
 """Below so many values the output is a loss, or a few of them, and no logits: one number says little of a distance."""
 OF_FEW = 0.25
 """The least limit for these."""
+EXACT = 1e-6
+"""Relative difference of a number of the schedule or of a group that counts as none: the same rate, stored as float32
+(6e-8) or computed again from the step."""
+RECOMPUTED = 0.1
+"""The same of an attribute of the optimizer, after both sides have trained on. A value that each step computes anew,
+such as a gradient's norm, is then equal but for the precision: 5 to 11 % in emulated FP8 for whole gradients, less for
+their norm. A counter that began again after four steps is half of the source's after eight."""
+GONE = object()
+NOT_JUDGED = (K.OUTPUTS_NOT_FINITE, K.DATA_NOT_CARRIED, K.SOURCE_DIVERGED)
+"""These are no fault of the checkpoint, and nothing can be said of it: INVALID."""
 
 
 def logit_limit(start: Apart) -> float:
@@ -80,12 +91,11 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
     """Every transfer must carry every weight and, where asked, the optimizer, and training must go on as it was."""
     figures = CheckpointFigures(tuple(_figures(t) for t in transfers))
     for transfer in transfers:
-        found = first_lost(transfer)
-        if found is not None:
-            left = _left_behind(transfers) if found.code in [row.code for row in COMPUTES] else None
-            where = f"{transfer.direction} through {transfer.store}: {found.headline}"
-            said = replace(left, seen=f"{left.seen}; {where}") if left else replace(found, headline=where)
-            return said.answer(QUESTION, figures)
+        if lost := first_lost(transfer):
+            if lost.code in (K.COMPUTES_OTHERWISE, K.DOES_NOT_GO_ON):
+                lost = next(filter(None, map(_left_behind, transfers)), lost)
+            where = f"{transfer.direction} through {transfer.store}: {lost.headline}"
+            return replace(lost, headline=where).answer(QUESTION, figures)
     ways = ", ".join(f"{t.direction} ({t.store}{', resumed' if t.with_optimizer else ''})" for t in transfers)
     keys = len(transfers[0].saved.keys) if transfers else 0
     frozen = transfers[0].saved.frozen if transfers else 0
@@ -94,51 +104,253 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
     return passed(f"{what} bit-equal after {ways}{more}").answer(QUESTION, figures)
 
 
+def first_lost(t: Transfer) -> Finding | None:
+    """The first thing that did not arrive; ``None`` where all did."""
+    for row in ROWS:
+        if seen := row.look(t):
+            given: dict[str, Any] = {"seen": seen} if isinstance(seen, str) else dict(seen)
+            expected = row.expected.format(**{"count": len(t.saved.keys), "limit": t.logit_limit, **given})
+            verdict = Verdict.INVALID if row.code in NOT_JUDGED else Verdict.FAIL
+            return finding(row.code, expected, given.pop("seen"), verdict, **given)
+    return None
+
+
 def _remarks(t: Transfer) -> list[str]:
     """What was lost and fails nothing, each in a few words."""
-    said, left_out = _of_own(t), some([*t.saved.left_out, *t.loaded.left_out])
-    if t.with_optimizer and narrowed(t):
-        said.append(f"{len(narrowed(t))} optimizer tensors arrive in their parameter's dtype, as load_state_dict casts")
+    said, left_out = [], some([*t.saved.left_out, *t.loaded.left_out])
+    saved, loaded = t.saved.own, t.loaded.own
+    if saved is not None and loaded is not None:
+        drawn = [name for name in saved.drawn if loaded.kept.generators.get(name) != saved.kept.generators.get(name)]
+        if drawn and t.with_optimizer:
+            said.append(
+                f"the state of the random generators ({some(drawn)}) is not carried: a resumed run draws other "
+                "dropout masks or noise"
+            )
+        if saved.foreign and t.with_optimizer:
+            said.append(
+                f"{saved.foreign} parameters of the optimizer are none of the model's, such as master copies: only "
+                "save() and load() carry the optimizer, and of the state of these parameters the resumed losses tell"
+            )
+        if buffers := _differing(saved.kept.buffers, loaded.kept.buffers, 0.0):
+            said.append(f"buffers declared as not persistent are not carried: {some(list(buffers))}")
+    if t.with_optimizer and (narrowed := _narrowed(t)):
+        said.append(f"{len(narrowed)} optimizer tensors arrive in their parameter's dtype, as load_state_dict casts")
     if t.loaded.unchecked:
         said.append(f"whether loading renews FP8 copies of weights was not checked: {t.loaded.unchecked}")
     return [*said, *([f"left out: {left_out}"] if left_out else [])]
 
 
-def _of_own(t: Transfer) -> list[str]:
-    """The same of the user's own functions."""
-    saved, loaded = t.saved.own, t.loaded.own
-    if saved is None or loaded is None:
-        return []
-    said = []
-    drawn = [name for name in saved.drawn if loaded.kept.generators.get(name) != saved.kept.generators.get(name)]
-    if drawn and t.with_optimizer:
-        said.append(
-            f"the state of the random generators ({some(drawn)}) is not carried: a resumed run draws other dropout "
-            "masks or noise"
-        )
-    if saved.foreign and t.with_optimizer:
-        said.append(
-            f"{saved.foreign} parameters of the optimizer are none of the model's, such as master copies: only save() "
-            "and load() carry the optimizer, and of the state of these parameters the resumed losses tell"
-        )
-    buffers = differing(saved.kept.buffers, loaded.kept.buffers, 0.0)
-    if buffers:
-        said.append(f"buffers declared as not persistent are not carried: {some(list(buffers))}")
-    return said
+# -- weights ----------------------------------------------------------------------------------------------------------
 
 
-def _left_behind(transfers: Sequence[Transfer]) -> Finding | None:
-    """Modes and trained parameters that ``save()`` or ``load()`` leaves changed in one arm alone. Asked where a loaded
-    model computes or trains otherwise."""
-    own = {t.arms: t for t in transfers if t.saved.own and t.loaded.own}
-    for which in ("save", "load"):
-        arms: dict[str, Mapping[str, Sequence[str]]] = {}
-        for (source, target), t in own.items():
-            arm, said = (source, t.saved.own) if which == "save" else (target, t.loaded.own)
-            arms[arm] = said.flags if said is not None else {}
-        for arm, flags in arms.items():
-            if flags and any(flags != other for other in arms.values()):
-                expected = f"modes of modules and trained parameters after {which}() as before it, as in the other arm"
-                seen = "; ".join(f"{words}: {some(list(names))}" for words, names in flags.items())
-                return tell(OWN, K.STATE_LEFT_BEHIND, expected, seen, which=which, arm=arm)
+Seen = Mapping[str, Any]
+"""``seen`` in words, and what the row and the words of the code leave open."""
+
+
+class Row(NamedTuple):
+    code: K
+    expected: str
+    look: Callable[[Transfer], str | Seen | None]
+    """What is seen of the loss; empty or ``None`` where there is none."""
+
+
+def _named(what: str, names: Sequence[str]) -> str:
+    return f"{len(names)} {what}: {some(list(names))}" if names else ""
+
+
+def _changed(t: Transfer) -> list[str]:
+    return [key for key, digest in t.saved.digests.items() if t.loaded.digests.get(key) != digest]
+
+
+def _untouched(t: Transfer, only: Collection[str] | None = None) -> str:
+    """The changed weights that hold what they held before the load; empty where others changed than ``only``."""
+    changed, untouched = _changed(t), set(t.loaded.untouched)
+    these = [key for key in changed if key in untouched] if only is None or {*changed} <= {*only} else []
+    return _named("hold what they held before the load", these)
+
+
+def _nothing_loaded(t: Transfer) -> str:
+    return _untouched(t) if {*t.saved.digests} <= {*t.loaded.untouched} else ""
+
+
+def _cast(t: Transfer) -> str:
+    """The dtype that all changed weights were cast to on the way; empty where they were not."""
+    casts, changed, now = t.saved.own.casts if t.saved.own else {}, _changed(t), t.loaded.digests
+    same = (dtype for dtype, to in casts.items() if all(to.get(key) == now.get(key) for key in changed))
+    return next(same, "") if changed else ""
+
+
+def _in_fp8(t: Transfer) -> str:
+    """The user's own file may hold FP8 copies beside the weights, so that only what changed counts."""
+    in_fp8 = any("F8" in dtype or "float8" in dtype for dtype in t.saved.on_disk)
+    if t.saved.own is None:
+        return f"{dict(t.saved.on_disk)}" if in_fp8 else ""
+    return _named("arrive rounded to FP8", _changed(t)) if in_fp8 or "float8" in _cast(t) else ""
+
+
+def _cast_on_the_way(t: Transfer) -> Seen | None:
+    dtype = _cast(t)
+    return {"dtype": dtype, "seen": _named(f"arrive rounded to {dtype}", _changed(t))} if dtype else None
+
+
+def _untied(t: Transfer) -> Seen | None:
+    for name, other in {**t.saved.untied, **t.loaded.untied}.items():
+        if name in t.loaded.missing or name not in t.loaded.digests:
+            seen = f"{name} has values of its own in FP8, and no place beside {other} in BF16"
+            return {"name": name, "other": other, "seen": seen}
     return None
+
+
+# -- the rest of the training state -----------------------------------------------------------------------------------
+
+
+def _lost(t: Transfer) -> list[str]:
+    """Optimizer tensors that did not arrive, or arrived changed; and those that the source does not have."""
+    source, target = t.saved.optimizer_digests, t.loaded.optimizer_digests
+    return [key for key in {**source, **target} if source.get(key) != target.get(key)]
+
+
+def _narrowed(t: Transfer) -> list[str]:
+    """Optimizer tensors that arrived in another dtype, as ``load_state_dict`` casts them."""
+    arrived = t.loaded.optimizer_digests
+    return [key for key in _lost(t) if key in t.saved.narrowed and arrived.get(key) == t.saved.narrowed[key]]
+
+
+def _optimizer(t: Transfer) -> Seen | None:
+    lost = sorted({*_lost(t)} - {*_narrowed(t)}) if t.with_optimizer else []
+    have, want = len(t.loaded.optimizer_digests), len(t.saved.optimizer_digests)
+    names = some([key.removeprefix("optimizer/") for key in lost])
+    return {"want": want, "seen": f"{have} tensors; {len(lost)} lost or changed: {names}"} if lost else None
+
+
+def _kept(what: str, close: float) -> Callable[[Transfer], str]:
+    """What is lost after loading, and still is after the steps that were trained on: a value that each step computes
+    anew is none."""
+
+    def look(t: Transfer) -> str:
+        saved, loaded = t.saved.own, t.loaded.own
+        if saved is None or loaded is None or not t.with_optimizer:
+            return ""
+        later = _differing(getattr(t.source.kept, what), getattr(t.resumed.kept, what), close)
+        lost = _differing(getattr(saved.kept, what), getattr(loaded.kept, what), EXACT)
+        return some([_change(key, *pair) for key, pair in lost.items() if key in later])
+
+    return look
+
+
+def _differing(source: Mapping[str, Any], target: Mapping[str, Any], close: float) -> dict[str, tuple[Any, Any]]:
+    """Entry of the source -> (its value, the target's or :data:`GONE`), where they differ."""
+    pairs = {key: (value, target.get(key, GONE)) for key, value in source.items()}
+    return {key: pair for key, pair in pairs.items() if not _same(*pair, close)}
+
+
+def _same(one: Any, other: Any, close: float) -> bool:
+    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
+        return math.isclose(one, other, rel_tol=close) or (math.isnan(one) and math.isnan(other))
+    return bool(one == other)
+
+
+def _change(key: str, old: Any, new: Any) -> str:
+    """``last_epoch 4 -> 0``."""
+    if new is GONE:
+        return f"{key} is missing"
+    if isinstance(old, str) or isinstance(new, str):
+        return f"{key} changed"
+    return f"{key} {old:.6g} -> {new:.6g}"
+
+
+# -- what the loaded model computes -----------------------------------------------------------------------------------
+
+
+def _is_far(t: Transfer) -> bool:
+    return not t.logit_distance <= t.logit_limit
+
+
+def _not_finite(t: Transfer) -> str:
+    seen = f"values that are not finite, in the source of {t.direction}; all weights arrived bit-equal"
+    return seen if math.isnan(t.logit_distance) else ""
+
+
+def _other_input(t: Transfer) -> str:
+    seen = f"other input for the same batch; outputs {t.logit_distance:.3f} apart (relative L2)"
+    return seen if _is_far(t) and not t.same_input else ""
+
+
+def _left_behind(t: Transfer) -> Finding | None:
+    """Modes and trained parameters that ``save()`` or ``load()`` leaves changed: the cause where a model computes
+    or trains otherwise, through whatever store."""
+    for which, arm, own in ("save", t.arms[0], t.saved.own), ("load", t.arms[1], t.loaded.own):
+        if own is not None and own.flags:
+            expected = f"modes of modules and trained parameters after {which}() as before it"
+            seen = "; ".join(f"{words}: {some(list(names))}" for words, names in own.flags.items())
+            return finding(K.STATE_LEFT_BEHIND, expected, seen, which=which, arm=arm)
+    return None
+
+
+def _goes_elsewhere(t: Transfer) -> Seen | None:
+    if not astray(t):
+        return None
+    source, resumed = t.source.losses, t.resumed.losses
+    gap = sum(resumed) / len(resumed) - sum(source) / len(source)
+    limit = f"{resume_limit(source, t.start):.3g}"
+    return {"losses": losses(source), "within": limit, "seen": f"{losses(resumed)} ({gap:+.3g})"}
+
+
+def _source_diverged(t: Transfer) -> str:
+    seen = f"{losses(t.source.losses)} of the source, {losses(t.resumed.losses)} resumed"
+    return seen if astray(t) and not all(map(math.isfinite, t.source.losses)) else ""
+
+
+def _refused(t: Transfer) -> Seen | None:
+    return {"source": t.arms[0], "target": t.arms[1], "seen": t.loaded.refused} if t.loaded.refused else None
+
+
+ALL = "all {count} weights and buffers of the source, each with one home"
+BIT_EQUAL = "bit-equal weights after loading"
+LIKE_THE_SOURCE = "after load() what the source had when it saved"
+SAME_BATCHES = "the batches that the source trained on after saving"
+ROWS = (
+    Row(
+        K.CHANGED_BY_SAVING,
+        "the same weights after save() as before it",
+        lambda t: _named("changed", t.saved.own.changed_by_saving if t.saved.own else []),
+    ),
+    Row(K.UNTIED, "{name} to stay one with {other}", _untied),
+    Row(K.WEIGHTS_MISSING, ALL, lambda t: some(list(t.loaded.missing))),
+    Row(K.KEYS_WITHOUT_A_HOME, ALL, lambda t: some(list(t.loaded.unexpected))),
+    Row(K.OTHER_SHAPE, ALL, lambda t: some(list(t.loaded.wrong_shape))),
+    Row(K.LOAD_REFUSED, "load_state_dict() takes the other arm's keys, without scaling state", _refused),
+    Row(K.NOTHING_LOADED, ALL, _nothing_loaded),
+    Row(K.BUFFERS_NOT_CARRIED, ALL, lambda t: _untouched(t, t.saved.own.buffers if t.saved.own else ())),
+    Row(K.WEIGHTS_MISSING, ALL, _untouched),
+    Row(K.STORED_IN_FP8, "high-precision weights on disk", _in_fp8),
+    Row(K.CAST_ON_THE_WAY, BIT_EQUAL, _cast_on_the_way),
+    Row(K.WEIGHTS_CHANGED, BIT_EQUAL, lambda t: _named("differ", _changed(t))),
+    Row(
+        K.STRAY_PARAMETERS,
+        "the parameters of the model in the optimizer, as before load()",
+        lambda t: "others" if t.loaded.own and t.loaded.own.strays else "",
+    ),
+    Row(K.OPTIMIZER_LOST, "{want} optimizer tensors, bit-equal", _optimizer),
+    Row(K.SCHEDULE_LOST, LIKE_THE_SOURCE, _kept("schedule", EXACT)),
+    Row(K.GROUPS_LOST, LIKE_THE_SOURCE, _kept("groups", EXACT)),
+    Row(K.ATTRIBUTES_LOST, LIKE_THE_SOURCE, _kept("attributes", RECOMPUTED)),
+    Row(
+        K.STALE_COPIES,
+        "an evaluation after a load multiplies by the loaded weights",
+        lambda t: _named("layers still multiply by the old weights", t.loaded.stale),
+    ),
+    Row(K.OUTPUTS_NOT_FINITE, "finite outputs of the arm that saved, after a few steps of training", _not_finite),
+    Row(K.DATA_NOT_CARRIED, SAME_BATCHES, _other_input),
+    Row(K.DATA_NOT_CARRIED, SAME_BATCHES, other_data),
+    Row(
+        K.COMPUTES_OTHERWISE,
+        "logits within {limit:.3f} of the source's (relative L2)",
+        lambda t: f"{t.logit_distance:.3f}" if _is_far(t) else "",
+    ),
+    Row(K.SOURCE_DIVERGED, "finite losses of the arm that saved, to compare those of the other with", _source_diverged),
+    Row(K.DOES_NOT_GO_ON, "the source's losses {losses} within {within} on average", _goes_elsewhere),
+)
+"""What a checkpoint can lose, in the order in which it is looked at: the first that is seen is the verdict. Through
+pytest-fp8's own stores the arm says by itself which keys match; of the user's ``save()`` and ``load()`` both sides are
+compared."""

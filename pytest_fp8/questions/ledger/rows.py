@@ -1,15 +1,15 @@
 """The rows of the ledger: which facts of one step both arms must share, and how each is read. Pure.
 
-A row reads facts of each arm, and :func:`alike` compares them. Kinds of work are told from coarse to fine, as the sizes
-of products, then their precision: the first step at which the arms differ says which code it is. What FP8 may change in
-one direction alone, and what a conversion did to the weights, is compared by a function of its own.
+A :class:`Row` reads facts of each arm, and one comparer compares them. Kinds of work are told from coarse to fine, as
+the sizes of products, then their precision: the first step at which the arms differ says which code it is. What FP8 may
+change in one direction alone, and what a conversion did to the weights, is compared by a function of its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_fp8.codes import D, L
@@ -18,9 +18,6 @@ from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.layers.products import EVALUATION, FP8
 from pytest_fp8.questions.ledger.differences import (
     EVERY,
-    FORGETS,
-    GATHERED,
-    KEEP,
     LAYERS,
     LOSS,
     MEMORY,
@@ -42,52 +39,43 @@ CLIPS = 1.5
 OTHER = 0.01
 """Share of all updates by which the arms may differ: sums that are added in another order move single values."""
 
-Row = Callable[[TwoLedgers, Explained], Iterator[Difference]]
 Kinds = Counter[tuple[str, ...]]
 """How many of each kind; a kind is told from coarse to fine, as an operator, its dtype, and the numbers it is given."""
+Facts = Mapping[str, str | Kinds]
+"""What a fact is about -> its value in one arm."""
 
 
 @dataclass(frozen=True)
-class Fact:
-    """One fact of one arm."""
+class Row:
+    """Facts that both arms must share."""
 
-    about: str
-    value: str | Kinds
+    read: Callable[[ArmLedger, Explained], Facts]
     codes: tuple[D, ...]
     """Of a difference: in the value, or for each step of its kinds."""
     questions: tuple[str, ...] = EVERY
-    cause: str = ""
-    module: str | None = None
-    """The module that it is of, where those inside it follow: the outermost one is told."""
+    about: str = "{}"
+    """How a fact is called. Those of modules are told of the outermost one, as the others follow from it."""
+    of_modules: bool = False
     of_both: bool = False
     """Not compared where one arm does not have it."""
 
-
-Read = Callable[[ArmLedger, Explained], Iterable[Fact]]
-
-
-def alike(read: Read) -> Row:
-    """The row of facts that both arms must share."""
-
-    def row(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
-        one, two = ({f.about: f for f in read(arm, explained)} for arm in (ledgers.reference, ledgers.fp8))
-        other = []
-        for about in dict.fromkeys([*one, *two]):
-            fact = one.get(about) or two[about]
-            ours, theirs = (arm[about].value if about in arm else _nothing(fact.value) for arm in (one, two))
-            found = _compared(fact.codes, ours, theirs)
-            if found and not (fact.of_both and (about not in one or about not in two)):
-                other.append((fact, *found))
-        top = outermost([fact.module for fact, *_ in other if fact.module is not None])
-        for fact, code, told in other:
-            if fact.module is None or fact.module in top:
-                yield differ(code, fact.about, told, fact.questions, fact.cause)
-
-    return row
+    def __call__(self, ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+        one, two = (self.read(arm, explained) for arm in (ledgers.reference, ledgers.fp8))
+        codes = self.codes if explained.dtypes else [code for code in self.codes if code not in OF_DTYPES]
+        other = {}
+        for name in dict.fromkeys([*one, *two]):
+            nothing: str | Kinds = "none" if isinstance(one.get(name, two.get(name)), str) else Counter()
+            found = _compared(codes, one.get(name, nothing), two.get(name, nothing))
+            if found and not (self.of_both and (name not in one or name not in two)):
+                other[name] = found
+        for name in outermost(other) if self.of_modules else other:
+            code, told = other[name]
+            yield differ(code, self.about.format(name or "the model itself"), told, self.questions)
 
 
-def _nothing(value: str | Kinds) -> str | Kinds:
-    return "none" if isinstance(value, str) else Counter()
+OF_DTYPES = (D.OTHER_PRECISION, D.OTHER_OPERATOR_SETTING)
+"""Not asked where dtypes outside FP8 are others by design."""
+OF_LOSS = (LAYERS, LOSS)
 
 
 def _compared(codes: Sequence[D], one: str | Kinds, two: str | Kinds) -> tuple[D, tuple[str, str]] | None:
@@ -121,42 +109,25 @@ def weights_kept(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differen
     of_layers = {n for n, was in before.items() if was.buffer and explained.owner(n.rpartition(".")[0])}
     gone = [n for n in before if n not in after and n not in of_layers and not explained.other_modules]
     if gone:
-        no_bias = (
-            "the conversion put layers in place of the old ones that have no bias",
-            "make the new layer with bias=old.bias is not None, and take the bias over",
-        )
         values = f"{gone[0]}, {_kind(before[gone[0]])}", f"not in the converted model: {some(gone)}"
-        why = no_bias if _biases(gone) else ("", "")
-        yield differ(L.WEIGHT_GONE, gone[0], values, (LAYERS,), *why, count=len(gone))
+        yield differ(L.WEIGHT_GONE, gone[0], values, (LAYERS,), count=len(gone))
     for name, was in before.items():
-        if name not in after or name in of_layers:
-            continue
-        now = after[name]
-        others = (other for other, its in before.items() if other != name and its.digest == now.digest)
-        swapped = next(others, "") if now.digest else ""
-        for code, reference, fp8 in _changes(was, now, swapped):
-            cause = f"the conversion swapped weights: {name} has what was {swapped}'s"
-            cause = cause if swapped and code is L.WEIGHT_CHANGED else ""
-            yield differ(code, name, (f"{name}: {reference}", f"{name}: {fp8}"), (LAYERS,), cause)
+        if name in after and name not in of_layers:
+            for code, reference, fp8 in _changes(was, after[name]):
+                yield differ(code, name, (f"{name}: {reference}", f"{name}: {fp8}"), (LAYERS,))
 
 
 def _kind(weight: Weight) -> str:
     return f"{weight.dtype} {size(weight.shape)}"
 
 
-def _biases(names: Sequence[str]) -> bool:
-    return all(name.rpartition(".")[2] == "bias" for name in names)
-
-
-def _changes(was: Weight, now: Weight, swapped: str) -> Iterator[tuple[L, str, str]]:
-    """``swapped``: the parameter whose values this one has now."""
+def _changes(was: Weight, now: Weight) -> Iterator[tuple[L, str, str]]:
     if list(was.shape) != list(now.shape):
         yield L.WEIGHT_RESHAPED, size(was.shape), size(now.shape)
     elif was.dtype != now.dtype and now.digest:
         yield L.WEIGHT_CAST, was.dtype, now.dtype
     elif was.digest and now.digest and was.digest != now.digest:
-        seen = f"the values of {swapped}" if swapped else f"content {now.digest}"
-        yield L.WEIGHT_CHANGED, f"content {was.digest}", seen
+        yield L.WEIGHT_CHANGED, f"content {was.digest}", f"content {now.digest}"
     if was.trained != now.trained:
         code = L.TRAINS_FROZEN if now.trained else L.FREEZES_TRAINED
         yield code, f"requires_grad {was.trained}", f"requires_grad {now.trained}"
@@ -168,17 +139,10 @@ def _changes(was: Weight, now: Weight, swapped: str) -> Iterator[tuple[L, str, s
 
 def weights_trained(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
     """What the reference's optimizer steps, the FP8 arm's steps, and nothing else."""
-    reference, fp8, after = ledgers.reference.optimizer.members, ledgers.fp8.optimizer.members, ledgers.fp8.after
+    reference, fp8 = ledgers.reference.optimizer.members, ledgers.fp8.optimizer.members
     if missing := sorted(reference.keys() - fp8.keys()):
-        why = ("", "")
-        if all(name not in after for name in missing):
-            why = "the conversion dropped them: the converted model has none of that name", KEEP
-        elif all(name in after and not after[name].trained for name in missing):
-            why = FORGETS + "that they were trained, so that no optimizer takes them", KEEP
-        elif ledgers.backend == "trainer_torchao":
-            why = GATHERED
         values = f"all {len(reference)} weights that BF16 trains", f"never stepped: {some(missing)}"
-        yield differ(L.NOT_IN_OPTIMIZER, missing[0], values, (LAYERS, LOSS), *why, count=len(missing))
+        yield differ(L.NOT_IN_OPTIMIZER, missing[0], values, OF_LOSS, count=len(missing))
     elif added := sorted(fp8.keys() - reference.keys()):
         name = added[0]
         yield differ(D.OTHER_WEIGHTS_TRAINED, name, (f"{name} is in no optimizer", f"stepped: {some(added)}"))
@@ -186,16 +150,14 @@ def weights_trained(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diffe
 
 def layers_called(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
     """A converted layer that the reference's model calls is called. A layer whose rows a router chooses may rest."""
-    if explained.other_modules:
-        return
     ranks = zip(ledgers.reference.of_ranks(), ledgers.fp8.of_ranks(), strict=False)
-    for rank, (reference, fp8) in enumerate(ranks):
+    for rank, (reference, fp8) in enumerate(ranks if not explained.other_modules else ()):
         wanted, called = {c.module for c in reference if c.phase == "forward"}, {c.module for c in fp8}
         passed = [n for n in ledgers.fp8.fp8_layers if n in wanted - called and n not in explained.routed]
         if passed:
             where, name = f" on rank {rank}" if rank else "", passed[0]
             values = f"{name} is called{where}", f"never called{where}: {some(passed)}"
-            yield differ(L.PASSED_BY, name, values, (LAYERS,), count=len(passed), where=where)
+            yield differ(L.PASSED_BY, name, values, (LAYERS,), count=len(passed))
             return
 
 
@@ -203,26 +165,23 @@ def gradients_there(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diffe
     """A weight that has a gradient in the reference has one. An expert without rows has none."""
     if explained.other_modules or not ledgers.fp8.stepped or not ledgers.reference.stepped:
         return
-    have = set(ledgers.fp8.gradients)
-    lost = set(ledgers.reference.gradients) - have
+    lost = set(ledgers.reference.gradients) - set(ledgers.fp8.gradients)
     missing = sorted(name for name in lost if name.rpartition(".")[0] not in explained.routed)
     if missing:
-        of_bias = _biases(missing) and any(f"{bias.removesuffix('bias')}weight" in have for bias in missing)
-        cause = "the FP8 layer has its bias and does not add it, or its backward pass gives the bias no gradient"
         values = f"{missing[0]} has a gradient when the optimizer steps", f"no gradient: {some(missing)}"
-        why = cause if of_bias else ""
-        yield differ(L.NO_GRADIENT, missing[0], values, (LAYERS,), why, count=len(missing))
+        yield differ(L.NO_GRADIENT, missing[0], values, (LAYERS,), count=len(missing))
 
 
 # -- the step as a whole ----------------------------------------------------------------------------------------------
 
 
-def _model(arm: ArmLedger, explained: Explained) -> Iterator[Fact]:
+def _model(arm: ArmLedger, explained: Explained) -> Facts:
     """What ``build()`` gives. Not compared where the library loads its own, quantised model."""
-    if not backend_type(explained.backend).brings_model:
-        for name, weight in arm.before.items():
-            told = f"{name}: {_kind(weight)}, content {weight.digest}, requires_grad {weight.trained}"
-            yield Fact(name, told, (D.OTHER_MODEL,), (LAYERS, LOSS))
+    brought = backend_type(explained.backend).brings_model
+    return {
+        name: f"{name}: {_kind(weight)}, content {weight.digest}, requires_grad {weight.trained}"
+        for name, weight in (arm.before.items() if not brought else ())
+    }
 
 
 def entered_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
@@ -272,46 +231,46 @@ def _tensors(
         yield differ(code, where, (where, f"{where} has other values, in tensors of the same shapes"), (LOSS,))
 
 
-def _switches(arm: ArmLedger, explained: Explained) -> Iterator[Fact]:
+def _switches(arm: ArmLedger, explained: Explained) -> Facts:
     """Global switches inside the forward pass and after the step. Accelerate's autocast is its own."""
-    for values, when in ((arm.switches, ""), (arm.switches_after, " after the step")):
-        for name, value in values.items():
-            own = name.startswith("autocast") and not explained.dtypes
-            if not (own or (explained.other_modules and ("autocast" in name or "sdp_enabled" in name))):
-                yield Fact(name + when, f"{name} = {value}", (D.OTHER_SWITCH,))
+    left = ("autocast",) * (not explained.dtypes) + ("autocast", "sdp_enabled") * explained.other_modules
+    return {
+        name + when: f"{name} = {value}"
+        for values, when in ((arm.switches, ""), (arm.switches_after, " after the step"))
+        for name, value in values.items()
+        if not any(word in name for word in left)
+    }
 
 
-def _passes(arm: ArmLedger, explained: Explained) -> Iterator[Fact]:
+def _passes(arm: ArmLedger, explained: Explained) -> Facts:
     """How often the step goes backward and its optimizer steps."""
-    if OUTSIDE not in explained.routed:
-        # Ranks may differ in their numbers of micro-batches, and not in when they step.
-        ranks = f", of {1 + len(arm.elsewhere)} ranks together" if arm.elsewhere else ""
-        yield Fact(f"backward passes in a step{ranks}", str(arm.backward), (D.OTHER_PASSES,))
-        yield Fact("optimizer steps in a step", str(arm.stepped), (D.OTHER_PASSES,))
+    if OUTSIDE in explained.routed:
+        return {}
+    # Ranks may differ in their numbers of micro-batches, and not in when they step.
+    ranks = f", of {1 + len(arm.elsewhere)} ranks together" if arm.elsewhere else ""
+    return {f"backward passes in a step{ranks}": str(arm.backward), "optimizer steps in a step": str(arm.stepped)}
 
 
-def _modes(arm: ArmLedger, explained: Explained) -> Iterator[Fact]:
+def _modes(arm: ArmLedger, explained: Explained) -> Facts:
     """Train or eval of each module that trains."""
     modes: dict[str, set[str]] = {}
     for call in arm.calls:
         if call.phase == "forward" and not explained.inside(call.module):
             modes.setdefault(call.module, set()).add("train" if call.training else "eval")
-    cause = "eval() in one arm alone: dropout is off there, and running statistics stand still"
-    for name, seen in modes.items():
-        about, told = f"train or eval mode of {name or 'the model'}", " and ".join(sorted(seen))
-        yield Fact(about, told, (D.OTHER_MODE,), cause=cause, module=name, of_both=True)
+    return {name: " and ".join(sorted(seen)) for name, seen in modes.items()}
 
 
-def _optimizer(arm: ArmLedger, explained: Explained) -> Iterator[Fact]:
+def _optimizer(arm: ArmLedger, explained: Explained) -> Facts:
     """Class, settings by parameter, schedule. Groups may be split otherwise as long as each parameter's settings are
     the same."""
-    mine, other = arm.optimizer, ((D.OTHER_OPTIMIZER,), (LAYERS, LOSS))
-    yield Fact("its class", mine.kind, *other)
-    for name in sorted(explained.stepped_by_both):
-        for key, value in mine.groups[mine.members[name]].items():
-            yield Fact(f"{key} of {name}", f"{key} = {value}", *other)
-    for key, value in mine.schedule.items():
-        yield Fact(f"the schedule's {key}", value, *other)
+    mine = arm.optimizer
+    settings = {
+        f"{key} of {name}": f"{key} = {value}"
+        for name in sorted(explained.stepped_by_both)
+        for key, value in mine.groups[mine.members[name]].items()
+    }
+    schedule = {f"the schedule's {key}": value for key, value in mine.schedule.items()}
+    return {"its class": mine.kind, **settings, **schedule}
 
 
 def updates_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
@@ -335,7 +294,7 @@ def updates_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
         worst = max(other, key=lambda name: other[name][0] / max(other[name][1], 1e-30))
         expected = f"the updates that BF16's optimizer makes of the same seeded gradients in {one.steps} steps"
         seen = f"other updates of {len(other)} of {len(one.digests)} weights, {apart:.1%} off: {some([worst, *other])}"
-        yield differ(D.OTHER_UPDATES, f"updates of {worst}", (expected, seen), (LAYERS, LOSS))
+        yield differ(D.OTHER_UPDATES, f"updates of {worst}", (expected, seen), OF_LOSS)
 
 
 def _squares(one: str, two: str) -> tuple[float, float]:
@@ -346,66 +305,51 @@ def _squares(one: str, two: str) -> tuple[float, float]:
     return float(((ours - theirs) ** 2).sum()), float((ours**2).sum())
 
 
-def _loss(arm: ArmLedger, explained: Explained) -> Iterator[Fact]:
-    """The loss's dtype."""
-    if explained.dtypes and not explained.other_modules:
-        yield Fact("the loss", arm.loss_dtype, (D.OTHER_PRECISION,))
-
-
 def clipped_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
     """The share of the gradients' norm that clipping leaves."""
     one, two = ledgers.reference.norm_kept, ledgers.fp8.norm_kept
     if min(one, two) > 0 and max(one, two) / min(one, two) > CLIPS:
         about = "the gradients' norm between the backward pass and the optimizer's step"
         expected = f"{one:.3g} times the norm at the end of the backward pass"
-        yield differ(D.OTHER_CLIPPING, about, (expected, f"{two:.3g} times it"), (LAYERS, LOSS))
+        yield differ(D.OTHER_CLIPPING, about, (expected, f"{two:.3g} times it"), OF_LOSS)
 
 
 def random_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
     """The generators' state after the step, and the first draw that differs. A router that sends other rows through a
     dropout draws other numbers."""
-    if explained.other_modules or explained.routed or ledgers.reference.random == ledgers.fp8.random:
+    one, two = ledgers.reference, ledgers.fp8
+    if explained.other_modules or explained.routed or one.random == two.random:
         return
-    one, two = list(ledgers.reference.draws), list(ledgers.fp8.draws)
-    same = (i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)
-    index = next(same, min(len(one), len(two)))
-    first, other = (draws[index] if index < len(draws) else None for draws in (one, two))
-    told, cause = [_drawn(draw, index) for draw in (first, other)], ""
-    if told[0] == told[1]:
-        told = [f"{told[0]}, and {state} state of the generator" for state in ("one", "another")]
-        cause = "the generator was seeded again inside the step (torch.manual_seed), or something that is no operator "
-        cause += "of torch's drew from it"
-        if first and first.phase == RECOMPUTE:
-            cause = "recomputation draws other numbers than its forward pass: it does not restore the generator "
-            cause += "(checkpoint(..., preserve_rng_state=False)), or a generator is seeded again inside the step"
-    where = first or other
-    about = f"random numbers of {where.owner or 'the model itself'}" if where else "random numbers"
-    yield differ(D.OTHER_RANDOM_NUMBERS, about, told, (LAYERS, LOSS), cause)
+    same = (i for i, (a, b) in enumerate(zip(one.draws, two.draws, strict=False)) if a != b)
+    index = next(same, min(len(one.draws), len(two.draws)))
+    first = next((arm.draws[index] for arm in (one, two) if index < len(arm.draws)), None)
+    about = f"random numbers of {first.owner or 'the model itself'}" if first else "random numbers"
+    yield differ(D.OTHER_RANDOM_NUMBERS, about, (_drawn(arm.draws, index, arm.random) for arm in (one, two)), OF_LOSS)
 
 
-def _drawn(draw: Draw | None, index: int) -> str:
-    if draw is None:
-        return f"{index} draws"
+def _drawn(draws: Sequence[Draw], index: int, end: str) -> str:
+    if index == len(draws):
+        return f"{index} draws, and the generator's state {end} after them"
+    draw = draws[index]
     by = f"by {draw.owner or 'the model itself'} in the {draw.phase} pass"
-    return f"{draw.operator} of {size(draw.shape)} {by}, draw {index + 1}"
+    return f"{draw.operator} of {size(draw.shape)} {by}, draw {index + 1}, from the generator's state {draw.state}"
 
 
 # -- the work inside the step -----------------------------------------------------------------------------------------
 
 
-def _calls(arm: ArmLedger, explained: Explained) -> Iterator[Fact]:
+def _calls(arm: ArmLedger, explained: Explained) -> Facts:
     """Number and input shape of each module's calls in training. An arm may evaluate with other layers than it trains
     with."""
+    calls: dict[str, Kinds] = {}
     for rank, noted in enumerate(arm.of_ranks() if not explained.other_modules else ()):
-        calls: dict[str, Kinds] = {}
         for call in noted:
             name = call.module
             open_ = name in explained.routed or explained.inside(name) or explained.caller(name) != name
             if call.phase == "forward" and not open_:
-                calls.setdefault(name, Counter())[(f"forward of {size(call.shape)}",)] += call.count
-        for name, each in calls.items():
-            about = f"calls of {name or 'the model'}" + (f" on rank {rank}" if rank else "")
-            yield Fact(about, each, (D.OTHER_WORK,), module=name)
+                kind = f"forward of {size(call.shape)}" + (f" on rank {rank}" if rank else "")
+                calls.setdefault(name, Counter())[(kind,)] += call.count
+    return calls
 
 
 def products_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
@@ -437,15 +381,15 @@ def _products(arm: ArmLedger, explained: Explained) -> dict[str, Kinds]:
     return found
 
 
-def _operators(arm: ArmLedger, explained: Explained) -> Iterator[Fact]:
+def _operators(arm: ArmLedger, explained: Explained) -> Facts:
     """All other operators of the forward pass, by module: their number, their dtypes, then the numbers they are given,
     as a dropout's rate. A Linear's own are left out: how it adds its bias depends on the layout of its input."""
-    codes = (D.OTHER_WORK, D.OTHER_PRECISION, D.OTHER_OPERATOR_SETTING)[: None if explained.dtypes else 1]
-    for owner, operators in arm.operators.items() if not explained.other_modules else ():
-        left = owner in explained.linears or owner in explained.routed or owner in explained.functions
-        if not left and not explained.owner(owner):
-            kinds = Kinds({tuple(kind.split()): count for kind, count in operators.items()})
-            yield Fact(f"operators of {owner or 'the model itself'}", kinds, codes)
+    left = {*explained.linears, *explained.routed, *explained.functions}
+    return {
+        owner: Kinds({tuple(kind.split()): count for kind, count in operators.items()})
+        for owner, operators in (arm.operators.items() if not explained.other_modules else ())
+        if owner not in left and not explained.owner(owner)
+    }
 
 
 def waits_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
@@ -459,9 +403,8 @@ def waits_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differenc
         ours, theirs = (arm.get((owner, phase), 0) for arm in (one, two))
         others = owner in explained.routed or explained.owner(owner) or (theirs > ours and not explained.dtypes)
         if ours != theirs and not others:
-            arm = "the reference" if ours > theirs else "the FP8 arm"
             told = (f"{count} waits in the {phase} part, {owner or 'the model itself'}" for count in (ours, theirs))
-            yield differ(D.OTHER_WAITS, f"waits in the {phase} part", told, (LAYERS, SPEED), arm=arm)
+            yield differ(D.OTHER_WAITS, f"waits in the {phase} part", told, (LAYERS, SPEED))
 
 
 def recomputed_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
@@ -474,7 +417,7 @@ def recomputed_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diff
         if other:
             states = ("recomputed", "not recomputed")[:: 1 if ours is one else -1]
             about = f"recomputation of {some([name or 'the model' for name in other])}"
-            yield differ(D.OTHER_RECOMPUTATION, about, states, cause="activation checkpointing in one arm alone")
+            yield differ(D.OTHER_RECOMPUTATION, about, states)
 
 
 def _goes_on_in(name: str, others: Collection[str], explained: Explained) -> bool:
@@ -489,11 +432,9 @@ def recomputed_the_same(ledgers: TwoLedgers, explained: Explained) -> Iterator[D
     """That recomputation computes again what the first forward pass did, in each arm by itself."""
     one, two = (list(arm.recomputed_otherwise) for arm in (ledgers.reference, ledgers.fp8))
     if not explained.other_modules and bool(one) != bool(two):
-        layers = [name or "the model" for name in two or one]
-        same, other = "the values of the first forward pass again", f"other values at {some(layers)}"
-        told = [f"recomputation has {other if arm else same}" for arm in (one, two)]
-        about, layer = f"recomputation of {layers[0]}", layers[0]
-        found = differ(D.RECOMPUTED_OTHERWISE, about, told, (LAYERS, LOSS), layer=layer)
+        where = f"other values at {some([name or 'the model' for name in two or one])}"
+        told = (where if arm else "the values of the first forward pass again" for arm in (one, two))
+        found = differ(D.RECOMPUTED_OTHERWISE, f"recomputation of {(two or one)[0]}", told, OF_LOSS)
         yield replace(found, verdict=Verdict.FAIL) if two else found
 
 
@@ -504,25 +445,29 @@ def evaluated_otherwise(ledgers: TwoLedgers) -> list[str]:
     return outermost(one ^ two) if one and two else []
 
 
-ROWS: tuple[Row, ...] = (
+def _loss(arm: ArmLedger, explained: Explained) -> Facts:
+    return {"the loss": arm.loss_dtype} if explained.dtypes and not explained.other_modules else {}
+
+
+ROWS: tuple[Callable[[TwoLedgers, Explained], Iterable[Difference]], ...] = (
     # What a conversion answers for.
     weights_kept,
     weights_trained,
     layers_called,
     # Causes before what follows from them.
-    alike(_model),
+    Row(_model, (D.OTHER_MODEL,), OF_LOSS),
     entered_alike,
-    alike(_switches),
-    alike(_modes),
+    Row(_switches, (D.OTHER_SWITCH,)),
+    Row(_modes, (D.OTHER_MODE,), about="train or eval mode of {}", of_modules=True, of_both=True),
     recomputed_alike,
     recomputed_the_same,
-    alike(_passes),
-    alike(_optimizer),
+    Row(_passes, (D.OTHER_PASSES,)),
+    Row(_optimizer, (D.OTHER_OPTIMIZER,), OF_LOSS),
     updates_alike,
-    alike(_calls),
+    Row(_calls, (D.OTHER_WORK,), about="calls of {}", of_modules=True),
     products_alike,
-    alike(_operators),
-    alike(_loss),
+    Row(_operators, (D.OTHER_WORK, *OF_DTYPES), about="operators of {}"),
+    Row(_loss, (D.OTHER_PRECISION,)),
     clipped_alike,
     waits_alike,
     gradients_there,
