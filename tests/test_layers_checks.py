@@ -17,9 +17,6 @@ HP = Case("1b", "torchao", "rowwise_with_gw_hp")
 RECIPE = {"recipe": "delayed", **CASE.full_options}
 
 
-TORCHAO = "torchao.float8.float8_linear.Float8Linear"
-
-
 def in_bf16(*names):
     """The products and calls of an arm in which these layers are not FP8."""
     healthy = layers_evidence(bf16=[(name, role) for name in names for role in ROLES])
@@ -37,39 +34,33 @@ def test_layers_healthy():
     assert decision.numbers["roles"]["wgrad"] == {"expected": 2, "fp8": 2}
 
 
+SIZE, LEFT, EDGE = Reason(Stays.SIZE, "odd"), Reason(Stays.LEFT, "the workload leaves '*'"), Reason(Stays.EDGE, "first")
+
+
 @pytest.mark.parametrize(
-    ("changes", "code", "says"),
+    ("changes", "code", "says"),  # of each code one more is in words/test_layers_words.py
     [
-        (nothing(dict.fromkeys(SIZES, Reason(Stays.SIZE, "odd"))), L.NOTHING_CONVERTED, "size: odd"),
-        ({**nothing(), "originals": {}}, L.NO_LINEAR_FITS, "this model has none"),
-        ({**nothing(), "kinds": dict.fromkeys(SIZES, TORCHAO)}, L.OTHER_LIBRARY, TORCHAO),
-        ({"live_fp8": ["q"], **in_bf16("up")}, L.NOT_CONVERTED, "not FP8: up"),
-        ({"live_fp8": ["q", "up", "lm_head"]}, L.LEFT_AND_CONVERTED, "lm_head left alone"),
-        ({"skipped": {}}, L.UNACCOUNTED, "lm_head"),
-        ({"dropped_behaviour": {"q": "a forward hook"}}, L.LOST_BEHAVIOUR, "q: a forward hook"),
-        ({"recipes": {"q": {"recipe": "off"}}}, L.FP8_OFF, "in q"),
+        (nothing(dict.fromkeys(SIZES, SIZE)), L.NOTHING_CONVERTED, "size: odd"),
+        (nothing({"q": SIZE, "up": LEFT, "lm_head": LEFT}), L.NOTHING_CONVERTED, "size: odd"),
+        # What a conversion of the user's own left without a reason was not meant to be left.
+        (nothing({"lm_head": LEFT}), L.NOTHING_CONVERTED, "2 that nothing keeps in high precision: q, up"),
+        (nothing(dict.fromkeys(SIZES, LEFT)), L.NO_LINEAR_FITS, "filter: the workload leaves"),
+        (nothing(dict.fromkeys(SIZES, EDGE)), L.NO_LINEAR_FITS, "the backend torchao converts both"),
+        ({**nothing(), "originals": {}}, L.NO_LINEAR_FITS, "no Linear at all"),
+        ({"live_fp8": ["q"], **in_bf16("up"), "skipped": {"lm_head": SIZE}}, L.NOT_CONVERTED, "lm_head (size: odd)"),
         ({"recipes": {"q": {**RECIPE, "amax_compute_algo": "most_recent"}}}, L.OTHER_RECIPE, "amax_compute_algo=max"),
-        ({"calls": []}, L.NEVER_CALLED, "keeps references to the unconverted modules"),
-        ({"calls": [], "products": []}, L.NEVER_CALLED, "does not call the model that it is given"),
-        ({"stale_amax": ["q", "up"]}, L.STALE_AMAX, "2 layers"),
+        ({"calls": [], "products": []}, L.NEVER_CALLED, "no Linear was called"),
     ],
 )
 def test_layers_broken(changes, code, says):
     verdict_of(check_layers(CASE, layers_evidence(**changes)), Verdict.FAIL, code, says)
 
 
-@pytest.mark.parametrize("role", ["fprop", "dgrad", "wgrad"])
-def test_converted_but_not_executed_names_role_and_layer(role):
-    decision = check_layers(CASE, layers_evidence(bf16=[("up", role)]))
-    verdict_of(decision, Verdict.FAIL, L[f"{role.upper()}_NOT_IN_FP8"], f"{role} of 1 of 2 layers", "bfloat16: up")
-    assert f"read the layer's {'forward' if role == 'fprop' else 'backward'}" in decision.next_step
-
-
 def test_layers_that_are_off_in_one_of_two_micro_batches_are_told_as_calls():
     first, off = layers_evidence(), layers_evidence(bf16=[("q", "fprop"), ("up", "fprop")])
     calls = [*first.calls, *off.calls]
     decision = check_layers(CASE, replace(first, calls=calls, products=[*first.products, *off.products]))
-    verdict_of(decision, Verdict.FAIL, "fprop of 2 of 4 calls", "the first micro-batch alone")
+    verdict_of(decision, Verdict.FAIL, "fprop of 2 of 4 calls", "in some of its calls")
 
 
 @pytest.mark.parametrize(
@@ -96,20 +87,10 @@ def test_an_fp8_operator_on_a_bf16_kernel_is_not_fp8():
     verdict_of(decision, Verdict.FAIL, "fprop of 2 of 2 layers", "bfloat16 kernel")
 
 
-def test_a_kernel_of_no_learned_family_is_inconclusive():
-    verdict_of(check_layers(CASE, layers_evidence(kernel="cute_1x1")), Verdict.INCONCLUSIVE, L.UNKNOWN_KERNEL, "cute")
-
-
 def test_a_recipe_that_keeps_wgrad_in_high_precision_is_held_to_it():
     both = [("q", "wgrad"), ("up", "wgrad")]
     verdict_of(check_layers(HP, layers_evidence(bf16=both, case=HP)), Verdict.PASS)
     verdict_of(check_layers(HP, layers_evidence(case=HP)), Verdict.FAIL, L.AGAINST_RECIPE, "wgrad")
-
-
-def test_less_fp8_than_in_the_baseline_fails():
-    verdict_of(
-        check_layers(CASE, layers_evidence(), baseline_share=[0.9]), Verdict.FAIL, L.LESS_THAN_BASELINE, "90.00%"
-    )
 
 
 @pytest.mark.parametrize(("count", "says"), [("fp8_layers", "Linears"), ("fp8_dgrad", "dgrad products")])
@@ -172,3 +153,9 @@ def test_an_expert_that_no_row_was_sent_to_in_the_profiled_step_owes_nothing():
     without = replace(healthy, products=[p for p in healthy.products if p not in healthy.calls[1].ran.values()])
     verdict_of(check_layers(CASE, without), Verdict.FAIL, L.FPROP_NOT_IN_FP8, "absent: up")
     verdict_of(check_layers(CASE, replace(without, routed=["up"])), Verdict.PASS)
+
+
+def test_a_converted_layer_that_neither_arm_calls_is_named_in_a_pass():
+    ledgers = TwoLedgers(arm_ledger(), arm_ledger(fp8_layers=["q", "up", "up2"]), "torchao")
+    decision = check_layers(CASE, layers_evidence(), ledgers=ledgers)
+    verdict_of(decision, Verdict.PASS, "1 converted layer was not called in the step that was watched", "up2")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pytest_fp8.codes import P
-from pytest_fp8.questions.findings import fail
+from pytest_fp8.questions.findings import finding
 from pytest_fp8.verdicts import Decision, Figures, passed
 
 QUESTION = "precision"
@@ -40,14 +40,13 @@ def check_precision(switches: Switches) -> Decision:
     """PASS where Accelerate trains in FP8; else FAIL, naming what decided."""
     if switches.used == "fp8":
         return passed(f"fp8, by {winner(switches)}").answer(QUESTION, switches)
-    return fail(
-        decided_by(switches),
-        f"trains in {_word(switches.used) or 'what the program says itself'}, not in fp8",
-        expected=f"fp8, asked for by {_askers(switches)}",
-        seen=f"{_word(switches.used)}, by {winner(switches)}" if switches.used else "no Accelerator was made",
-        cause=who_won(switches),
-        next_step=_NEXT[decided_by(switches)].format(used=switches.used),
-    ).answer(QUESTION, switches)
+    used = switches.used
+    askers = {"the environment": switches.environment, "the config file": switches.config_file}
+    expected = (
+        f"fp8, asked for by {' and '.join(w for w, value in askers.items() if value == 'fp8') or 'this test alone'}"
+    )
+    seen = f"{_word(used)}, by {winner(switches)}" if used else "no Accelerator was made"
+    return finding(decided_by(switches), expected, seen, used=_word(used)).answer(QUESTION, switches)
 
 
 def decided_by(switches: Switches) -> P:
@@ -74,19 +73,6 @@ def winner(switches: Switches) -> str:
     return _WORDS[by].format(used=switches.used)
 
 
-def who_won(switches: Switches) -> str:
-    """Why what the environment or a config file asked for is not what is trained in."""
-    if not switches.used:
-        return f"{VARIABLE}={switches.environment} is set and nothing in this program reads it"
-    asked = [
-        f"{where} asks for {value}"
-        for where, value in (("the environment", switches.environment), ("the config file", switches.config_file))
-        if value and value != switches.used
-    ]
-    said = " and ".join(asked) or "nothing asks for another"
-    return f"{said} and Accelerate trains in {_word(switches.used)}: {winner(switches)} wins over it"
-
-
 _WORDS = {
     P.NOTHING_READS_IT: "nothing",
     P.TRAINER_DECIDES: "{used}=True of the Trainer",
@@ -94,19 +80,7 @@ _WORDS = {
     P.ENVIRONMENT_DECIDES: VARIABLE,
     P.PROGRAM_DECIDES: "the program's own Accelerator(mixed_precision=...)",
 }
-_NEXT = {
-    P.NOTHING_READS_IT: "make an Accelerator, or a Trainer, and give it the model",
-    P.TRAINER_DECIDES: "TrainingArguments({used}=False): fp8 has no argument there, the environment decides",
-    P.LAUNCHER_DECIDES: "mixed_precision: fp8 in the config file, or accelerate launch --mixed_precision fp8",
-    P.ENVIRONMENT_DECIDES: f"{VARIABLE}=fp8, or Accelerator(mixed_precision='fp8')",
-    P.PROGRAM_DECIDES: "Accelerator(mixed_precision='fp8') in the program, or leave mixed_precision out of it",
-}
 
 
 def _word(precision: str) -> str:
     return "no mixed precision" if precision == "no" else precision
-
-
-def _askers(switches: Switches) -> str:
-    places = {"the environment": switches.environment, "the config file": switches.config_file}
-    return " and ".join(where for where, value in places.items() if value == "fp8") or "this test alone"

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from pytest_fp8.case import Case
-from pytest_fp8.questions.findings import SHOWN, some
+from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.questions.layers.products import EVALUATION, FP8, TRAINING, StepProducts
-from pytest_fp8.questions.layers.wire import same_on_all_ranks
+from pytest_fp8.questions.layers.products import FP8, TRAINING, StepProducts
 from pytest_fp8.questions.ledger.compare import never_called
 from pytest_fp8.questions.ledger.differences import outermost
-from pytest_fp8.questions.ledger.evidence import OwnedProduct, TwoLedgers
+from pytest_fp8.questions.ledger.evidence import ArmLedger, OwnedProduct, TwoLedgers
 from pytest_fp8.questions.ledger.rows import evaluated_otherwise
 from pytest_fp8.recipes import Stays
 
@@ -59,27 +58,16 @@ def _of_model(evidence: LayersEvidence, step: StepProducts) -> Iterator[str]:
     # Sizes alone: heads, adapters, what the workload leaves and what a library leaves by its own rule are as they
     # should be.
     weights = {name: inputs * outputs for name, (inputs, outputs) in evidence.originals.items()}
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in evidence.skipped.items():
-        if reason.kind is Stays.SIZE:
-            by_reason.setdefault(reason.text, []).append(name)
-    odd = [name for names in by_reason.values() for name in names]
+    odd = [name for name, reason in evidence.skipped.items() if reason.kind is Stays.SIZE]
     if sum(weights.get(name, 0) for name in odd) > WORTH_NAMING * sum(weights.values()):
-        named = [
-            names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "") + f": {reason}"
-            for reason, names in by_reason.items()
-        ]
-        more = [f"{len(named) - SHOWN} more sizes"] if len(named) > SHOWN else []
+        reasons = some(list(dict.fromkeys(evidence.skipped[name].text for name in odd)))
         stay = "Linear stays" if len(odd) == 1 else "Linears stay"
-        yield f"{len(odd)} of {len(weights)} {stay} in BF16: {'; '.join([*named[:SHOWN], *more])}"
+        yield f"{len(odd)} of {len(weights)} {stay} in BF16: {some(odd)} ({reasons})"
     # Raw parameters, convolutions, adapters of a class of one's own.
     share = sum(product.flops for product in step.foreign if product.kind != FP8) / step.flops()
     if share > WORTH_NAMING:
         outside = [owned for owned in evidence.foreign if owned.product.kind != FP8]
         yield f"{share:.1%} of these FLOPs are outside the Linears, in high precision: {callers(outside)}"
-    evaluated = {owned.weight for owned in evidence.foreign if owned.product.phase == EVALUATION}
-    if past := evaluated & {*evidence.live_fp8}:
-        yield f"evaluates in high precision past converted layers: {some(past)}"
     if evidence.unmatched:
         yield matches_nothing(evidence.unmatched)
 
@@ -92,10 +80,7 @@ def matches_nothing(patterns: Sequence[str]) -> str:
 def _of_ledgers(ledgers: TwoLedgers) -> Iterator[str]:
     if unused := never_called(ledgers):
         layer = "1 converted layer was" if len(unused) == 1 else f"{len(unused)} converted layers were"
-        # nn.MultiheadAttention gives the weight of its out_proj to a function.
-        inside = any(name.rpartition(".")[2] == "out_proj" for name in unused)
-        why = " (nn.MultiheadAttention multiplies with its out_proj itself, in high precision)" if inside else ""
-        yield f"{layer} not called in the step that was watched, in either arm: {some(unused)}{why}"
+        yield f"{layer} not called in the step that was watched, in either arm: {some(unused)}"
     # Where one arm alone does, it is a difference.
     if otherwise := ledgers.fp8.recomputed_otherwise:
         where = some([name or "the model" for name in otherwise])
@@ -118,3 +103,10 @@ def _of_ledgers(ledgers: TwoLedgers) -> Iterator[str]:
     if routed:
         where = some([name or "the model itself" for name in sorted(routed)])
         yield f"not compared between the arms, since its work follows from what the model computes: {where}"
+
+
+def same_on_all_ranks(ledger: ArmLedger) -> bool:
+    """Whether each of several ranks was given the same batch. ``batch`` lists the ranks' parts one after another."""
+    part = len(ledger.batch) // ledger.ranks
+    known = all(note.digest for note in ledger.batch)
+    return ledger.ranks > 1 and part > 0 and known and list(ledger.batch) == [*ledger.batch[:part]] * ledger.ranks

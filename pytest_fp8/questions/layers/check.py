@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 
 from pytest_fp8.case import Case
 from pytest_fp8.codes import L
-from pytest_fp8.questions.findings import fail, some
+from pytest_fp8.questions.findings import finding, some
 from pytest_fp8.questions.layers.beside import beside, matches_nothing
 from pytest_fp8.questions.layers.conversion import find_in_conversion, find_in_recipe
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.questions.layers.execution import find_in_execution, find_past_layers
+from pytest_fp8.questions.layers.execution import find_in_execution, find_on_wire, find_past_layers, travelled
 from pytest_fp8.questions.layers.products import StepProducts, role_table
-from pytest_fp8.questions.layers.wire import find_on_wire, travelled
 from pytest_fp8.questions.ledger.compare import find_in_ledger, find_where_gradients_are_missing
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD, Role, recipe_facts
@@ -103,15 +102,14 @@ def strictly(decision: Decision, evidence: LayersEvidence) -> Decision:
     figures = decision.figures
     if not evidence.unmatched or not decision.verdict.passes or not isinstance(figures, LayersFigures):
         return decision
-    headline = matches_nothing(evidence.unmatched)
-    return fail(
+    found = finding(
         L.LEAVES_NOTHING,
-        headline,
-        expected=f"patterns for whole names of the model's Linears: {some(list(evidence.originals))}",
-        seen=decision.headline.partition(";")[0],
-        cause="a misspelt name, a pattern without the part before the layer's own name, or one of another model",
-        next_step=f"take it out of Workload(leave=...), or write it for the whole name: '*{evidence.unmatched[0]}'",
-    ).answer(QUESTION, replace(figures, notes=[note for note in figures.notes if note != headline]))
+        f"patterns for whole names of the model's Linears: {some(list(evidence.originals))}",
+        decision.headline.partition(";")[0],
+        patterns=some([repr(pattern) for pattern in evidence.unmatched]),
+    )
+    notes = [note for note in figures.notes if note != matches_nothing(evidence.unmatched)]
+    return found.answer(QUESTION, replace(figures, notes=notes))
 
 
 def _figures(evidence: LayersEvidence, step: StepProducts) -> LayersFigures:
@@ -139,27 +137,10 @@ def _less_than_stored(figures: LayersFigures, share: Sequence[float], counts: Ma
     if share and figures.fp8_share < min(share) - 1e-6:
         expected, seen = f"{min(share):.2%} of GEMM FLOPs", f"{figures.fp8_share:.2%}"
         less.append(("less of the step runs in FP8 than in the baseline", expected, seen))
-    if not less:
-        return None
-    headline, expected, seen = less[0]
-    return fail(
-        L.LESS_THAN_BASELINE,
-        headline,
-        expected=expected,
-        seen=seen,
-        cause="layers or products are left in high precision now that ran in FP8 before",
-        next_step="compare the reasons for what was left, in the report",
-    )
+    what, expected, seen = less[0] if less else ("", "", "")
+    return finding(L.LESS_THAN_BASELINE, expected, seen, what=what) if less else None
 
 
 def _scaling(evidence: LayersEvidence) -> Finding | None:
-    if not evidence.stale_amax:
-        return None
-    return fail(
-        L.STALE_AMAX,
-        f"the amax history of {len(evidence.stale_amax)} layers does not change in a training step",
-        expected="a new entry in each layer's history after each step",
-        seen=f"unchanged: {some(evidence.stale_amax)}",
-        cause="the amax history is never updated: scales stay as they were, while weights and activations move",
-        next_step="run forward and backward inside te.autocast, and never step around its exit",
-    )
+    expected, stale = "a new entry in each layer's history after each step", evidence.stale_amax
+    return finding(L.STALE_AMAX, expected, f"unchanged: {some(stale)}", count=len(stale)) if stale else None

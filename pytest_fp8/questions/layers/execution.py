@@ -1,79 +1,30 @@
-"""Did each FP8 layer's products run in FP8, and none that the recipe keeps in high precision? Pure."""
+"""Did each FP8 layer's products run in FP8, and none that the recipe keeps in high precision; and does what travels
+between ranks travel as promised? Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from math import prod
 
 from pytest_fp8.case import Case
-from pytest_fp8.codes import Code, L
-from pytest_fp8.questions.findings import SHOWN, fail, some
+from pytest_fp8.codes import L
+from pytest_fp8.questions.findings import SHOWN, finding, some
 from pytest_fp8.questions.layers.conversion import eval_cause
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import ABSENT, FP8, Attribution, StepProducts
+from pytest_fp8.questions.ledger.evidence import ArmLedger, Collective, TwoLedgers
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
 from pytest_fp8.verdicts import Finding, Verdict
 
-
-@dataclass(frozen=True)
-class Why:
-    """Why products did not run in FP8, and what to do."""
-
-    code: Code
-    cause: str
-    next_step: str
-
-
-def _read(part: str) -> str:
-    return f"read the layer's {part}, and the recipe's roles"
-
-
-CAUSES = {
-    FPROP: Why(
-        L.FPROP_NOT_IN_FP8,
-        "FP8 is off in the forward pass, or the library fell back to high precision",
-        _read("forward"),
-    ),
-    DGRAD: Why(
-        L.DGRAD_NOT_IN_FP8,
-        "forward in FP8, backward in high precision: the layer was made for inference or for frozen weights",
-        _read("backward"),
-    ),
-    WGRAD: Why(
-        L.WGRAD_NOT_IN_FP8,
-        "the weight gradient was kept in high precision by the recipe or the layer",
-        _read("backward"),
-    ),
-    RECOMPUTE: Why(
-        L.RECOMPUTE_NOT_IN_FP8,
-        "recomputation under activation checkpointing runs outside the precision context",
-        _read("backward"),
-    ),
-}
-"""Of a layer that is called, by role."""
-OWN_GRADIENT = Why(
-    L.GRADIENTS_NOT_IN_FP8,
-    "forward in FP8, backward in high precision: the function's backward multiplies what it saved in high precision, "
-    "or autograd derives it from a cast",
-    "multiply in FP8 in the function's backward, too; or ask for a recipe that keeps these gradients in high "
-    "precision, such as rowwise_with_gw_hp",
-)
-"""Of a function of the user's own whose forward product is in FP8."""
-PAST = {
-    "cause": "the model keeps references to the unconverted modules, or multiplies with the layers' weights itself",
-    "next_step": "convert before anything takes references to layers, such as wrappers; call the layers themselves; or "
-    "leave them in high precision, Workload(leave=(name, ...))",
-}
-OTHERS_CALLED = {"seen": "no FP8 layer was called", **PAST}
-SOMETIMES = (
-    "these layers run in FP8 in some of their calls and not in others: a precision context that is not around each "
-    "forward pass, as around the first micro-batch alone"
-)
-NOTHING_CALLED = {
-    "seen": "no Linear was called, and no matrix product ran",
-    "cause": "the loss, or a step of one's own, does not call the model that it is given",
-    "next_step": "call it: loss(model, batch) with model(batch) in it; print in its forward to see who calls it",
+PADDING = 0.02
+"""Share of bytes more than the weights take. FSDP2 pads each shard: 0.3 % with the micro model's weights, the smallest
+of the suite (two ranks, gloo)."""
+NOT_IN_FP8 = {
+    FPROP: L.FPROP_NOT_IN_FP8,
+    DGRAD: L.DGRAD_NOT_IN_FP8,
+    WGRAD: L.WGRAD_NOT_IN_FP8,
+    RECOMPUTE: L.RECOMPUTE_NOT_IN_FP8,
 }
 
 
@@ -83,27 +34,18 @@ def find_in_execution(
     """The first thing that is wrong with what one training step executed in these roles, or ``None``."""
     owed = [a for a in step.attributions if a.layer in evidence.in_fp8 and not a.call.past]
     if not owed and all(product.kind != FP8 for product in step.foreign):
-        return fail(
-            L.NEVER_CALLED,
-            "converted layers were never called in the training step",
-            expected="the model's forward pass to go through its FP8 layers",
-            **(OTHERS_CALLED if evidence.calls or step.foreign or step.others else NOTHING_CALLED),
-        )
+        any_called = evidence.calls or step.foreign or step.others
+        seen = "no FP8 layer was called" if any_called else "no Linear was called, and no matrix product ran"
+        return finding(L.NEVER_CALLED, "the model's forward pass to go through its FP8 layers", seen)
     for role in roles:
         mine = [a for a in owed if a.role == role]
         wanted = [a for a in mine if evidence.owes_fp8(case, a.layer, role)]
         if wrong := [a for a in wanted if a.kind != FP8 and not _may_be_absent(a, evidence)]:
             return _not_in_fp8(evidence, role, mine, wrong)
         if wrong := [a for a in mine if a.kind == FP8 and not evidence.owes_fp8(case, a.layer, role)]:
-            return fail(
-                L.AGAINST_RECIPE,
-                f"{role} ran in FP8 although recipe {evidence.recipe_of(case, wrong[0].layer)!r} keeps it in high "
-                "precision",
-                expected=f"no {role} product in FP8",
-                seen=f"{len(wrong)} of {len(mine)}: {_kinds(wrong)}",
-                cause="another recipe's behaviour",
-                next_step="check the recipe's configuration",
-            )
+            recipe = evidence.recipe_of(case, wrong[0].layer)
+            seen = f"{len(wrong)} of {len(mine)}: {_kinds(wrong)}"
+            return finding(L.AGAINST_RECIPE, f"no {role} product in FP8", seen, role=role, recipe=recipe)
     return None
 
 
@@ -117,18 +59,18 @@ def find_past_layers(case: Case, evidence: LayersEvidence) -> Finding | None:
     """The first role in which code multiplies with FP8 layers' weights in high precision and never calls the layers."""
     past = [(role, call) for call in evidence.calls if call.past for role in call.owed]
     for role in (FPROP, RECOMPUTE, DGRAD):
-        found = {c.name: c for each, c in reversed(past) if each == role and evidence.owes_fp8(case, c.name, role)}
-        if not found:
-            continue
-        seen = [f"{name}, {found[name].ran[role].kind} by {found[name].by}" for name in reversed(found)]
-        return fail(
-            CAUSES[role].code,
-            f"converted but not executed in FP8: {role} of {len(found)} of {len(evidence.in_fp8)} layers",
-            expected="the layers' own products in FP8",
-            seen=f"their weights multiplied in high precision: {some(seen)}",
-            about=next(reversed(found)),
-            **PAST,
-        )
+        found = {c.name: c for each, c in past if each == role and evidence.owes_fp8(case, c.name, role)}
+        if found:
+            seen = some([f"{name}, {call.ran[role].kind} by {call.by}" for name, call in found.items()])
+            return finding(
+                NOT_IN_FP8[role],
+                "the layers' own products in FP8",
+                f"their weights multiplied in high precision: {seen}",
+                about=next(iter(found)),
+                what=f"{role} of {len(found)} of {len(evidence.in_fp8)} layers",
+                cause="the model keeps references to the unconverted modules, or multiplies with the layers' weights "
+                "itself",
+            )
     return None
 
 
@@ -137,31 +79,18 @@ def _not_in_fp8(
 ) -> Finding:
     """Of the products ``mine`` in one role, those in ``wrong`` did not run in FP8."""
     if all(a.kind == "unknown kernel" for a in wrong):
-        unknown = {p.kernel for p in evidence.verified() if p.kind == "unknown kernel"}
-        return Finding(
-            L.UNKNOWN_KERNEL,
-            Verdict.INCONCLUSIVE,
-            headline=f"{role} ran on kernels that are of no learned family",
-            expected=f"a family seen in known FP8 products: {', '.join((evidence.families or {}).get(FP8, []))}",
-            seen=", ".join(sorted(unknown)[:SHOWN]),
-            cause="a library that multiplies FP8 with kernels of its own",
-            next_step="profile the layer alone and report the kernel's name",
-        )
-    why = OWN_GRADIENT if role in (DGRAD, WGRAD) and wrong[0].call.by else CAUSES[role]
-    often = len({a.layer for a in mine}) < len(mine)
-    sometimes = (
-        often
-        and not any(a.among for a in wrong)
-        and {a.layer for a in wrong} <= {a.layer for a in mine if a.kind == FP8}
-    )
-    return fail(
-        why.code,
-        f"converted but not executed in FP8: {role} of {len(wrong)} of {len(mine)} {'calls' if often else 'layers'}",
-        expected=f"{len(mine)} {role} products in FP8",
-        seen=f"{len(mine) - len(wrong)} in FP8; {_kinds(wrong)}",
-        cause=eval_cause(evidence) or (SOMETIMES if sometimes else why.cause),
+        unknown = sorted({p.kernel for p in evidence.verified() if p.kind == "unknown kernel"})[:SHOWN]
+        known = f"a family seen in known FP8 products: {', '.join((evidence.families or {}).get(FP8, []))}"
+        return finding(L.UNKNOWN_KERNEL, known, ", ".join(unknown), Verdict.INCONCLUSIVE, what=role)
+    of_function = role in (DGRAD, WGRAD) and wrong[0].call.by
+    each = "calls" if len({a.layer for a in mine}) < len(mine) else "layers"
+    return finding(
+        L.GRADIENTS_NOT_IN_FP8 if of_function else NOT_IN_FP8[role],
+        f"{len(mine)} {role} products in FP8",
+        f"{len(mine) - len(wrong)} in FP8; {_kinds(wrong)}",
         about=wrong[0].layer,
-        next_step=why.next_step,
+        what=f"{role} of {len(wrong)} of {len(mine)} {each}",
+        cause=eval_cause(evidence),
     )
 
 
@@ -181,3 +110,47 @@ def _kinds(wrong: Sequence[Attribution]) -> str:
         names = [layer if len(roles) == 1 else f"{role} of {layer}" for layer, role in among]
         said.append(f"{kind}: {number} of {len(among)} of equal sizes, and which is not known: {some(names)}")
     return "; ".join(said)
+
+
+# -- between ranks ----------------------------------------------------------------------------------------------------
+
+
+def find_on_wire(case: Case, evidence: LayersEvidence, ledgers: TwoLedgers) -> Finding | None:
+    """FP8 all-gather that gathers BF16. Held against the reference, whose step gathers the same weights."""
+    if not case.options.get("float8_all_gather"):
+        return None
+    sizes = [prod(evidence.originals[name]) for name in evidence.sharded if name in evidence.converted]
+    before, now = (_gathered(arm) for arm in (ledgers.reference, ledgers.fp8))
+    promised = before - sum(sizes)
+    if before and sizes and now <= promised * (1 + PADDING):
+        return None
+    expected = f"{_bytes(max(promised, 0))} gathered before the backward pass: BF16's {_bytes(before)}, with one byte"
+    return finding(
+        L.GATHERS_BF16,
+        f"{expected} in place of two for each element of the {len(sizes)} converted weights that are sharded",
+        f"{_bytes(now)}: {travelled(ledgers.fp8) or 'nothing travels'}",
+    )
+
+
+def _gathered(ledger: ArmLedger) -> int:
+    """Bytes before a backward pass. An evaluation ahead of the forward pass leaves the root gathered for it."""
+    phases = ("forward", "evaluation")
+    return sum(c.bytes * c.count for c in ledger.wire if c.operation == "all-gather" and c.phase in phases)
+
+
+def travelled(ledger: ArmLedger) -> str:
+    """One rank's collectives of a step, in words; empty where there are none."""
+    kinds: dict[str, list[Collective]] = {}
+    for one in ledger.wire:
+        kinds.setdefault(f"{one.operation} ({one.dtype})", []).append(one)
+    return ", ".join(
+        f"{sum(c.count for c in each)} {kind} of {_bytes(sum(c.bytes * c.count for c in each))}"
+        for kind, each in kinds.items()
+    )
+
+
+def _bytes(size: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} B"
