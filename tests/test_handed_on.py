@@ -9,7 +9,7 @@ import pytest
 from helpers.arms import spec
 from pytest_fp8.codes import N
 from pytest_fp8.questions.numerics.evidence import HandedOn
-from pytest_fp8.questions.numerics.handed_on import find_in_handed_on, handed_on_figures
+from pytest_fp8.questions.numerics.handed_on import find_in_handed_on
 
 LAYERS = ("a", "b", "c", "d")
 
@@ -23,22 +23,6 @@ def found(fp8, bf16=None, later=None):
     bf16 = arm() if bf16 is None else bf16
     one = SimpleNamespace(handed_on=fp8, handed_on_later=arm() if later is None else later)
     return find_in_handed_on(SimpleNamespace(fp8=one, bf16=SimpleNamespace(handed_on=bf16, handed_on_later=arm())))
-
-
-def test_a_report_says_how_near_sound_arms_are_to_the_limits():
-    def evidence(first, later):
-        return SimpleNamespace(handed_on=first, handed_on_later=later)
-
-    clipped = arm(cosines=(1.0, 1.0, 0.9995, 1.0), factors=(0.3, 0.3, 0.3003, 0.3))
-    unlike = arm(cosines=(0.9, 1.0, 1.0, 1.0))
-    count, cosine, factor = handed_on_figures(
-        SimpleNamespace(fp8=evidence(clipped, arm()), bf16=evidence(arm(), unlike))
-    )
-    assert count == 7, "one of the reference's is something else"
-    assert cosine == 0.9995
-    assert factor == pytest.approx(0.001)
-    nothing = evidence([], [])
-    assert handed_on_figures(SimpleNamespace(fp8=nothing, bf16=nothing)) == (0, None, None)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from helpers.evidence import CASE, layers_evidence, verdict_of
 from helpers.numerics import SOUND, evidence, gradients, judge
 from pytest_fp8 import Case, Verdict
 from pytest_fp8.casts import E4M3, E5M2, promised_casts
+from pytest_fp8.codes import C, D, N
 from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.questions.numerics.check import check_numerics
 from pytest_fp8.recipes import DGRAD, FPROP, ROLES, WGRAD, recipe_facts, recipe_options, types
@@ -22,7 +23,6 @@ def test_the_numbers_are_the_worst_of_each_role():
     assert (numbers["roles"][FPROP]["sqnr_db"], numbers["roles"][DGRAD]["sqnr_db"]) == (28.1, 28.4)
     errors = [numbers["roles"][role]["gain_error"] for role in (FPROP, DGRAD)] + [numbers["later_gain_error"]]
     assert errors == pytest.approx([0.005, 0.001, 0.004])
-    assert numbers["later_worst"].startswith("down, dgrad: gain 1.0040 and 28.40 dB, its casts gain ")
 
 
 def test_sound_arms_pass_and_say_how_near_they_are():
@@ -33,14 +33,14 @@ def test_sound_arms_pass_and_say_how_near_they_are():
 
 def test_what_to_do_next_is_for_the_case_that_failed():
     compiled, emulated = Case("tiny", "torchao", "rowwise"), Case("tiny", "torchao", "rowwise", emulated=True)
-    assert "compile=False in the mark" in judge(compiled, fp8=gradients(times=4.0)).next_step
+    assert "`compile=False` in the mark" in judge(compiled, fp8=gradients(times=4.0)).next_step
     one = judge(emulated, fp8=gradients(times={"enter": 2.0}))
     assert "compile" not in one.next_step
     assert "also" not in one.seen
 
 
 def test_arms_with_other_data_are_not_compared():
-    verdict_of(judge(fp8=gradients(data=8)), Verdict.INVALID, "different data")
+    verdict_of(judge(fp8=gradients(data=8)), Verdict.INVALID, D.OTHER_DATA)
 
 
 def without_products(layers=None):
@@ -50,7 +50,7 @@ def without_products(layers=None):
 
 
 def test_equal_gradients_of_arms_without_fp8_prove_nothing():
-    verdict_of(without_products(without_fp8()), Verdict.NOT_EXERCISED, "no FP8 product to judge", "assert_layers")
+    verdict_of(without_products(without_fp8()), Verdict.NOT_EXERCISED, N.NO_FP8_PRODUCT)
 
 
 def without_fp8():
@@ -64,7 +64,7 @@ EXACT = [replace(SOUND, layer=layer, role=role, sqnr=55.5) for layer in ("up", "
 
 def test_right_products_of_converted_layers_without_fp8_prove_nothing():
     decision = judge(products=EXACT, layers=without_fp8())
-    verdict_of(decision, Verdict.NOT_EXERCISED, "no FP8 product to judge", "as exact as BF16's", "assert_layers")
+    verdict_of(decision, Verdict.NOT_EXERCISED, N.NO_FP8_PRODUCT, "as exact as BF16's")
 
 
 def test_fp8_of_operands_that_it_holds_exactly_is_judged():
@@ -84,7 +84,7 @@ def test_layers_whose_products_only_a_profile_shows_are_judged_by_gradients():
 
 def test_a_loss_that_is_not_finite_in_bf16_is_no_matter_of_fp8():
     bf16 = gradients(off=0.0, loss=math.nan)
-    verdict_of(judge(gradients=bf16, fp8=gradients(loss=math.nan)), Verdict.INVALID, "BF16 arm's loss is not finite")
+    verdict_of(judge(gradients=bf16, fp8=gradients(loss=math.nan)), Verdict.INVALID, C.REFERENCE_NOT_FINITE)
 
 
 def in_format(formats, phase="forward", fast=None):
@@ -98,7 +98,7 @@ def in_format(formats, phase="forward", fast=None):
 
 def test_a_format_that_was_not_promised_is_named():
     decision = judge(layers=in_format((E5M2, E4M3)))
-    verdict_of(decision, Verdict.FAIL, "of the forward pass", "e4m3 x e5m2 where e4m3 x e4m3 was promised")
+    verdict_of(decision, Verdict.FAIL, "of the forward pass", N.OTHER_FORMAT, "e4m3 x e5m2")
     verdict_of(judge(layers=in_format((E5M2, E4M3), "backward")), Verdict.PASS)
     verdict_of(judge(layers=in_format((E4M3, E4M3), "backward")), Verdict.FAIL, "of the backward pass")
 

@@ -49,9 +49,10 @@ def finding(
     """A finding in the words of its code's page. ``given``: what the page leaves open. ``cause``, ``next_step``: where
     the check knows better."""
     page = pages_of(type(code))[code]
-    next_step = next_step or page.next.format(**given) or page.instead
-    cause = cause or page.cause.format(**given)
-    return Finding(code, verdict, page.says.format(about=about, **given), expected, seen, cause, next_step, about)
+    open_ = {"about": about, **given}
+    cause = cause or page.cause.format(**open_)
+    next_step = next_step or page.next.format(**open_) or page.instead
+    return Finding(code, verdict, page.says.format(**open_), expected, seen, cause, next_step, about)
 
 
 def some(names: Any) -> str:

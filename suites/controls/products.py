@@ -17,7 +17,6 @@ from pytest_fp8.codes import L, N
 if TYPE_CHECKING:
     from torch import Tensor
 
-OUTSIDE = "recomputation under activation checkpointing runs outside the precision context"
 DGRAD, WGRAD = f"dgrad of {MIDDLE}", f"wgrad of {MIDDLE}"
 
 # -- what executes ----------------------------------------------------------------------------------------------------
@@ -73,7 +72,6 @@ fault(
     "recomputation in BF16 under checkpointing",
     L.RECOMPUTE_NOT_IN_FP8,
     source=f"[Megatron-LM 7538]({GITHUB}/NVIDIA/Megatron-LM/pull/7538)",
-    about=OUTSIDE,
     case=micro(activation_checkpointing=True),
 )
 class RecomputeInBf16(Forwards):
@@ -109,7 +107,6 @@ class RecomputeInBf16(Forwards):
     "torch's checkpointing around Transformer Engine's layers",
     L.RECOMPUTE_NOT_IN_FP8,
     source=f"[torch.utils.checkpoint under te.autocast]({GITHUB}/pytorch/pytorch/blob/main/torch/utils/checkpoint.py)",
-    about=OUTSIDE,
     case=tiny("transformer_engine", "delayed", activation_checkpointing=True),
 )
 class RecomputeOutsideAutocast(Control):
@@ -207,7 +204,6 @@ fault(
     "one layer's gradient underflows",
     N.TOO_COARSE,
     Products,
-    about="operands are coarser than the recipe's",
     output_gradient=_coarse,
 )
 

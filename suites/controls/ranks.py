@@ -107,7 +107,6 @@ fault(
     "weights' scales are not reduced over the ranks",
     N.TOO_COARSE,
     Patched,
-    about="a scale that does not fit",
     module="torchao.float8.fsdp_utils",
     name="hp_tensor_to_float8_dynamic",
     instead=lambda arm, own, *given, **more: own(*given, **{**more, "reduce_amax": False}),

@@ -6,25 +6,23 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from pytest_fp8.case import Case
 from pytest_fp8.codes import C, D, N
 from pytest_fp8.errors import first_line
-from pytest_fp8.questions.findings import invalid, not_exercised
+from pytest_fp8.questions.findings import finding, invalid
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8
-from pytest_fp8.questions.numerics.causes import cause_of
+from pytest_fp8.questions.numerics.causes import find_in_gradients
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence, ProductCheck
 from pytest_fp8.questions.numerics.formats import find_in_formats
 from pytest_fp8.questions.numerics.gradients import (
     Difference,
     differences,
     find_apart,
-    find_in_gradients,
     too_sensitive,
 )
-from pytest_fp8.questions.numerics.handed_on import find_in_handed_on, handed_on_figures
+from pytest_fp8.questions.numerics.handed_on import find_in_handed_on
 from pytest_fp8.questions.numerics.limits import (
     HIGH_PRECISION_DB,
     LATER_DELAYED,
@@ -43,7 +41,7 @@ from pytest_fp8.questions.numerics.products import (
     later_products,
     scaled_by_the_past,
 )
-from pytest_fp8.verdicts import Decision, Figures, Finding, passed
+from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict, passed
 
 QUESTION = "numerics"
 
@@ -66,11 +64,7 @@ class NumericsFigures(Figures):
     layers: int
     later: int
     later_distance_db: float | None
-    later_worst: str | None
     later_gain_error: float | None
-    handed_on: int
-    handed_on_cosine: float | None
-    handed_on_factor: float | None
     evaluated: int
     roles: Mapping[str, RoleFigures]
     sqnr_db: float | None
@@ -81,7 +75,6 @@ class NumericsFigures(Figures):
     gradient_error: float | None
     by_gain: int
     gain_error: float | None
-    gradient_ratio: float | None
     limits: Limits
     losses: Mapping[str, float]
 
@@ -98,7 +91,7 @@ def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidenc
         or find_in_products(case, evidence, limits)
         or find_apart(evidence)
         or find_in_handed_on(evidence)
-        or find_in_gradients(case, found, limits, partial(cause_of, evidence, limits))
+        or find_in_gradients(case, evidence, found, limits)
         or next(filter(None, (find_in_products(case, evidence, later_limits, look) for look in LATER_LOOKS)), None)
         or _nothing(figures, layers, judged_products(evidence))
         or too_sensitive(found)
@@ -147,17 +140,12 @@ def _figures(evidence: NumericsEvidence, found: Sequence[Difference], limits: Li
     # Without those that any small change moves, such as the bias of attention's keys, whose gradient is rounding alone.
     decided = [each.relative for each in found if each.limit(limits) < UNDECIDED]
     by_gain = [abs(each.gain - 1) for each in found if each.by_gain(limits)]
-    handed_on, cosine, factor = handed_on_figures(evidence)
     return NumericsFigures(
         products=len(judged),
         layers=len({product.layer for product in judged}),
         later=len(later),
         later_distance_db=max(map(distance, later), default=None),
-        later_worst=_in_words(max(later, key=lambda product: abs(gain_error(product)))) if later else None,
         later_gain_error=max((abs(gain_error(product)) for product in later), default=None),
-        handed_on=handed_on,
-        handed_on_cosine=cosine,
-        handed_on_factor=factor,
         evaluated=sum(map(len, evaluated_products(evidence))),
         roles={
             role: RoleFigures(
@@ -176,28 +164,16 @@ def _figures(evidence: NumericsEvidence, found: Sequence[Difference], limits: Li
         gradient_error=max(decided, default=None),
         by_gain=len(by_gain),
         gain_error=max(by_gain, default=None),
-        gradient_ratio=max((each.relative / each.moved for each in found if each.moved), default=None),
         limits=limits,
         losses={"fp8": evidence.fp8.gradients.loss, "bf16": evidence.bf16.gradients.loss},
     )
 
 
-def _in_words(product: ProductCheck) -> str:
-    own = f"gain {product.own_gain:.4f} and {product.own_sqnr:.2f} dB"
-    return f"{product.layer}, {product.role}: gain {product.gain:.4f} and {product.sqnr:.2f} dB, its casts {own}"
-
-
 def _not_comparable(evidence: NumericsEvidence) -> Finding | None:
     mine, theirs = evidence.fp8.gradients, evidence.bf16.gradients
     if mine.data != theirs.data:
-        return invalid(
-            D.OTHER_DATA,
-            "the arms got different data, so their gradients cannot be compared",
-            expected="the same batch in both arms",
-            seen=f"fingerprints {theirs.data:08x} (BF16) and {mine.data:08x} (FP8)",
-            cause="the batch depends on the arm, or on random numbers that torch's generators do not draw",
-            next_step="make batch(step) give the same tensors for the same step in every process",
-        )
+        seen = f"fingerprints {theirs.data:08x} (BF16) and {mine.data:08x} (FP8)"
+        return finding(D.OTHER_DATA, "the same batch in both arms", seen, Verdict.INVALID)
     if math.isfinite(theirs.loss):
         return None
     return invalid(
@@ -219,14 +195,5 @@ def _nothing(figures: NumericsFigures, layers: LayersEvidence, judged: Sequence[
     if rounded or (in_fp8 and (judged or figures.gradients)):
         return None
     exact = f"; {len(judged)} products of converted layers are as exact as BF16's" if judged else ""
-    return not_exercised(
-        N.NO_FP8_PRODUCT,
-        "no FP8 product to judge" + ("" if figures.gradients else ", and no gradient to compare"),
-        expected="matrix products in FP8",
-        seen=f"none in the step that was watched{exact}",
-        cause="FP8 is off where the layers multiply: a precision context that is not around the forward pass, or a "
-        "layer that falls back to high precision"
-        if judged
-        else "the conversion left all layers in high precision, or the step calls none of them",
-        next_step="ask fp8_pair.assert_layers(), which names what was converted and what ran in FP8",
-    )
+    seen = f"none in the step that was watched{exact}" + ("" if figures.gradients else "; no gradient to compare")
+    return finding(N.NO_FP8_PRODUCT, "matrix products in FP8", seen, Verdict.NOT_EXERCISED)

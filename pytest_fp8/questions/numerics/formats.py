@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest_fp8.case import Case
 from pytest_fp8.casts import fast_accumulation, promised_casts
 from pytest_fp8.codes import N
-from pytest_fp8.questions.findings import fail, some
+from pytest_fp8.questions.findings import finding, some
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import EVALUATION, FP8, Product
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
@@ -52,28 +52,13 @@ def find_in_formats(case: Case, layers: LayersEvidence) -> Finding | None:
         if wrong:
             seen = " x ".join(sorted(wrong[0].formats))
             wanted = " or ".join(" x ".join(pair) for pair in sorted(promised[wrong[0]]))
-            return fail(
-                N.OTHER_FORMAT,
-                f"{len(wrong)} FP8 products of the {phase} pass have operands in another format than the recipe's",
-                expected=wanted,
-                seen=f"{seen} in {len(wrong)} of {len(mine)} products, of the size of {_names(wrong, layers)}",
-                cause=f"{seen} where {wanted} was promised: E5M2 has two bits of mantissa and a wide range, for "
-                "gradients; E4M3 has three",
-                next_step="compare the format that the layer casts to (torchao: layer.config.cast_config_*."
-                "target_dtype; Transformer Engine: recipe.fp8_format) with the recipe's",
-            )
+            said = f"{seen} in {len(wrong)} of {len(mine)} products, of the size of {_names(wrong, layers)}"
+            return finding(N.OTHER_FORMAT, wanted, said, count=len(wrong), phase=phase)
         wrong = [p for p in mine if p.fast_accumulation and not set(fast) & set(roles(p))]
         if wrong:
-            return fail(
-                N.FAST_ACCUMULATION,
-                f"{len(wrong)} FP8 products of the {phase} pass use fast accumulation",
-                expected="sums in float32: this recipe asks for fast accumulation in the forward pass at most",
-                seen=f"{len(wrong)} of {len(mine)} products, of the size of {_names(wrong, layers)}",
-                cause="fast accumulation where it was not promised: sums keep about 14 bits, which costs gradients "
-                "accuracy",
-                next_step="set use_fast_accum=False in torchao's gemm_config_*, or use_split_accumulator=True in "
-                "Transformer Engine's fp8_gemm_*",
-            )
+            expected = "sums in float32: this recipe asks for fast accumulation in the forward pass at most"
+            said = f"{len(wrong)} of {len(mine)} products, of the size of {_names(wrong, layers)}"
+            return finding(N.FAST_ACCUMULATION, expected, said, count=len(wrong), phase=phase)
     return None
 
 

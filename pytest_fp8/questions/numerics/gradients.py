@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.codes import D, N
 from pytest_fp8.floats import of_text
-from pytest_fp8.questions.findings import some
+from pytest_fp8.questions.findings import finding, some
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence
 from pytest_fp8.questions.numerics.limits import GAIN_OF_MOVED, LEAST_VALUES, UNDECIDED, Limits
 from pytest_fp8.verdicts import Finding, Verdict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from pytest_fp8.case import Case
 
     Vectors = dict[str, NDArray[Any]]
     """Parameter -> its gradient's sketch."""
@@ -114,15 +112,8 @@ def find_apart(evidence: NumericsEvidence) -> Finding | None:
     if bool(fp8) == bool(bf16):
         return None
     arm, other = ("FP8", "BF16") if fp8 else ("BF16", "FP8")
-    return Finding(
-        D.NOT_REDUCED,
-        Verdict.FAIL if fp8 else Verdict.INVALID,
-        f"gradients are not reduced over the ranks in the {arm} arm alone",
-        expected=f"after the backward pass the same gradients on every rank, as in the {other} arm",
-        seen=fp8 or bf16,
-        cause="that arm calls the model inside the wrapper that reduces them, or leaves no_sync() open",
-        next_step="call the parallelized model itself in both arms; leave no_sync() before the last backward pass",
-    )
+    expected = f"after the backward pass the same gradients on every rank, as in the {other} arm"
+    return finding(D.NOT_REDUCED, expected, fp8 or bf16, Verdict.FAIL if fp8 else Verdict.INVALID, arm=arm)
 
 
 def _widened(d: Difference, least: float, reference: Vectors, further: Sequence[Vectors]) -> Difference:
@@ -141,46 +132,11 @@ def _apart(moved: NDArray[Any], bf16: NDArray[Any]) -> tuple[float, float]:
     return float(np.linalg.norm(moved - bf16)) / math.sqrt(square), float(moved @ bf16) / square
 
 
-def find_in_gradients(
-    case: Case, found: Sequence[Difference], limits: Limits, cause_of: Callable[[Sequence[Difference]], Finding]
-) -> Finding | None:
-    """FAIL names the first wrong gradient of the backward pass: where the error begins. ``cause_of`` gives the code and
-    the cause of the wrong ones."""
-    wrong = [d for d in found if d.wrong(limits)]
-    if not wrong:
-        return None
-    first, index = wrong[0], found.index(wrong[0])
-    before = f"the last right one in backward order is {found[index - 1].parameter}'s" if index else "it is the first"
-    worst = max(wrong, key=lambda d: d.relative / max(d.limit(limits), 1e-9) if math.isfinite(d.relative) else math.inf)
-    why = cause_of(wrong)
-    compiled = "; the layers' products are right when run uncompiled: ask again with compile=False in the mark"
-    return replace(
-        why,
-        headline=f"{len(wrong)} of {len(found)} gradients differ from BF16's by more than FP8 explains",
-        expected=f"{first.expected(limits)} at the same weights and batch: weights that are moved as much as FP8 moves "
-        f"products change it by {first.moved:.1%}",
-        seen=f"{first.parameter}: {first.gain:.2f} times BF16's, {first.relative:.1%} off, cosine {first.cosine:.3f}; "
-        f"{before}; worst: {worst.parameter}, {worst.gain:.2f} times, {worst.relative:.1%} off"
-        + (f"; also {some([d.parameter for d in wrong[1:]])}" if len(wrong) > 1 else ""),
-        next_step=(why.next_step or f"compare the gradient of {first.parameter} in both arms after one backward pass")
-        + (compiled if case.compile and not case.emulated else ""),
-        about=first.parameter,
-    )
-
-
 def too_sensitive(found: Sequence[Difference]) -> Finding | None:
     """INCONCLUSIVE where most gradients are rounding noise: no limit would tell a wrong one."""
     open_ones = [d for d in found if not d.judged]
     if 2 * len(open_ones) <= len(found):
         return None
-    return Finding(
-        N.TOO_SENSITIVE,
-        Verdict.INCONCLUSIVE,
-        f"{len(open_ones)} of {len(found)} gradients are too sensitive to be compared",
-        expected=f"gradients that move by less than {UNDECIDED:.0%} where weights are moved as much as FP8 moves "
-        "products",
-        seen=some([f"{d.parameter} {d.moved:.0%}" for d in open_ones]),
-        cause="the loss of this batch at these weights hardly depends on what is trained, or small changes send "
-        "rows another way (routers); the products of each layer were judged and are right",
-        next_step="give a larger batch, or weights that were trained",
-    )
+    limit = f"gradients that move by less than {UNDECIDED:.0%} where weights are moved as much as FP8 moves products"
+    seen = some([f"{d.parameter} {d.moved:.0%}" for d in open_ones])
+    return finding(N.TOO_SENSITIVE, limit, seen, Verdict.INCONCLUSIVE, count=len(open_ones), of=len(found))

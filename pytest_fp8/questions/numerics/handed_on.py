@@ -7,7 +7,7 @@ from statistics import median
 from typing import NamedTuple
 
 from pytest_fp8.codes import N
-from pytest_fp8.questions.findings import fail, some
+from pytest_fp8.questions.findings import finding, some
 from pytest_fp8.questions.numerics.evidence import LATER, HandedOn, NumericsEvidence
 from pytest_fp8.verdicts import Finding
 
@@ -36,17 +36,6 @@ def find_in_handed_on(evidence: NumericsEvidence) -> Finding | None:
     return first or _find(evidence.fp8.handed_on_later, evidence.bf16.handed_on_later, f" after {LATER} training steps")
 
 
-def handed_on_figures(evidence: NumericsEvidence) -> tuple[int, float | None, float | None]:
-    """How many of the FP8 arm's gradients could be judged, the least cosine of these, and the largest difference of a
-    factor to the median of its step."""
-    fp8, bf16 = evidence.fp8, evidence.bf16
-    steps = [_paired(fp8.handed_on, bf16.handed_on), _paired(fp8.handed_on_later, bf16.handed_on_later)]
-    factors = [[pair.mine.factor for pair in pairs] for pairs in steps]
-    off = [abs(factor / median(step) - 1) for step in factors for factor in step if median(step)]
-    cosines = [pair.mine.cosine for pairs in steps for pair in pairs]
-    return len(cosines), min(cosines, default=None), max(off, default=None)
-
-
 def _find(mine: Sequence[HandedOn], reference: Sequence[HandedOn], when: str) -> Finding | None:
     pairs = _paired(mine, reference)
     others = [pair for pair in pairs if not pair.mine.cosine >= ANOTHER]
@@ -58,18 +47,12 @@ def _find(mine: Sequence[HandedOn], reference: Sequence[HandedOn], when: str) ->
     seen = f"times {worst.mine.factor:.3f}, of the other layers {middle:.3f}"
     seen = f"cosine {worst.mine.cosine:.3f}, BF16's {worst.reference.cosine:.3f}" if others else seen
     also = [pair.layer for pair in others or scaled if pair.layer != worst.layer]
-    return fail(
+    return finding(
         N.GRADIENT_REPLACED if others else N.GRADIENT_SCALED,
-        f"the optimizer is given other weight gradients of {len(others or scaled)} FP8 layer(s) than their products "
-        f"gave{when}",
-        expected="the sum of dy^T . x over the step's calls, times one factor for all layers, as in BF16",
-        seen=f"{worst.layer}: {seen}" + (f"; also {some(also)}" if also else ""),
-        cause="a gradient that is kept from an earlier step, or another layer's, takes its place in the FP8 arm; or "
-        "it is summed, rounded or stored too coarsely after the product"
-        if others
-        else "something multiplies it in the FP8 arm alone: a hook on the weight, or a line of the step",
-        next_step=f"compare {worst.layer}.weight.grad before optimizer.step() with that at the end of backward(); look "
-        "for register_hook() and for lines that write to .grad",
+        "the sum of dy^T . x over the step's calls, times one factor for all layers, as in BF16",
+        f"{worst.layer}: {seen}" + (f"; also {some(also)}" if also else ""),
+        count=len(others or scaled),
+        when=when,
     )
 
 

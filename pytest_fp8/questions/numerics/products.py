@@ -5,35 +5,18 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pytest_fp8.case import Case
 from pytest_fp8.casts import promised_casts
 from pytest_fp8.codes import N
-from pytest_fp8.questions.findings import fail, some
+from pytest_fp8.questions.findings import finding, some
 from pytest_fp8.questions.numerics.evidence import LATER, NumericsEvidence, ProductCheck
 from pytest_fp8.questions.numerics.limits import HIGH_PRECISION_DB, LATER_DELAYED, PLAIN_DB, Limits
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
 from pytest_fp8.verdicts import Finding
 
 FORMULAS = {FPROP: "x . W^T", RECOMPUTE: "x . W^T", DGRAD: "dy . W", WGRAD: "dy^T . x"}
-CAUSES = {
-    N.GIVES_ZEROS: "it gives zeros",
-    N.NOT_FINITE: "it gives values that are not finite",
-    N.WRONG_SCALE: "a wrong scale: what a tensor was multiplied by before the cast is not what divides the product, or "
-    "is so large that values saturate",
-    N.PART_MISSING: "a part of the product is missing: of the tokens, or of an operand's values, which underflow or "
-    "saturate",
-    N.UNRELATED: "the values have nothing to do with this layer's operands: another layer's, transposed, permuted or "
-    "stale ones",
-    N.TOO_COARSE: "operands are coarser than the recipe's: E5M2 where E4M3 was promised, or a scale that does not fit, "
-    "so that values underflow or saturate, or a tensor that is kept from an earlier step",
-    N.STALE: "something that is kept from an earlier step: weights, inputs or scales that are not renewed",
-    N.TILE_LEFT_OUT: "some rows or columns of the result are zero and the others right: a tile at the edge that a "
-    "kernel leaves out",
-    N.WRONG_BIAS: "its output is off by one constant row: the bias is added twice or missing; the product itself is "
-    "right",
-}
 ONE_ROW = 0.8
 """Share of an error that is the same in all rows, from which it is a bias: one over the number of rows where it is
 noise."""
@@ -91,37 +74,21 @@ def scaled_by_the_past(evidence: NumericsEvidence) -> set[str]:
     return {product.layer for product in (*evidence.fp8.products, *evidence.fp8.later) if product.own_scales}
 
 
-@dataclass(frozen=True)
-class Look:
-    """When products were looked at, in the words of a message."""
+class Look(NamedTuple):
+    """When products were looked at."""
 
+    when: str
     products: Callable[[NumericsEvidence], Sequence[ProductCheck]]
-    when: str = ""
-    beside: str = ""
-    """What is right beside it."""
-    where: str = ""
-    """Where to compare by hand."""
     later: bool = False
-    """Whether all was right before the training steps."""
+    """After training steps; all was right before them."""
 
 
-FIRST_STEP = Look(judged_products)
+FIRST_STEP = Look("", judged_products)
 LATER_LOOKS = (
+    Look(f" after {LATER} training steps", later_products, later=True),
+    Look(" in an evaluation", lambda evidence: evaluated_products(evidence)[0]),
     Look(
-        later_products, f" after {LATER} training steps", "; right in the first step", f" in step {LATER}", later=True
-    ),
-    Look(
-        lambda evidence: evaluated_products(evidence)[0],
-        " in an evaluation",
-        "; right in the training step that was watched",
-        " in eval mode, without gradients",
-    ),
-    Look(
-        lambda evidence: evaluated_products(evidence)[1],
-        f" in an evaluation after {LATER} training steps",
-        "; right in the training steps that were watched",
-        f" after {LATER} training steps, without replacing the parameter",
-        later=True,
+        f" in an evaluation after {LATER} training steps", lambda evidence: evaluated_products(evidence)[1], later=True
     ),
 )
 
@@ -148,21 +115,19 @@ def find_in_products(case: Case, evidence: NumericsEvidence, limits: Limits, loo
     limits = _limits(worst, limits, past)
     in_fp8 = (FPROP if role == RECOMPUTE else role) in promised_casts(case.backend, case.recipe, case.full_options)
     casts = "the recipe's casts" if in_fp8 else "BF16, which the recipe keeps here,"
-    part = f"; or {CAUSES[N.PART_MISSING]}" if code is N.STALE and _code(worst, limits) is N.PART_MISSING else ""
-    return fail(
+    return finding(
         code,
-        f"{len({p.layer for p in found})} FP8 layer(s) compute a wrong {role} product{look.when}",
-        expected=f"{role} = {FORMULAS[role]}: gain {worst.own_gain:.3f} +-{_gain_limit(worst, limits):.3f}, SQNR "
-        f"within {limits.sqnr_within(worst.values):.1f} dB of the {worst.own_sqnr:.1f} dB that {casts} give on these "
-        "tensors",
-        seen=f"{worst.layer}, {role}: gain {worst.gain:.3f}, SQNR {worst.sqnr:.1f} dB, {worst.lost:.1%} of the values "
-        f"zero that should not be{look.beside}"
+        f"{role} = {FORMULAS[role]}: gain {worst.own_gain:.3f} +-{_gain_limit(worst, limits):.3f}, SQNR within "
+        f"{limits.sqnr_within(worst.values):.1f} dB of the {worst.own_sqnr:.1f} dB that {casts} give on these tensors",
+        f"{role} of {worst.layer}: gain {worst.gain:.3f}, SQNR {worst.sqnr:.1f} dB, {worst.lost:.1%} of the values "
+        "zero that should not be"
         + (f"; also {some(others)}" if others else "")
-        + (f"; wrong products in all: {'; '.join(more)}" if len(wrong) > 1 else ""),
-        cause=f"{role} of {worst.layer}: {CAUSES[code]}{part}",
-        next_step=f"compute {FORMULAS[role]} of {worst.layer} in float32 from the tensors that the layer gets"
-        f"{look.where}, and compare; then its scales with 448 (e4m3) or 57344 (e5m2) over the largest magnitude",
+        + (f"; wrong products in all: {'; '.join(more)}" if len(wrong) > 1 else "")
+        + ("; what was looked at before is right" if look.when else ""),
         about=worst.layer,
+        count=len({p.layer for p in found}),
+        role=role,
+        when=look.when,
     )
 
 
