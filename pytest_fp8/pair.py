@@ -17,7 +17,7 @@ from pytest_fp8.case import OWN, Case, field_value
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import FRESH_PAIRS, Settings
 from pytest_fp8.plan import Asking, Begin
-from pytest_fp8.questions.asks import fp8_layers, ledgers_of, numerics_of, reference_ledger
+from pytest_fp8.questions.asks import cannot, fp8_layers, ledgers_of, numerics_of, reference_ledger
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
 from pytest_fp8.questions.layers.check import COUNTED, LayersFigures, check_layers, strictly
@@ -31,7 +31,6 @@ from pytest_fp8.questions.numerics.check import check_numerics
 from pytest_fp8.questions.numerics.draws import with_further_draws
 from pytest_fp8.questions.speed.evidence import TimingEvidence, timing_of
 from pytest_fp8.questions.speed.question import Row, SpeedQuestion
-from pytest_fp8.questions.unanswered import cannot
 from pytest_fp8.report.record import CaseNotes
 from pytest_fp8.stats.components import MEASURED, Components
 from pytest_fp8.stats.looks import GATED_CASES

@@ -8,6 +8,7 @@ import pytest
 
 from helpers.evidence import verdict_of
 from pytest_fp8 import Verdict
+from pytest_fp8.codes import M
 from pytest_fp8.questions.memory import MemoryEvidence, Peak, StepMemory, check_memory
 
 
@@ -22,8 +23,8 @@ def test_memory():
     large = check_memory(MemoryEvidence(bf16=memory(10 * 2**30), fp8=memory(9 * 2**30)), 0.9)
     assert [large.numbers[f"{arm}_peak_gib"] for arm in ("bf16", "fp8")] == [10.0, 9.0]
     assert "FP8 9.00 GiB (in forward), BF16 10.00 GiB" in large.message
-    verdict_of(check_memory(replace(evidence, fp8=memory(80)), 0.9), Verdict.IMPROVED, "update the baseline")
-    verdict_of(check_memory(replace(evidence, fp8=memory(166)), 0.9), Verdict.FAIL, "more memory against BF16")
+    verdict_of(check_memory(replace(evidence, fp8=memory(80)), 0.9), Verdict.IMPROVED, M.LESS_MEMORY)
+    verdict_of(check_memory(replace(evidence, fp8=memory(166)), 0.9), Verdict.FAIL, M.MORE_MEMORY)
 
 
 def test_activations_are_described_and_decide_nothing():

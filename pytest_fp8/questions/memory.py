@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pytest_fp8.codes import M
 from pytest_fp8.plan import FP8, REFERENCE, Ask, Asking
+from pytest_fp8.questions.findings import finding
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict, passed
 
@@ -111,33 +112,9 @@ def _judge(figures: MemoryFigures) -> Finding:
     if figures.activation_ratio is not None:
         seen += f"; the forward pass adds {figures.activation_ratio:.3f}x"
     if stored is None:
-        return Finding(
-            M.NO_BASELINE,
-            Verdict.NOT_EXERCISED,
-            headline="no baseline to hold the memory ratio against",
-            expected="a stored baseline",
-            seen=seen,
-            next_step='run once with --fp8-update="first measurement"',
-        )
+        return finding(M.NO_BASELINE, "a stored baseline", seen, Verdict.NOT_EXERCISED)
     if ratio > stored * (1 + TOLERANCE):
-        return Finding(
-            M.MORE_MEMORY,
-            Verdict.FAIL,
-            headline="FP8 takes more memory against BF16 than in the baseline",
-            expected=f"at most {stored:.3f}x +{TOLERANCE:.0%}",
-            seen=seen,
-            cause="FP8 copies of weights or activations kept beside the high-precision ones",
-            next_step="compare phases and bf16_phases of this case in report.json (--fp8-report): a larger "
-            "forward peak is activations, a larger optimizer peak is weights or their states",
-        )
+        return finding(M.MORE_MEMORY, f"at most {stored:.3f}x +{TOLERANCE:.0%}", seen)
     if ratio < stored * (1 - TOLERANCE):
-        return Finding(
-            M.LESS_MEMORY,
-            Verdict.IMPROVED,
-            headline="FP8 takes less memory against BF16 than in the baseline",
-            expected=f"{stored:.3f}x +-{TOLERANCE:.0%}",
-            seen=seen,
-            cause="copies that are no longer kept; the old baseline no longer guards that",
-            next_step='update the baseline: --fp8-update="less memory since ..."',
-        )
+        return finding(M.LESS_MEMORY, f"{stored:.3f}x +-{TOLERANCE:.0%}", seen, Verdict.IMPROVED)
     return passed(f"{seen}; baseline {stored:.3f}x")
