@@ -228,12 +228,15 @@ class _Slot:
     call: LayerCall
     role: Role
     recorded: str
-    kind: str = ABSENT
-    among: Sequence[tuple[str, Role]] = ()
     ran: Product | None = None
+    among: Sequence[tuple[str, Role]] = ()
+
+    @property
+    def kind(self) -> str:
+        return ABSENT if self.ran is None else self.ran.kind
 
     def attribution(self) -> Attribution:
-        flops = self.ran.flops if self.ran is not None else self.call.flops
+        flops = self.call.flops if self.ran is None else self.ran.flops
         return Attribution(self.call, self.role, self.kind, flops, self.among)
 
 
@@ -246,38 +249,30 @@ def _expected_kind(call: LayerCall, role: Role, fp8_roles: Collection[Role]) -> 
 
 
 def _share_out(slots: Sequence[_Slot], ran: Sequence[Product], spare: int) -> list[Product]:
-    """Say of slots of equal sizes how their products ran; gives the products that are none of theirs. ``spare``: how
-    many of these the recorded step has in high precision, as gradients that nobody needs."""
-    left = list(ran)
+    """Say of slots of equal sizes how their products ran, by counting; gives the products that are none of theirs.
+    ``spare``: how many the recorded step has in high precision that nobody needs.
 
-    def take(slot: _Slot, kind: str) -> bool:
-        found = next((index for index, product in enumerate(left) if product.kind == kind), None)
-        if found is None:
-            return False
-        slot.kind, slot.ran = kind, left.pop(found)
-        return True
-
+    Of the slots that were recorded in FP8 as many lost it as there are FP8 products too few, or products in high
+    precision too many: FP8's may be gradients that nobody needs.
+    """
+    fp8, other = ([p for p in ran if (p.kind == FP8) is in_fp8] for in_fp8 in (True, False))
     # What is missing is first of all a recomputation, which ends as soon as it has what is needed.
-    order = sorted(slots, key=lambda slot: (slot.recorded == ABSENT, slot.role == RECOMPUTE))
-    open_slots = [slot for slot in order if not take(slot, slot.recorded)]
-    left.sort(key=lambda product: product.kind == FP8)
-    for slot in open_slots:
-        if left:
-            take(slot, left[0].kind)
-    # More in high precision than was recorded: of layers that lost their FP8, and FP8's are gradients nobody needs.
-    surplus = [product for product in left if product.kind != FP8][spare:]
-    lost = [slot for slot in reversed(order) if slot.kind == FP8]
-    for slot, product in zip(lost, surplus, strict=False):
-        if slot.ran is not None:
-            left.append(slot.ran)
-        take(slot, product.kind)
+    order = sorted(slots, key=lambda slot: slot.role == RECOMPUTE)
+    in_fp8 = [slot for slot in order if slot.recorded == FP8]
+    high = [slot for slot in order if slot.recorded not in (FP8, ABSENT)]
+    lost = max(len(in_fp8) - len(fp8), len(other) - len(high) - spare, 0)
+    kept = in_fp8[: max(len(in_fp8) - lost, 0)]
+    for slot in kept:
+        slot.ran = fp8.pop(0)
+    for slot in [*high, *in_fp8[len(kept) :], *(slot for slot in order if slot.recorded == ABSENT)]:
+        slot.ran = other.pop(0) if other else fp8.pop(0) if fp8 else None
     for recorded in {slot.recorded for slot in slots}:
         same = [slot for slot in slots if slot.recorded == recorded]
         among = list(dict.fromkeys((slot.call.name, slot.role) for slot in same))
         others = [slot for slot in same if slot.kind != recorded]
         for slot in others if len(others) < len(same) and len(among) > 1 else ():
             slot.among = among
-    return left
+    return [*other, *fp8]
 
 
 def _taken_away(ran: dict[Extents, list[Product]], foreign: Iterable[Product]) -> list[Product]:
