@@ -8,6 +8,7 @@ from pathlib import Path
 
 from helpers.evidence import layers_evidence, loaded, saved
 from pytest_fp8 import Case, Verdict
+from pytest_fp8.codes import L
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
 from pytest_fp8.questions.checkpoints.evidence import Transfer
 from pytest_fp8.questions.layers.check import check_layers
@@ -53,7 +54,7 @@ def test_a_head_that_was_untied_fails_the_checkpoint_by_name():
     assert check_checkpoints([transfer(digests={"e": 1, "h": 2})]).verdict is Verdict.PASS
 
 
-def test_converted_adapters_fail_with_advice_for_the_library():
+def test_converted_adapters_fail():
     names = {"q": (32, 32), "q.lora_A": (32, 16)}
     evidence = layers_evidence(
         originals=names,
@@ -62,9 +63,8 @@ def test_converted_adapters_fail_with_advice_for_the_library():
         live_fp8=list(names),
     )
     decision = check_layers(DEFAULT, evidence)
-    assert "was an adapter" in decision.message
-    assert "module_filter_fn" not in decision.message
-    assert "module_filter_fn" in check_layers(Case("1b", "torchao", "tensorwise"), evidence).message
+    assert decision.code is L.LEFT_AND_CONVERTED
+    assert "q.lora_A left alone (adapter: LoRA)" in decision.expected
 
 
 def test_an_update_does_not_ask_what_is_known_to_fail():

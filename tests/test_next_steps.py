@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from helpers.evidence import CASE as LAYERS_CASE
-from helpers.evidence import SIZES, layers_evidence
+from helpers.evidence import layers_evidence
 from pytest_fp8 import Case, Workload
 from pytest_fp8.codes import L
 from pytest_fp8.questions.layers.check import check_layers, strictly
-from pytest_fp8.recipes import ROLES, Reason, Stays
 from pytest_fp8.verdicts import Verdict
 
 
@@ -26,20 +24,8 @@ def test_a_pattern_that_matches_nothing_fails_where_strict_and_is_a_note_elsewhe
     strict = strictly(decision, evidence)
     assert (strict.verdict, strict.code) == (Verdict.FAIL, L.LEAVES_NOTHING)
     assert strict.numbers["notes"] == [each for each in decision.numbers["notes"] if "leave=" not in each]
-    assert "take it out of Workload(leave=...)" in strict.next_step
     without = layers_evidence()
     assert strictly(check_layers(LAYERS_CASE, without), without).verdict is Verdict.PASS
-
-
-def test_sizes_that_no_kernel_takes_are_the_first_cause():
-    odd = Reason(Stays.SIZE, "in_features=30 is not a multiple of 16")
-    nothing = layers_evidence(bf16=[(name, role) for name in ("q", "up") for role in ROLES])
-    calls = [replace(call, fp8=False) for call in nothing.calls]
-    nothing = replace(nothing, calls=calls, converted=[], live_fp8=[], skipped=dict.fromkeys(SIZES, odd))
-    decision = check_layers(LAYERS_CASE, nothing)
-    assert decision.cause.startswith("no Linear that could be FP8 has sizes that it takes")
-    assert "make in_features and out_features multiples of 16" in decision.next_step
-    assert check_layers(LAYERS_CASE, layers_evidence()).verdict is Verdict.PASS
 
 
 # -- in an arm ------------------------------------------------------------------------------------------------------

@@ -10,8 +10,10 @@ import pytest
 from helpers.evidence import SIZES, arm_ledger, layers_evidence, verdict_of
 from helpers.steps import changed, recorded_step
 from pytest_fp8 import Case, Verdict
+from pytest_fp8.codes import L
+from pytest_fp8.questions.layers.beside import same_on_all_ranks
 from pytest_fp8.questions.layers.evidence import WireTime
-from pytest_fp8.questions.layers.wire import find_on_wire, same_on_all_ranks
+from pytest_fp8.questions.layers.execution import find_on_wire
 from pytest_fp8.questions.ledger.evidence import Collective, TensorNote, TwoLedgers
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import TimingEvidence
@@ -155,14 +157,13 @@ def test_of_weights_that_are_sharded_in_part_fp8_must_be_gathered(dtype, fails, 
     found = find_on_wire(OWN, SHARDS_ONE, ledgers)
     assert (found is not None) is fails
     if found:
-        assert "BF16 is gathered" in found.headline
+        assert found.code is L.GATHERS_BF16
 
 
-def test_fp8_all_gather_where_nothing_is_gathered_has_its_own_cause():
+def test_fp8_all_gather_where_nothing_is_gathered_fails():
     nothing = arm_ledger(ranks=2, wire=[Collective("backward", "all-reduce", "bfloat16", 64, 1)])
     found = find_on_wire(OWN, layers_evidence(), TwoLedgers(nothing, nothing, "torchao"))
-    assert found.verdict is Verdict.FAIL
-    assert found.cause == "the workload's parallelize() shards no converted weight"
+    assert (found.verdict, found.code) == (Verdict.FAIL, L.GATHERS_BF16)
 
 
 @pytest.mark.parametrize(
