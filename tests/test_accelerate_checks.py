@@ -37,7 +37,7 @@ def test_a_conversion_that_stops_is_named_with_the_layer_it_stopped_at():
     )
     decision = check_layers(DEFAULT, evidence)
     assert decision.verdict is Verdict.FAIL
-    assert "stopped early, at mlp.router" in decision.message
+    assert "left for their sizes: mlp.router (size: out_features=10" in decision.seen
     assert "not FP8: mlp.up" in decision.message
 
 
