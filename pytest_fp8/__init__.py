@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from pytest_fp8.verdicts import CheckFailed as CheckFailed
     from pytest_fp8.verdicts import Decision as Decision
     from pytest_fp8.verdicts import Verdict as Verdict
-    from pytest_fp8.worker.training.padding import pad_to_multiple as pad_to_multiple
     from pytest_fp8.worker.training.recompute import recompute_with as recompute_with
     from pytest_fp8.workload import Workload as Workload
+    from pytest_fp8.zoo.batch import pad_to_multiple as pad_to_multiple
 
 _HOMES = {
     "Case": "case",

@@ -184,7 +184,7 @@ def test_calibration_passes_of_a_step_change_no_weight(monkeypatch):
 def test_a_model_compiled_whole_is_compiled_once_and_its_evaluation_is_seen():
     import torch
 
-    from pytest_fp8.worker.training.phases import follow
+    from pytest_fp8.worker.training.step import follow
 
     traced, parts = [], []
 

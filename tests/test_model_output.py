@@ -12,7 +12,7 @@ pytest.importorskip("torchao")
 
 from helpers.carried import CASE, carried  # noqa: E402
 from pytest_fp8 import Verdict  # noqa: E402
-from pytest_fp8.worker.training.model_output import inputs_noted, output_of, tensor_of  # noqa: E402
+from pytest_fp8.worker.training.step import inputs_noted, output_of, tensor_of  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -145,27 +145,6 @@ def classes(as_integers):
     return loss_of
 
 
-def lazy(called):
-    def build_it():
-        import torch
-
-        model = torch.nn.Sequential(torch.nn.LazyLinear(32))
-        if called:
-            model(torch.ones(2, 32))
-        return model
-
-    return build_it
-
-
-def contexts(sound):
-    def precision():
-        import contextlib
-
-        return contextlib.nullcontext() if sound else None
-
-    return precision
-
-
 def loader():
     import torch
 
@@ -183,9 +162,7 @@ IN_AN_ARM = {
     "a variable": ({"build": flagged(False)}, "os.environ['A_FLAG_OF_MINE'] = ...", {"build": flagged(True)}),
     "the batch first": ({"loss": lambda x, net: net(x).mean()}, "def loss(model, batch)", {"loss": loss}),
     "no model": ({"build": built(lambda model: None)}, "return the model", {"build": build}),
-    "lazy": ({"build": lazy(False)}, "call the model once in build()", {"build": lazy(True)}),
     "frozen": ({"build": built(lambda model: model.requires_grad_(False))}, "leave what is to be trained", {}),
-    "a generator": ({"batch": lambda step: iter([1])}, "batches[step % len(batches)]", {}),
     "a loader": (
         {"batch": lambda step: loader()},
         "batches[step % len(batches)]",
@@ -199,14 +176,14 @@ IN_AN_ARM = {
     "a number": ({"loss": lambda model, x: loss(model, x).item()}, "without .item()", {"loss": loss}),
     "a dict": (
         {"loss": lambda model, x: {"loss": loss(model, x)}},
-        "result['loss'] in place of result",
+        "result['loss']",
         {"loss": lambda model, x: {"loss": loss(model, x)}["loss"]},
     ),
     "no backward": ({"step": with_step(backward=False)}, "call loss.backward()", {"step": with_step()}),
     "no step": ({"step": with_step(steps=False)}, "call optimizer.step()", {"step": with_step()}),
     "the schedule": (
         {"optimizer": with_optimizer(lambda optimizer: scheduled(optimizer, alone=True))},
-        "optimizer.scheduler = schedule",
+        "a schedule as optimizer.scheduler",
         {"optimizer": with_optimizer(lambda optimizer: scheduled(optimizer, alone=False))},
     ),
     "no optimizer": (
@@ -226,7 +203,6 @@ IN_AN_ARM = {
         {"loss": classes(as_integers=True)},
     ),
     "conversion": ({"convert": lambda model: 7}, "return the converted model", {"convert": lambda model: model}),
-    "context": ({"precision": contexts(False)}, "what a with statement takes", {"precision": contexts(True)}),
 }
 
 

@@ -11,7 +11,6 @@ from helpers.loops import batch, build, judge, serve
 from pytest_fp8 import Verdict
 from pytest_fp8.backends.torchao import ComputedWeightError
 from pytest_fp8.worker.answers.token_count import TokenCountError
-from pytest_fp8.worker.training.step import WorkloadError
 
 pytestmark = pytest.mark.slow
 
@@ -132,14 +131,6 @@ def test_layers_whose_weight_is_computed_are_named_and_can_be_left(norm):
         serve(build=build_normed, loss=loss)
     assert "Workload(leave=" in error.value.fp8_next
     assert judge(serve(build=build_normed, loss=loss, leave=("enter", "blocks.1.up"))).verdict is Verdict.PASS
-
-
-def test_a_layer_without_sizes_asks_for_a_forward_pass_in_build():
-    import torch
-
-    with pytest.raises(WorkloadError, match=r"'0\.weight' has no size yet") as error:
-        serve(build=lambda: torch.nn.Sequential(torch.nn.LazyLinear(32)), loss=loss)
-    assert "call the model once in build()" in error.value.fp8_next
 
 
 def test_a_piece_of_the_model_that_is_compiled_in_one_piece_is_looked_into():

@@ -11,7 +11,7 @@ pytest.importorskip("torchao")
 from helpers.arms import square as loss
 from helpers.loops import judge, ledgers, loop, serve
 from pytest_fp8 import Verdict
-from pytest_fp8.worker.training.given import takes_model
+from pytest_fp8.worker.training.setup import takes_model
 from pytest_fp8.worker.training.step import WorkloadError
 
 pytestmark = pytest.mark.slow
@@ -154,11 +154,3 @@ def test_any_other_name_is_given_the_parameters():
     assert not takes_model(lambda models: None)
     assert not takes_model(functools.partial(configure, None))
     assert not takes_model(two)
-
-
-def test_a_function_that_asks_the_parameters_for_names_is_told_how_to_get_the_model():
-    with pytest.raises(WorkloadError, match=r"asks for \.configure_optimizers of what it is given") as error:
-        serve(build=build_with_groups, loss=loss, optimizer=lambda p: configure(p, rate=1e-3))
-    assert "optimizer(model)" in error.value.fp8_next
-    with pytest.raises(AttributeError, match="no attribute 'other'"):
-        serve(build=build_with_groups, loss=loss, optimizer=lambda p: (each for each in p).other)

@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("torchao")
 
 from helpers.loops import loop, serve
+from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.answers.token_count import TokenCountError
-from pytest_fp8.worker.training.step import StepError
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ def test_a_step_that_forgets_the_optimizer_says_so():
         loss.backward()
         return loss
 
-    with pytest.raises(StepError, match=r"forgetful_step\(\) never called optimizer.step\(\)") as error:
+    with pytest.raises(WorkloadError, match=r"forgetful_step\(\) never called optimizer.step\(\)") as error:
         serve(step=forgetful_step)
     assert "accumulated over several calls" in error.value.fp8_cause
 
@@ -29,7 +29,7 @@ def test_a_step_that_never_goes_backward_says_so():
         optimizer.step()
         return model(batch).float().pow(2).mean()
 
-    with pytest.raises(StepError, match="never went backward"):
+    with pytest.raises(WorkloadError, match="never went backward"):
         serve(step=step)
 
 
@@ -43,7 +43,7 @@ def test_a_step_that_gives_no_loss_names_itself(given, words):
         whole(model, batch, optimizer, precision)
         return batch if given == "all" else given
 
-    with pytest.raises(StepError, match=rf"my_step\(\) must give its loss .*{words}"):
+    with pytest.raises(WorkloadError, match=rf"my_step\(\) must give its loss .*{words}"):
         serve(step=my_step)
 
 

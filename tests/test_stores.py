@@ -7,10 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from pytest_fp8.worker import tensors as t  # noqa: E402
 from pytest_fp8.worker.checkpoint import stores  # noqa: E402
 from pytest_fp8.worker.tensors import digests  # noqa: E402
-from pytest_fp8.worker.training import host_copies  # noqa: E402
-from pytest_fp8.worker.training.seed_values import SeedValues  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -85,75 +84,26 @@ DTYPES = (torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int64, torch
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (3,), (64,), (5, 7), (3, 0, 2)], ids=str)
-def test_what_goes_through_a_small_buffer_is_the_same_to_the_bit(dtype, shape):
-    value = (3 * torch.randn(shape)).to(dtype)
-    odd = value[::2] if value.dim() else value.expand(5)
-    for given in (value, value.t() if value.dim() == 2 else value, odd, value.reshape(-1)[1:]):
-        found = host_copies.staged(given, torch.empty(64, dtype=torch.uint8))
-        assert (found.dtype, found.shape) == (given.dtype, given.shape)
-        assert found.float().equal(given.float())
-
-
-def test_what_is_on_the_host_is_not_copied():
-    assert all(value is TENSORS[name] for name, value in host_copies.on_host(TENSORS).items())
+def test_what_goes_through_a_small_buffer_is_the_same_to_the_bit(dtype, monkeypatch):
+    monkeypatch.setattr(t, "STAGE_BYTES", 64)
+    plain = [(3 * torch.randn(shape)).to(dtype) for shape in ((), (0,), (1,), (3,), (64,), (5, 7), (3, 0, 2))]
+    odd = [plain[5].t(), plain[0].expand(5), plain[4][::2], plain[4][1:]]
+    given = {str(index): value for index, value in enumerate([*plain, *odd])}
+    found = t.on_host(given, device="cpu")
+    for name, value in given.items():
+        assert found[name] is not value
+        assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)
+        assert found[name].float().equal(value.float())
 
 
 class Wrapped(torch.Tensor):
     """What DTensors and torchao's weights are: a class of their own."""
 
 
-def test_plain_tensors_and_parameters_of_the_device_are_copied_and_no_others():
-    wrapped, weight = torch.ones(3).as_subclass(Wrapped), torch.nn.Parameter(torch.ones(2, 3))
-    given = {**TENSORS, "weight": weight, "wrapped": wrapped}
-    found = host_copies.on_host(given, device="cpu")
-    assert found["wrapped"] is wrapped
-    assert all(
-        value is not given[name] and value.equal(given[name]) for name, value in found.items() if name != "wrapped"
-    )
-    assert found["weight"].data_ptr() != weight.data_ptr()
-
-
-TABLE = torch.ones(2, 3)
-
-
-def odd_model():
-    """A model with all that a user's may have: tied, strided, expanded, negated, of other classes and layouts."""
-    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 5))
-    model[1].weight = torch.nn.Parameter(model[0].weight.t())
-    model.register_parameter("tied", model[0].bias)
-    both = torch.randn(4, 2).bfloat16()
-    model.register_parameter("column", torch.nn.Parameter(both[:, 0]))
-    model.register_parameter("single", torch.nn.Parameter(both[:1, 0]))
-    for name, value in {
-        "one": torch.ones(()).bfloat16().expand(6),
-        "turn": torch.randn(3, dtype=torch.complex64),
-        "negated": torch.randn(3, dtype=torch.complex64).conj().imag,
-        "wrapped": torch.ones(3).as_subclass(Wrapped),
-        "sparse": torch.eye(3).to_sparse(),
-        "none": torch.empty(0, 3),
-        "count": torch.arange(3),
-        "shared": TABLE,
-        "quantized": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
-    }.items():
-        model.register_buffer(name, value)
-    return model
-
-
-def test_the_values_of_a_model_come_to_the_host_and_it_keeps_its_own(monkeypatch):
-    monkeypatch.setattr(host_copies, "STAGE_BYTES", 64)
-    model = odd_model()
-    given = SeedValues.of(model)
-    found = given.on_host(device="cpu")
-    assert found.parameters["tied"] is found.parameters["0.bias"]
-    assert model.shared is TABLE
-    assert found.buffers["shared"] is not TABLE
-    for before, after in ((given.parameters, found.parameters), (given.buffers, found.buffers)):
-        assert before.keys() == after.keys()
-        for name, value in before.items():
-            same = [each.dequantize() if each.is_quantized else each.to_dense() for each in (value, after[name])]
-            assert same[0].equal(same[1]), name
-    assert all(value.data_ptr() != given.parameters[name].data_ptr() for name, value in found.parameters.items())
+def test_what_is_on_the_host_or_no_plain_tensor_is_not_copied():
+    given = {"wrapped": torch.ones(3).as_subclass(Wrapped), "sparse": torch.eye(3).to_sparse()}
+    assert all(value is given[name] for name, value in t.on_host(given, device="cpu").items())
+    assert all(value is TENSORS[name] for name, value in t.on_host(TENSORS).items())
 
 
 @pytest.mark.parametrize(("ranks", "most", "staged"), [(1, 1000, True), (2, 1000, False), (1, 100, False)])

@@ -9,8 +9,7 @@ import torch
 
 from benchmarks.healthy.users import SAM, Warmup
 from pytest_fp8.worker.state.snapshot import muted
-from pytest_fp8.worker.training.phases import around_step, follow
-from pytest_fp8.worker.training.schedule import settings_now
+from pytest_fp8.worker.training.step import around_step, follow, settings_now
 
 pytestmark = pytest.mark.slow
 

@@ -67,17 +67,12 @@ def test_classes_defaults_and_open_arguments_are_fine(given):
     Workload(**{"build": build, "batch": batch, **given})
 
 
-def numbers(step):
-    while True:
-        yield torch.randn(32, 32)
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (numbers, "it gave a generator"),
         (lambda step: iter([torch.ones(32, 32)]), "it gave a list_iterator"),
         (lambda step: torch.utils.data.DataLoader(torch.ones(32, 32)), "it gave a DataLoader"),
+        (lambda step: next(iter([])), "it gave StopIteration in step 0"),
     ],
 )
 def test_what_is_not_one_batch_is_named(given, words):
@@ -93,9 +88,8 @@ def schedule(parameters):
 @pytest.mark.parametrize(
     ("given", "words", "next_step"),
     [
-        ({"optimizer": schedule}, r"optimizer schedule\(\) must give the optimizer.*a StepLR", "optimizer.scheduler ="),
+        ({"optimizer": schedule}, r"optimizer schedule\(\) must give one .*a StepLR", "optimizer.scheduler"),
         ({"convert": lambda model: (model, 1)}, "must give the model, it gave a tuple", "return the converted model"),
-        ({"precision": lambda: None}, "must give a context, it gave nothing", "with statement"),
     ],
 )
 def test_what_a_function_gives_in_place_of_its_own_is_named(given, words, next_step):
@@ -117,21 +111,6 @@ def test_what_an_arm_is_asked_to_call_must_be_a_function_of_the_model(given):
         Arm.call(None, given)
 
 
-def test_an_iterator_at_its_end_asks_for_batches_by_step():
-    """As ``next(batches)`` of a loader with two batches does; a curve asks for more."""
-    batches = []
-
-    def given(step):
-        if not batches:
-            batches.append(iter([batch(0)] * 12))
-        return next(batches[0])
-
-    server = serve(batch=given, loss=loss)
-    with pytest.raises(WorkloadError, match=r"given\(\) raised StopIteration in step") as error:
-        server.curve(seed=0, steps=20)
-    assert "batches[step % len(batches)]" in error.value.fp8_next
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -148,8 +127,8 @@ def test_a_batch_that_the_model_cannot_be_called_with_asks_for_a_loss_function(g
 @pytest.mark.parametrize(
     ("given", "words", "next_step"),
     [
-        (lambda: build().requires_grad_(False), "Net, whose 10 parameters are all frozen", "unfrozen in build"),
-        (torch.nn.Sequential, "Sequential, which has no parameter at all", "with its layers"),
+        (lambda: build().requires_grad_(False), "Net, of whose 10 parameters none is trained", "unfrozen in build"),
+        (torch.nn.Sequential, "Sequential, of whose 0 parameters", "with its layers"),
     ],
 )
 @pytest.mark.parametrize("with_loss", [True, False])

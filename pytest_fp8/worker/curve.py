@@ -21,8 +21,8 @@ from pytest_fp8.worker.record.samples import values
 from pytest_fp8.worker.record.tables import counted_step
 from pytest_fp8.worker.tensors import gradient_part, part, plain_name, split, trained
 from pytest_fp8.worker.training import zero
-from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.restored import hooked
+from pytest_fp8.worker.training.step import innermost
 from pytest_fp8.zoo import data
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 from pytest_fp8.worker.record.recorder import StepRecorder, StepTable
 from pytest_fp8.worker.state.snapshot import generators_kept, unchanged
 from pytest_fp8.worker.tensors import plain_name
-from pytest_fp8.worker.training.parallel import called
+from pytest_fp8.worker.training.ranks import called
 
 VARY = "other shapes with other data"
 

@@ -9,8 +9,7 @@ from pytest_fp8.backends.linears import mark_skipped
 from pytest_fp8.case import Case
 from pytest_fp8.codes import R
 from pytest_fp8.errors import Fp8Error
-from pytest_fp8.worker.training.given import converted
-from pytest_fp8.worker.training.setup import TrainingSetup
+from pytest_fp8.worker.training.setup import TrainingSetup, converted
 from pytest_fp8.workload import Workload
 
 

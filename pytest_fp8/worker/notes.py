@@ -15,8 +15,7 @@ from pytest_fp8.questions.ledger.evidence import OptimizerNote, Weight
 from pytest_fp8.worker.record.operators import dtype_name
 from pytest_fp8.worker.tensors import digests, is_part, plain_name, split
 from pytest_fp8.worker.training import zero
-from pytest_fp8.worker.training.phases import innermost
-from pytest_fp8.worker.training.schedule import schedule_of, schedule_state
+from pytest_fp8.worker.training.step import innermost, schedule_of, schedule_state
 
 TIME = ("lr_scheduler", "optimizer", "_get_lr_called_within_step", "_initial_step")
 

@@ -14,9 +14,9 @@ from pytest_fp8.worker.answers.recorded import RANDOM, SEED
 from pytest_fp8.worker.notes import digest_of
 from pytest_fp8.worker.record.gradients import norm_of, rotated, sketch
 from pytest_fp8.worker.tensors import is_plain, is_sharded, local, plain_name
-from pytest_fp8.worker.training.phases import around_step, closure_of, innermost
 from pytest_fp8.worker.training.ranks import rank
 from pytest_fp8.worker.training.setup import seed_generators
+from pytest_fp8.worker.training.step import around_step, closure_of, innermost
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine

@@ -24,8 +24,7 @@ from pytest_fp8.worker.checkpoint.stores import (
     packed,
 )
 from pytest_fp8.worker.tensors import foreign, join, placed, plain_name, split
-from pytest_fp8.worker.training.phases import innermost
-from pytest_fp8.worker.training.schedule import load_schedule_state, schedule_of, schedule_state
+from pytest_fp8.worker.training.step import innermost, load_schedule_state, schedule_of, schedule_state
 from pytest_fp8.worker.training.zero import ZeroOptimizer
 
 if TYPE_CHECKING:

@@ -26,11 +26,8 @@ from pytest_fp8.worker.record.held_out import output_on
 from pytest_fp8.worker.record.probe import StaleCopies
 from pytest_fp8.worker.state.snapshot import generators_kept, unchanged
 from pytest_fp8.worker.tensors import digests, foreign, plain_name
-from pytest_fp8.worker.training.model_output import inputs_noted
-from pytest_fp8.worker.training.phases import innermost
-from pytest_fp8.worker.training.schedule import schedule_of, schedule_state
 from pytest_fp8.worker.training.setup import seed_generators
-from pytest_fp8.worker.training.step import name_of
+from pytest_fp8.worker.training.step import innermost, inputs_noted, name_of, schedule_of, schedule_state
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine

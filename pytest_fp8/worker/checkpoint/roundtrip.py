@@ -27,8 +27,8 @@ from pytest_fp8.worker.checkpoint.stores import OPTIMIZER, is_tensor
 from pytest_fp8.worker.notes import untied
 from pytest_fp8.worker.record.probe import StaleCopies
 from pytest_fp8.worker.tensors import assign, change, digests, is_part, join, placed, plain_name, plain_shards, split
-from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.ranks import wait_for_all
+from pytest_fp8.worker.training.step import innermost
 from pytest_fp8.worker.training.zero import is_partitioned, shape
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from typing import Any, cast
 import torch
 
 from pytest_fp8.said import Told
-from pytest_fp8.worker.tensors import full, is_part, is_sharded, plain_shards
-from pytest_fp8.worker.training.host_copies import on_host
+from pytest_fp8.worker.tensors import full, is_part, is_sharded, on_host, plain_shards
 from pytest_fp8.worker.training.ranks import rank, ranks
 
 OPTIMIZER = "optimizer/"

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.worker.state.snapshot import unchanged
-from pytest_fp8.worker.training.model_output import inputs_noted, output_of
-from pytest_fp8.worker.training.parallel import called
-from pytest_fp8.worker.training.ranks import forget_aborted, reshard
+from pytest_fp8.worker.training.ranks import called, forget_aborted, reshard
 from pytest_fp8.worker.training.setup import seed_generators
+from pytest_fp8.worker.training.step import inputs_noted, output_of
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine

@@ -34,8 +34,8 @@ from pytest_fp8.worker.record.accuracy import (
 from pytest_fp8.worker.record.held_out import not_evaluated
 from pytest_fp8.worker.record.samples import Lines, unwatched
 from pytest_fp8.worker.tensors import full, is_plain, is_sharded, plain_name
-from pytest_fp8.worker.training.phases import around_step, closure_of
 from pytest_fp8.worker.training.restored import Hook, followed, hooked
+from pytest_fp8.worker.training.step import around_step, closure_of
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine

@@ -29,8 +29,8 @@ from pytest_fp8.worker.record.operators import OPERANDS, dtype_name, products_of
 from pytest_fp8.worker.record.samples import sample
 from pytest_fp8.worker.record.wire import SPACES, kind_of
 from pytest_fp8.worker.tensors import plain_name
-from pytest_fp8.worker.training.phases import around_backward
 from pytest_fp8.worker.training.restored import followed, hooked, replaced
+from pytest_fp8.worker.training.step import around_backward
 from pytest_fp8.zoo.batch import tensors_in
 
 Size = tuple[tuple[int, ...], str]

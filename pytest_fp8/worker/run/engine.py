@@ -32,19 +32,24 @@ from pytest_fp8.worker.state.snapshot import Snapshot, unchanged
 from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training import ranks
 from pytest_fp8.worker.training.cpu_products import multiply_bfloat16_through_float32
-from pytest_fp8.worker.training.given import checked_precision, converted
-from pytest_fp8.worker.training.model_output import inputs_kept
-from pytest_fp8.worker.training.parallel import Parallel, inner_model, parallelized
-from pytest_fp8.worker.training.phases import StepCounts, has_hooks
 from pytest_fp8.worker.training.preparation import (
     checkpoint_activations,
     compile_blocks,
     prefer_fast_attention,
     require_device,
 )
-from pytest_fp8.worker.training.schedule import settings_now, step_schedule
-from pytest_fp8.worker.training.setup import TrainingSetup
-from pytest_fp8.worker.training.step import Step, require_whole, run_step, step_of_loss
+from pytest_fp8.worker.training.ranks import Parallel, inner_model, parallelized
+from pytest_fp8.worker.training.setup import TrainingSetup, converted
+from pytest_fp8.worker.training.step import (
+    Step,
+    StepCounts,
+    inputs_kept,
+    require_whole,
+    run_step,
+    settings_now,
+    step_of_loss,
+    step_schedule,
+)
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import training
 
@@ -152,7 +157,7 @@ class Engine:
         """What makes the context around each forward pass."""
         own = self._own_fp8()
         if own is not None and own.precision is not None:
-            return checked_precision(own.precision)
+            return own.precision
         return self.backend.precision(self.case)
 
     def checkpoint_activations(self) -> None:
@@ -161,7 +166,8 @@ class Engine:
 
     def parallelize(self) -> Parallel:
         """The model on the ranks of this arm."""
-        return parallelized(self.model, self.setup, self._prepared)
+        setup = self.setup
+        return parallelized(self.case, self.model, self.device, setup.own, setup.optimizer, self._prepared)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """The library's own, where it makes one with its wrapper; else a new one of the setup."""
@@ -271,7 +277,7 @@ class Engine:
         before the optimizer steps."""
         step = self.own_step
         watched = phase is not nullcontext and self.setup.own is not None
-        if step is None and watched and self.backward is None and has_hooks(self.optimizer):
+        if step is None and watched and self.backward is None:
             # A user's loss may itself go back through the model, as adversarial training does. A library's backward
             # pass goes on after autograd's: DeepSpeed reduces its last gradients there.
             step = step_of_loss(self.loss_of)

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from pytest_fp8.backends.base import FusedParams
-from pytest_fp8.worker.tensors import assign, is_part, split
-from pytest_fp8.worker.training.host_copies import is_plain
-from pytest_fp8.worker.training.seed_values import SeedValues
+from pytest_fp8.worker.tensors import assign, is_part, is_plain, split
+from pytest_fp8.worker.training.setup import SeedValues
 
 JITTER = 608_135_816
 """Added to a seed, so that the factors are no numbers that a model draws."""
@@ -24,11 +23,11 @@ def copy_model(model: torch.nn.Module, fresh: SeedValues, fused: FusedParams, ji
 
     Raises ``RuntimeError`` where ``model`` has a parameter that ``fresh`` does not have.
     """
-    missing = copy_values(model, fresh.parameters, fused, jitter)
+    missing = copy_values(model, fresh[0], fused, jitter)
     if missing:
         raise RuntimeError(f"converted parameters that the fresh model does not have: {missing[:3]}")
     buffers = dict(model.named_buffers())
-    for name, content in fresh.buffers.items():
+    for name, content in fresh[1].items():
         if name in buffers:
             buffers[name].copy_(content)
 

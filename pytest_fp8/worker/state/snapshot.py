@@ -20,9 +20,8 @@ import torch
 from pytest_fp8.source_text import is_of_a_library
 from pytest_fp8.worker.tensors import assign, full, is_part, is_plain
 from pytest_fp8.worker.training import ranks
-from pytest_fp8.worker.training.phases import closure_of, has_hooks, innermost, optimizers_of
 from pytest_fp8.worker.training.restored import replaced_method
-from pytest_fp8.worker.training.schedule import settings_now
+from pytest_fp8.worker.training.step import closure_of, innermost, optimizers_of, settings_now
 from pytest_fp8.worker.training.zero import is_partitioned
 
 _CONTAINERS = (list, dict, set, deque)
@@ -202,8 +201,7 @@ def muted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
                     stack.callback(_put_back_state, real, copy.deepcopy(list(real.state.values())), list(real.state))
                     stack.enter_context(values_kept(p for group in real.param_groups for p in group["params"]))
 
-            if has_hooks(one):
-                stack.callback(one.register_step_pre_hook(before).remove)
+            stack.callback(one.register_step_pre_hook(before).remove)
             # Private: torch's schedules look for it and warn without it.
             one._opt_called = True  # type: ignore[attr-defined]
             stack.enter_context(replaced_method(one, "step", _unless_closure))

@@ -1,17 +1,24 @@
-"""Several ranks train one model: the process group, each rank's part of a batch, what all ranks decide together."""
+"""Several ranks train one model: the process group, each rank's part of a batch, how the model is parallelized."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 
 from pytest_fp8.arms.spec import STORE
+from pytest_fp8.backends.base import MakeOptimizer, Prepared
 from pytest_fp8.case import Case
+from pytest_fp8.recipes import backend_type
+from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.training import zero
+from pytest_fp8.worker.training.preparation import repeated_blocks
+from pytest_fp8.workload import Workload
 from pytest_fp8.zoo.batch import with_tensors
 
 T = TypeVar("T")
@@ -121,3 +128,96 @@ def forget_aborted(model: torch.nn.Module) -> bool:
             module.reset_iter_state()
             inside.update(module.modules())
     return True
+
+
+# -- how the model is parallelized -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """A model on several ranks, or on one."""
+
+    wrapped: torch.nn.Module
+    """What a training step calls: the model itself, or what wraps it."""
+    optimizer: torch.optim.Optimizer | None = None
+    """Where it is made together with the wrapper."""
+    backward: Callable[[torch.Tensor], None] | None = None
+    """In place of ``loss.backward()``."""
+
+
+def parallelized(
+    case: Case,
+    model: torch.nn.Module,
+    device: torch.device,
+    own: Workload | None,
+    make_optimizer: MakeOptimizer,
+    prepared: Prepared | None,
+) -> Parallel:
+    """Before the optimizer is made, since FSDP2 puts new parameters in place of the model's. ``prepared``: what the
+    backend's own conversion gave; Accelerate has parallelized the model there."""
+    if case.gpus == 1:
+        return Parallel(model)
+    if backend_type(case.backend).through_accelerate:
+        if prepared is None or prepared.wrapped is None:
+            return Parallel(model)
+        optimizer = zero.ZeroOptimizer(prepared.wrapped, prepared.groups) if prepared.groups is not None else None
+        return Parallel(prepared.wrapped, optimizer)
+    if case.parallel == "zero3":
+        return Parallel(*zero.zero3(model, make_optimizer))
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh(device.type, (case.gpus,))
+    return Parallel(_WAYS[case.parallel](model, mesh, own))
+
+
+def _ddp(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Module:
+    return torch.nn.parallel.DistributedDataParallel(model)
+
+
+def _fsdp2(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    for block in repeated_blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def _own(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Module:
+    if own is None or own.parallelize is None:
+        raise WorkloadError("no_parallelize")
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    names = [name for name, _ in model.named_modules()]
+    given = own.parallelize(model, mesh)
+    wrapped = model if given is None else given
+    if not isinstance(wrapped, torch.nn.Module):
+        raise WorkloadError("another_parallelized", kind=type(wrapped).__name__)
+    if any(isinstance(module, FullyShardedDataParallel) for module in wrapped.modules()):
+        raise WorkloadError("fsdp1")
+    left = {name for name, _ in inner_model(wrapped, model).named_modules()}
+    missing = [name for name in names if name not in left]
+    if missing and not any(module is model for module in wrapped.modules()):
+        raise WorkloadError("another_parallelized", kind=type(wrapped).__name__)
+    if missing:
+        raise WorkloadError("modules_gone", module=missing[0], gone=len(missing), all=len(names))
+    return wrapped
+
+
+_WAYS: dict[str, Callable[[torch.nn.Module, Any, Workload | None], torch.nn.Module]] = {
+    "ddp": _ddp,
+    "fsdp2": _fsdp2,
+    "own": _own,
+}
+
+
+def inner_model(wrapped: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:
+    """The model inside ``wrapped`` whose names are the plain ones: ``model`` where it is still there."""
+    return model if any(module is model for module in wrapped.modules()) else wrapped
+
+
+def called(engine: Any) -> torch.nn.Module:
+    """What a user's loss is called with where nothing trains: a wrapper of the user's own may have another ``forward``
+    than the model inside. DDP's has the same, and DeepSpeed's engine counts its calls."""
+    wrapped: torch.nn.Module = engine.wrapped if engine.case.parallel == "own" else engine.model
+    return wrapped

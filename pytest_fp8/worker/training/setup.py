@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
+import traceback
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,28 +18,19 @@ import torch
 from pytest_fp8.backends.base import Backend, BringsModel
 from pytest_fp8.case import Case
 from pytest_fp8.said import WorkloadError
-from pytest_fp8.worker.training.given import (
-    Drawn,
-    batch_of,
-    checked_loss,
-    held_by,
-    optimizer_of,
-    require_fresh,
-    require_trainable,
-    require_unconverted,
-    require_weights,
-    trainable,
-)
+from pytest_fp8.worker.tensors import on_host
 from pytest_fp8.worker.training.ranks import part_of
 from pytest_fp8.worker.training.restored import hooks_of
-from pytest_fp8.worker.training.seed_values import SeedValues
+from pytest_fp8.worker.training.step import described, innermost, name_of
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import adapters, data, models, training
-from pytest_fp8.zoo.batch import with_tensors
+from pytest_fp8.zoo.batch import tensors_of, with_tensors
 from pytest_fp8.zoo.shapes import SHAPES
 
 OWN_LEARNING_RATE = 1e-3
 """The learning rate of a workload that gives none."""
+SeedValues = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
+"""(parameters, buffers) of a fresh model, by their names there. Of tied ones each name has the value."""
 KEPT_SHARE = 1 / 16
 """Of the host's free memory that the weights of a workload's model may take between restarts, all ranks together."""
 
@@ -66,14 +60,16 @@ class TrainingSetup:
             model = models.build(self.case.model, seed=seed, device=str(self.device), weights=self.case.weights)
         else:
             seed_generators(seed)
-            before = [*held_by(self.own.build), self._built()]
             model = self.own.build()
             if not isinstance(model, torch.nn.Module):
                 raise WorkloadError("no_model", kind=type(model).__name__)
-            require_fresh(model, before)
+            if model is self._built():
+                raise WorkloadError("made_before", kind=type(model).__name__)
             self._built = weakref.ref(model)
-            require_weights(model)
-            require_unconverted(model)
+            # Transformer Engine's layers are in BF16 outside its context, and may be in both arms.
+            fp8 = [name for name, each in model.named_modules() if type(each).__module__.startswith("torchao.float8")]
+            if fp8:
+                raise WorkloadError("built_in_fp8", layers=", ".join(fp8[:4]))
             self._trainable = trainable(model)
             model = _in_bfloat16(model, self.device).train()
         if self.case.lora:
@@ -86,12 +82,14 @@ class TrainingSetup:
         questions of one case restart 23 times, and a build may take a minute."""
         if self._kept is None or self._kept[0] != seed:
             self._kept = None
-            values = SeedValues.of(self.fresh_model(seed))
+            model = self.fresh_model(seed)
+            values = dict(model.named_parameters(remove_duplicate=False)), dict(model.named_buffers())
+            size = sum(each.numel() * each.element_size() for held in values for each in held.values())
             free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            if self.own is None or values.size * self.case.gpus > KEPT_SHARE * free:
+            if self.own is None or size * self.case.gpus > KEPT_SHARE * free:
                 return values
             # Not on the GPU, where the memory question would count it.
-            self._kept = seed, values.on_host()
+            self._kept = seed, (on_host(values[0]), on_host(values[1]))
         # What is drawn next must not depend on whether the model was built just now.
         seed_generators(seed)
         return self._kept[1]
@@ -176,3 +174,109 @@ def _in_bfloat16(model: torch.nn.Module, device: torch.device) -> torch.nn.Modul
         holder, _, own = name.rpartition(".")
         model.get_submodule(holder)._buffers[own] = buffer
     return model
+
+
+# -- what the functions of a workload give ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The workload's batch that was drawn last."""
+
+    seed: int = 0
+    step: int = 0
+    shapes: tuple[str, ...] = ()
+    """Name and shape of each tensor in it."""
+
+    @classmethod
+    def of(cls, seed: int, step: int, batch: Any) -> Drawn:
+        return cls(seed, step, tuple(f"{name} {tuple(tensor.shape)}".strip() for name, tensor in tensors_of(batch)))
+
+    def __str__(self) -> str:
+        """``batch(step=3) of seed 1 (x (13, 64), labels (13,))``."""
+        return f"batch(step={self.step}) of seed {self.seed} ({', '.join(self.shapes[:4]) or 'no tensor'})"
+
+
+def batch_of(own: Workload, step: int) -> Any:
+    """What the workload's ``batch(step)`` gives. Raises :class:`WorkloadError` where that is not one batch."""
+    try:
+        batch = own.batch(step)
+    except StopIteration as error:
+        # In a generator of ours Python would make "generator raised StopIteration" of it.
+        raise WorkloadError("no_batch", function=name_of(own.batch), given=f"StopIteration in step {step}") from error
+    missing = batch is None and own.loss is None and own.step is None
+    if missing or isinstance(batch, (Iterator, torch.utils.data.DataLoader)):
+        raise WorkloadError("no_batch", function=name_of(own.batch), given=described(batch))
+    return batch
+
+
+def converted(convert: Callable[[Any], Any], model: torch.nn.Module) -> torch.nn.Module:
+    """The model that the workload's ``convert`` gives; ``model`` itself where it works in place and gives nothing."""
+    given = convert(model)
+    if given is None or isinstance(given, torch.nn.Module):
+        return model if given is None else given
+    raise WorkloadError("no_model_converted", function=name_of(convert), given=described(given))
+
+
+def checked_loss(own: Workload, was_trainable: Callable[[], bool]) -> training.LossFunction:
+    """The workload's loss, which raises :class:`WorkloadError` where it returns no loss. ``was_trainable``: whether
+    ``build()`` gave a model that can be trained."""
+
+    def checked(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        loss = own.loss(model, batch) if own.loss is not None else _models_own_loss(model, batch)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            seen = described(loss)
+        elif torch.is_grad_enabled() and not loss.requires_grad:
+            seen = "a tensor without a gradient, detached from the model or made without it"
+        else:
+            return loss
+        require_trainable(model, was_trainable())
+        raise WorkloadError(
+            "no_loss", function=f"the loss {name_of(own.loss)}" if own.loss else type(model).__name__, given=seen
+        )
+
+    return checked
+
+
+def require_trainable(model: torch.nn.Module, was: bool) -> None:
+    """Asked where nothing can be trained without: a user's own optimizer and step may unfreeze a model later. ``was``:
+    whether ``build()`` gave a model that can be trained."""
+    if not trainable(model):
+        count = sum(1 for _ in model.parameters())
+        raise WorkloadError("trainable_lost" if was else "frozen", kind=type(model).__name__, count=count)
+
+
+def trainable(model: torch.nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
+
+
+def _models_own_loss(model: torch.nn.Module, batch: Any) -> Any:
+    """What the model gives for the batch. Raises :class:`WorkloadError` where it cannot be called with it."""
+    try:
+        return training.default_loss(model, batch)
+    except (TypeError, AttributeError) as error:
+        # A model that is called with the wrong arguments fails before its own first line.
+        uncalled = traceback.extract_tb(error.__traceback__)[-1].name in ("default_loss", "_call_impl")
+        if not isinstance(batch, (list, tuple)) and not uncalled:
+            raise
+        how = "the dict's keys as names" if isinstance(batch, Mapping) else "the whole batch as its one argument"
+        facts = {"kind": type(model).__name__, "how": how, "batch": described(batch), "error": error}
+        raise WorkloadError("not_called", **facts) from error
+
+
+def optimizer_of(function: Callable[[Any], Any], model: torch.nn.Module) -> torch.optim.Optimizer:
+    """What a workload's ``optimizer`` gives for the model, or for its parameters. Raises :class:`WorkloadError`."""
+    given = function(model if takes_model(function) else model.parameters())
+    if isinstance(innermost(given), torch.optim.Optimizer) and not isinstance(
+        given, torch.optim.lr_scheduler.LRScheduler
+    ):
+        return given  # type: ignore[no-any-return]
+    raise WorkloadError("no_optimizer", function=name_of(function), given=described(given))
+
+
+def takes_model(function: Callable[[Any], Any]) -> bool:
+    """Whether the argument that it is called with has the name ``model``."""
+    try:
+        return next(iter(inspect.signature(function).parameters), "") == "model"
+    except (TypeError, ValueError):
+        return False  # some functions written in C tell no signature

@@ -1,21 +1,26 @@
-"""Runs a hand-written training step; what it must do and return."""
+"""A training step: run and followed, its optimizer's schedule, and what enters and leaves the model in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
+from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.said import WorkloadError
-from pytest_fp8.worker.training.phases import StepCounts, follow
+from pytest_fp8.worker.training.restored import hooked, replaced, replaced_method
+from pytest_fp8.zoo import data
+from pytest_fp8.zoo.batch import tensors_in, with_tensors
 from pytest_fp8.zoo.training import LossFunction, Phase
 
+Call = Callable[..., Any]
 Step = Callable[[torch.nn.Module, Any, torch.optim.Optimizer, Callable[[], Any]], Any]
-
-
-class StepError(WorkloadError):
-    """A hand-written step does not do what a training step does, or returns no loss."""
 
 
 def run_step(
@@ -27,11 +32,11 @@ def run_step(
     phase: Phase,
     on_gradients: Callable[[], None] | None = None,
 ) -> tuple[torch.Tensor, StepCounts]:
-    """The step's loss, detached, and how often it went backward and stepped. Raises :class:`StepError`."""
+    """The step's loss, detached, and how often it went backward and stepped. Raises :class:`WorkloadError`."""
     with follow(model, optimizer, phase, on_gradients) as seen:
         loss = step(model, batch, optimizer, precision)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        raise StepError("steps_no_loss", function=name_of(step), given=described(loss))
+        raise WorkloadError("no_loss", function=f"the step {name_of(step)}", given=described(loss))
     return loss.detach().reshape(()), seen
 
 
@@ -51,16 +56,16 @@ def step_of_loss(loss_of: LossFunction) -> Step:
 
 
 def require_whole(step: Step, loss: torch.Tensor, counts: StepCounts) -> None:
-    """Raise :class:`StepError` where a step with a finite loss never went backward or never stepped.
+    """Raise :class:`WorkloadError` where a step with a finite loss never went backward or never stepped.
 
     A step whose loss is not finite may well skip its optimizer, so it is not checked.
     """
     if not torch.isfinite(loss):
         return
     if not counts.backward:
-        raise StepError("never_backward", function=name_of(step))
+        raise WorkloadError("never_backward", function=name_of(step))
     if not counts.stepped:
-        raise StepError("never_stepped", function=name_of(step))
+        raise WorkloadError("never_stepped", function=name_of(step))
 
 
 def name_of(function: Any) -> str:
@@ -79,3 +84,373 @@ def described(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"a {type(value).__name__} of {', '.join(type(part).__name__ for part in value[:6]) or 'nothing'}"
     return f"a {type(value).__name__}"
+
+
+# -- what of a step is forward, backward, optimizer or evaluation ------------------------------------------------------
+
+
+@dataclass
+class StepCounts:
+    """How often one step went backward, and how often its optimizer stepped."""
+
+    backward: int = 0
+    stepped: int = 0
+
+
+@contextmanager
+def follow(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    phase: Phase,
+    on_gradients: Callable[[], None] | None = None,
+) -> Iterator[StepCounts]:
+    """Open ``phase`` around each part of the step that runs inside, however often the parts alternate.
+
+    What runs inside ``backward()`` is backward, what runs inside ``optimizer.step()`` is optimizer, a call of the model
+    without gradients is evaluation, and all else is forward, also the closure that an optimizer is given and calls
+    inside its step. ``on_gradients`` runs before each optimizer step, or after each call of its closure.
+    """
+    parts, counts = _Parts(phase), StepCounts()
+
+    @contextmanager
+    def call(*_: Any) -> Iterator[None]:
+        # Only from the forward part: in the backward part reentrant checkpointing may call a whole model again.
+        if is_training_call() or parts.name != "forward":
+            yield
+        else:
+            with parts.inside(EVALUATION):
+                yield
+
+    @contextmanager
+    def backward() -> Iterator[None]:
+        counts.backward += 1
+        with parts.inside("backward"):
+            yield
+
+    try:
+        with (
+            _following_optimizer(optimizer, parts, counts, on_gradients),
+            around_backward(backward),
+            called(model, call),
+        ):
+            parts.enter("forward")
+            yield counts
+    finally:
+        parts.leave()
+
+
+@contextmanager
+def around_backward(around: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Open ``around`` for each backward pass, also for one inside another."""
+
+    def within(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with around():
+                return real(*args, **kwargs)
+
+        return call
+
+    # Tensor.backward looks the function up in this module at each call.
+    home = torch.autograd
+    with replaced(home, "backward", within(home.backward)), replaced(home, "grad", within(home.grad)):
+        yield
+
+
+@contextmanager
+def _following_optimizer(
+    optimizer: torch.optim.Optimizer, parts: _Parts, counts: StepCounts, on_gradients: Callable[[], None] | None
+) -> Iterator[None]:
+    def before_step(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        counts.stepped += 1
+        closure = closure_of(args, kwargs)
+        if closure is None:
+            if on_gradients is not None:
+                on_gradients()
+            parts.enter("optimizer")
+            return None
+
+        def followed() -> Any:
+            with parts.inside("forward"):
+                loss = closure()
+            if on_gradients is not None:
+                on_gradients()
+            return loss
+
+        parts.enter("optimizer")
+        return ((followed, *args[1:]), kwargs) if args else (args, {**kwargs, "closure": followed})
+
+    with _hooked_steps(optimizer, before_step, lambda: parts.enter("forward")):
+        yield
+
+
+def is_training_call() -> bool:
+    """Whether a call of the model that begins now trains: it has gradients, or it is reentrant checkpointing's first
+    pass over the whole model, which is computed again with gradients."""
+    if torch.is_grad_enabled():
+        return True
+    first_pass = inspect.unwrap(torch.utils.checkpoint.CheckpointFunction.forward)
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is getattr(first_pass, "__code__", None):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """The closure among the arguments of ``optimizer.step(closure)``: forward and backward pass of the step, which an
+    optimizer such as LBFGS runs as often as it needs them."""
+    closure = args[0] if args else kwargs.get("closure")
+    return closure if callable(closure) else None
+
+
+def innermost(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer itself, without what a library wraps around it (Accelerate's AcceleratedOptimizer)."""
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer  # type: ignore[no-any-return]
+
+
+def optimizers_of(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """The optimizer and those that it holds: the step of SAM is its base optimizer's."""
+    inner = innermost(optimizer)
+    return [inner, *(held for held in vars(inner).values() if isinstance(held, torch.optim.Optimizer))]
+
+
+@contextmanager
+def around_step(optimizer: Any, before: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
+    """Call ``before`` with the arguments of each ``optimizer.step()``. A step that is muted runs no hooks, and one that
+    the user looked up earlier runs them alone."""
+    told = False
+
+    def step(real: Call, *args: Any, **kwargs: Any) -> Any:
+        nonlocal told
+        before(args, kwargs)
+        told = True
+        try:
+            return real(*args, **kwargs)
+        finally:
+            told = False
+
+    def hooked_step(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not told:
+            before(args, kwargs)
+
+    with _hooked_steps(optimizer, hooked_step, lambda: None), replaced_method(innermost(optimizer), "step", step):
+        yield
+
+
+@contextmanager
+def _hooked_steps(
+    optimizer: Any, before: Callable[[tuple[Any, ...], dict[str, Any]], Any], after: Callable[[], None]
+) -> Iterator[None]:
+    """Call ``before`` and ``after`` once for each step, also where a step calls that of its base class or of an
+    optimizer that it holds. Hooks see a step that the user looked up earlier, too: ``step = optimizer.step``."""
+    under_way = 0
+
+    def enter(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        nonlocal under_way
+        under_way += 1
+        changed = before(args[1:], kwargs) if under_way == 1 else None
+        return ((args[0], *changed[0]), changed[1]) if changed else None
+
+    def leave(*_: Any) -> None:
+        nonlocal under_way
+        under_way -= 1
+        if not under_way:
+            after()
+
+    followed = optimizers_of(optimizer)
+    handles = [one.register_step_pre_hook(enter) for one in followed]
+    with hooked([*handles, *(one.register_step_post_hook(leave) for one in followed)]):
+        yield
+
+
+def called(
+    model: torch.nn.Module, around: Callable[[list[Any]], AbstractContextManager[Any]]
+) -> AbstractContextManager[None]:
+    """Open ``around`` for each call of the model; the list that it is given holds the call's result at its end."""
+
+    def around_it(inner: Call, args: Any, kwargs: Any) -> Any:
+        result: list[Any] = []
+        with around(result):
+            result.append(inner(*args, **kwargs))
+        return result[0]
+
+    return replaced_call(model, around_it)
+
+
+def replaced_call(model: torch.nn.Module, instead: Callable[[Call, Any, Any], Any]) -> AbstractContextManager[None]:
+    """``instead(call, args, kwargs)`` in place of each call of the model.
+
+    Not by hooks: those of a model that is compiled whole run inside its compiled code, and a hook that is new in each
+    step would have it compiled again.
+    """
+    # Private: without ``model.compile()`` a module has no public place for another call.
+    inner = model._compiled_call_impl or model._call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return instead(inner, args, kwargs)
+
+    return replaced(model, "_compiled_call_impl", call)
+
+
+class _Parts:
+    """The part that is open now; at most one is."""
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase, self._open, self.name = phase, ExitStack(), ""
+
+    def enter(self, name: str) -> None:
+        self.leave()
+        self.name = name
+        self._open.enter_context(self._phase(name))
+
+    def leave(self) -> None:
+        self._open.close()
+        self.name = ""
+
+    @contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        outer = self.name
+        self.enter(name)
+        try:
+            yield
+        finally:
+            self.enter(outer)
+
+
+# -- the learning-rate schedule and the settings of groups -------------------------------------------------------------
+
+
+def schedule_of(optimizer: torch.optim.Optimizer) -> Any:
+    """The learning-rate schedule that a workload's ``optimizer()`` set as ``optimizer.scheduler``, or ``None``."""
+    return getattr(innermost(optimizer), "scheduler", None)
+
+
+def step_schedule(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """Step the schedule, where there is one, as a training loop does: once, and with the loss where it goes by that."""
+    schedule = schedule_of(optimizer)
+    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        schedule.step(loss)
+    elif schedule is not None:
+        schedule.step()
+
+
+def settings_now(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """What puts the schedule at ``optimizer.scheduler`` and the groups back to what they are now. A group that was
+    added since is taken out: a step that unfreezes layers adds it again."""
+    optimizer, schedule = innermost(optimizer), schedule_of(optimizer)
+    settings = [copy.deepcopy(dict(group, params=None)) for group in optimizer.param_groups]
+    before = schedule_state(schedule)
+
+    def put_back() -> None:
+        load_schedule_state(schedule, before)
+        del optimizer.param_groups[len(settings) :]
+        for group, old in zip(optimizer.param_groups, settings, strict=False):
+            for key in old.keys() - {"params"}:
+                # Compiled code holds a rate that is a tensor.
+                if isinstance(old[key], torch.Tensor) and isinstance(group.get(key), torch.Tensor):
+                    group[key].copy_(old[key])
+                else:
+                    group[key] = copy.deepcopy(old[key])
+
+    return put_back
+
+
+def schedule_state(schedule: Any) -> dict[str, Any]:
+    """A copy of what a schedule keeps. One of the user's own may have no ``state_dict()``: then its attributes that are
+    numbers, text, or lists and dicts of these. Others are its optimizer and the optimizer's groups."""
+    if hasattr(schedule, "state_dict"):
+        return copy.deepcopy(schedule.state_dict())
+    held = vars(schedule) if hasattr(schedule, "__dict__") else {}
+    return {key: copy.deepcopy(value) for key, value in held.items() if _is_data(value)}
+
+
+def load_schedule_state(schedule: Any, state: dict[str, Any]) -> None:
+    """Put what :func:`schedule_state` gave into the schedule."""
+    if hasattr(schedule, "load_state_dict"):
+        schedule.load_state_dict(copy.deepcopy(state))
+    elif state:
+        vars(schedule).update(copy.deepcopy(state))
+
+
+def _is_data(value: Any) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+    return all(part is None or isinstance(part, (int, float, str)) for part in parts)
+
+
+# -- what a model gives, whatever it is made of, and what enters it ----------------------------------------------------
+
+
+def tensor_of(output: Any) -> torch.Tensor | None:
+    """The tensor to compare: the output itself, its logits, or its largest tensor of floating-point numbers."""
+    if isinstance(output, torch.Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if isinstance(logits, torch.Tensor):
+        return logits
+    tensors = list(tensors_in(output))
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+    return max(floating or tensors, key=torch.Tensor.numel, default=None)
+
+
+@contextmanager
+def inputs_noted(model: torch.nn.Module) -> Iterator[list[int]]:
+    """A fingerprint of the tensors that enter the model, for each of its calls that trains."""
+    noted: list[int] = []
+
+    def note(args: Any, kwargs: Any) -> None:
+        with torch.no_grad():
+            noted.append(data.fingerprint([args, kwargs]))
+
+    with _on_training_calls(model, note):
+        yield noted
+
+
+@contextmanager
+def inputs_kept(model: torch.nn.Module, kept: list[tuple[Any, Any]]) -> Iterator[None]:
+    """Add to ``kept`` the arguments of the first call that trains, if there is one."""
+    found: list[tuple[Any, Any]] = []
+
+    def note(args: Any, kwargs: Any) -> None:
+        if not found:
+            found.append(with_tensors((args, kwargs), torch.Tensor.detach))
+
+    with _on_training_calls(model, note):
+        yield
+    kept += found
+
+
+def _on_training_calls(model: torch.nn.Module, note: Callable[[Any, Any], None]) -> AbstractContextManager[None]:
+    def call(inner: Call, args: Any, kwargs: Any) -> Any:
+        if is_training_call():
+            note(args, kwargs)
+        return inner(*args, **kwargs)
+
+    return replaced_call(model, call)
+
+
+def output_of(model: torch.nn.Module, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """What the model gives, detached, in the first call that trains, at which the run ends. Where none does, that of
+    the first call without gradients: some steps run the model once for the loss and once more, in parts, for the
+    gradients. Where parts of the model are called alone, or what it gives has no tensor, what ``run`` gives: a loss."""
+    trained: list[Any] = []
+    others: list[Any] = []
+
+    @contextmanager
+    def catch(result: list[Any]) -> Iterator[None]:
+        training = is_training_call()
+        yield
+        (trained if training else others).extend(result)
+        if training:
+            raise Enough
+
+    with suppress(Enough), called(model, catch):
+        others.append(run())
+    found = tensor_of((trained or others)[0])
+    return (run() if found is None else found).detach()
+
+
+class Enough(BaseException):
+    """Ends a run once its first output is there. A user's ``except Exception`` does not catch a BaseException."""
