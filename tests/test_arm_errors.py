@@ -64,7 +64,7 @@ def misspelt(model, rows):
 @pytest.mark.parametrize(
     ("wrong", "seen", "next_step"),
     [
-        ({"batch": lambda step: next(iter(()))}, "raised StopIteration in step 0", "batches[step % len(batches)]"),
+        ({"batch": lambda step: next(iter(()))}, "gave StopIteration in step 0", "batches[step % len(batches)]"),
         ({"build": lambda: plain_model().cuda()}, "build() raised ", "leave the device out"),
         ({"batch": from_cuda}, "batch(step) raised ", "leave the device out"),
         ({"batch": lambda step: sys.exit(3)}, "batch(step) raised SystemExit: 3", "run the lines of the trace by"),

@@ -17,9 +17,15 @@ import torch
 from pytest_fp8.backends.base import Backend
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Kept, Loaded, OwnLoaded, OwnSaved, Resumed, Saved
 from pytest_fp8.said import WorkloadError
-from pytest_fp8.worker.checkpoint.optimizer import LISTED_ELSEWHERE, state_of
-from pytest_fp8.worker.checkpoint.roundtrip import arrived, on_disk, record, weights_of
-from pytest_fp8.worker.checkpoint.stores import packed
+from pytest_fp8.worker.checkpoint.roundtrip import (
+    LISTED_ELSEWHERE,
+    arrived,
+    on_disk,
+    optimizer_state,
+    record,
+    weights_of,
+)
+from pytest_fp8.worker.checkpoint.stores import leaves
 from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.error_trace import known_cause
 from pytest_fp8.worker.record.held_out import output_on
@@ -55,7 +61,7 @@ def save(engine: Engine, folder: Path, optimizer: bool) -> Saved:
     function, _ = _functions(engine)
     folder.mkdir(parents=True, exist_ok=True)
     weights, _, scaling = weights_of(engine)
-    saved = record(engine, weights, scaling, state_of(engine) if optimizer else {})
+    saved = record(engine, weights, scaling, optimizer_state(engine) if optimizer else {})
     own = OwnSaved(
         kept=kept(engine.model, engine.optimizer, engine.backend),
         changed_by_saving=[],
@@ -233,10 +239,7 @@ def not_persistent(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
 def _entries(values: Iterable[tuple[str, Any]], of_model: Container[int]) -> Iterator[tuple[str, Any]]:
     """(name, number or text of a digest) of all numbers and tensors in these values. What belongs to the model is
     listed with its weights."""
-    leaves: dict[str, Any] = {}
-    for name, value in values:
-        packed(name, value, leaves)
-    for name, leaf in leaves.items():
+    for name, leaf in (found for entry, value in values for found in leaves(entry, value)):
         # Scaling state of Transformer Engine, which the other precision does not have.
         if id(leaf) in of_model or name.endswith("_extra_state"):
             continue

@@ -18,17 +18,35 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.questions.checkpoints.evidence import Loaded, Saved
 from pytest_fp8.said import Told
-from pytest_fp8.worker.checkpoint import optimizer as optimizers
 from pytest_fp8.worker.checkpoint import stores
-from pytest_fp8.worker.checkpoint.optimizer import leaves_of, plain_fused
-from pytest_fp8.worker.checkpoint.stores import OPTIMIZER, is_tensor
+from pytest_fp8.worker.checkpoint.stores import (
+    OPTIMIZER,
+    SCALARS,
+    UnstorableStateError,
+    class_name,
+    data_of,
+    is_tensor,
+    leaves,
+)
 from pytest_fp8.worker.notes import untied
 from pytest_fp8.worker.record.probe import StaleCopies
-from pytest_fp8.worker.tensors import assign, change, digests, is_part, join, placed, plain_name, plain_shards, split
+from pytest_fp8.worker.tensors import (
+    assign,
+    change,
+    digests,
+    foreign,
+    is_part,
+    join,
+    placed,
+    plain_name,
+    plain_shards,
+    split,
+)
 from pytest_fp8.worker.training.ranks import wait_for_all
-from pytest_fp8.worker.training.step import innermost
+from pytest_fp8.worker.training.step import innermost, load_schedule_state, schedule_of, schedule_state
 from pytest_fp8.worker.training.zero import is_partitioned, shape
 
 if TYPE_CHECKING:
@@ -36,7 +54,11 @@ if TYPE_CHECKING:
 
 EXTRA, BESIDES = "extra/", "besides/"
 """In the tree that is stored beside the weights and the optimizer's state: what modules give as extra state, and
-:func:`optimizer.besides`."""
+:func:`besides`."""
+
+
+LISTED_ELSEWHERE = ("state", "param_groups", "defaults", "scheduler", "optimizer")
+"""Attributes of an optimizer that are kept by other means."""
 
 
 class UnreadableWeightError(Told, TypeError):
@@ -46,15 +68,15 @@ class UnreadableWeightError(Told, TypeError):
 def save(engine: Engine, folder: Path, store: str, optimizer: bool) -> Saved:
     """Write the arm's state to ``folder``."""
     if optimizer:
-        optimizers.require_own(engine.model, engine.optimizer)
+        require_own(engine.model, engine.optimizer)
     weights, _, scaling = weights_of(engine)
-    state = optimizers.state_of(engine) if optimizer else {}
+    state = optimizer_state(engine) if optimizer else {}
     saved = record(engine, weights, scaling, state)
     extra = _extra_state(engine)
-    carried = stores.data_of(extra)
+    carried = data_of(extra)
     tree: dict[str, Any] = {**state, EXTRA: carried}
     if optimizer:
-        tree[BESIDES] = optimizers.besides(engine.optimizer)
+        tree[BESIDES] = besides(engine.optimizer)
     try:
         stores.write(folder, store, weights, tree)
     except Exception as error:
@@ -100,7 +122,7 @@ def load(engine: Engine, folder: Path, store: str, optimizer: bool) -> Loaded:
     trains on."""
     weights, aliases, scaling = weights_of(engine)
     stored, tree = stores.read(folder, store, engine.device, weights)
-    extra, besides = tree.pop(EXTRA), tree.pop(BESIDES, None)
+    extra, others = tree.pop(EXTRA), tree.pop(BESIDES, None)
     found = {plain_name(name): value for name, value in stored.items()}
     # Stored as a weight of its own, which is tied here: a tied one is stored once.
     doubled = {name: aliases[name] for name in sorted(set(found) & set(aliases))}
@@ -130,7 +152,7 @@ def load(engine: Engine, folder: Path, store: str, optimizer: bool) -> Loaded:
         if optimizer:
             engine.optimizer.state.clear()
             with _asked(innermost(engine.optimizer)):
-                optimizers.load(engine, tree, besides)
+                load_optimizer(engine, tree, others)
     except _Refused as refused:
         engine.park()
         return replace(report, refused=str(refused))
@@ -141,7 +163,7 @@ def arrived(engine: Engine, optimizer: bool, watch: StaleCopies, before: Mapping
     """What the arm holds after a load, and whether it computes with it. Scales are made anew. ``before``: digests of
     the weights that it held before the load."""
     weights, _, scaling = weights_of(engine)
-    state = optimizers.state_of(engine) if optimizer else {}
+    state = optimizer_state(engine) if optimizer else {}
     now = digests(weights)
     loaded = Loaded(
         loaded=True,
@@ -245,10 +267,14 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str],
 
 
 def _digests_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A digest of each tensor in an optimizer's state; numbers and text in words, so that NaN is NaN."""
-    leaves = leaves_of(state)
-    tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
-    return {name: repr(leaf) for name, leaf in leaves.items() if name not in tensors} | digests(tensors)
+    """A digest of each tensor in an optimizer's state; numbers and text in words, so that NaN is NaN. Raises
+    :class:`UnstorableStateError` where there is anything else."""
+    found = dict(leaf for name, value in state.items() for leaf in leaves(name, value))
+    for name, leaf in found.items():
+        if not isinstance(leaf, (torch.Tensor, *SCALARS)):
+            raise UnstorableStateError(f"{name} is a {class_name(type(leaf))}, which no checkpoint can hold")
+    tensors = {name: leaf for name, leaf in found.items() if isinstance(leaf, torch.Tensor)}
+    return {name: repr(leaf) for name, leaf in found.items() if name not in tensors} | digests(tensors)
 
 
 def _narrowed(engine: Engine, state: Mapping[str, Any]) -> dict[str, int]:
@@ -262,3 +288,109 @@ def _narrowed(engine: Engine, state: Mapping[str, Any]) -> dict[str, int]:
         if cast and value.dtype != dtype:
             found[key] = value.to(dtype)
     return digests(found)
+
+
+# -- what an optimizer keeps, by the plain model's parameter names: state_dict(), attributes, schedule ----------------
+#
+# Not through torch's get_optimizer_state_dict() and set_optimizer_state_dict(): where the optimizer's state is empty,
+# as it is before a load, these make a step to fill it, which an optimizer with a closure cannot and one of the user's
+# own may do anything in; and they refuse a state_dict() of another form.
+
+
+class StrayParameter(Told, RuntimeError):
+    """The optimizer holds parameters that the model does not have."""
+
+
+def require_own(model: torch.nn.Module, optimizer: Any) -> None:
+    """Raise :class:`StrayParameter` for an optimizer whose state no name of the model's can tell."""
+    if others := foreign(model, optimizer):
+        every = sum(len(group["params"]) for group in optimizer.param_groups)
+        raise StrayParameter(
+            f"{len(others)} parameters of the {every} that the optimizer steps are none of the model's: no checkpoint "
+            "can name their state"
+        )
+
+
+def plain_fused(engine: Engine) -> FusedParams:
+    """The fused parameters by plain names: without the prefixes that wrappers add."""
+    return {plain_name(name): parts for name, parts in engine.fused_params.items()}
+
+
+def optimizer_state(engine: Engine) -> dict[str, Any]:
+    """What the optimizer keeps of the model's parameters, by ``optimizer/<parameter>/<entry>``, in their order."""
+    optimizer, fused = innermost(engine.optimizer), plain_fused(engine)
+    names = {id(parameter): plain_name(name) for name, parameter in engine.model.named_parameters()}
+    found: dict[str, Any] = {}
+    for parameter in _stepped(optimizer):
+        live = names.get(id(parameter), "")
+        # ZeRO-3's optimizer gathers what it keeps in parts.
+        kept = getattr(optimizer, "entries", optimizer.state.get)(parameter)
+        for entry, value in (kept or {}).items() if live else ():
+            if is_tensor(value):
+                parts = list(split([(live, value)], fused))
+            else:
+                parts = [(name, value) for name, _ in fused.get(live, ((live, None),))]
+            found.update((f"{OPTIMIZER}{name}/{entry}", part) for name, part in parts)
+    return found
+
+
+def besides(optimizer: Any) -> dict[str, Any]:
+    """What else is data alone: entries of groups, what the optimizer's state dict has beside states and groups,
+    attributes; and the schedule's state."""
+    inner = innermost(optimizer)
+    public = {name: value for name, value in vars(inner).items() if not name.startswith("_")}
+    held = inner.state_dict()
+    named = ("state", "param_groups") if _is_of_torch(held) else ()
+    return {
+        "groups": [data_of({**group, "params": None}) for group in inner.param_groups],
+        "more": data_of({key: value for key, value in held.items() if key not in named}),
+        "attributes": data_of({k: v for k, v in public.items() if k not in LISTED_ELSEWHERE}),
+        "schedule": data_of(schedule_state(schedule_of(optimizer))),
+    }
+
+
+def load_optimizer(engine: Engine, state: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+    """Give what :func:`optimizer_state` and :func:`besides` gave to ``load_state_dict()`` of optimizer and schedule.
+
+    Raises what that raises, and ``KeyError`` for a parameter that the model lacks.
+    """
+    optimizer, fused = innermost(engine.optimizer), plain_fused(engine)
+    by_entry: dict[str, dict[str, Any]] = {}
+    for key, value in state.items():
+        name, entry = key.removeprefix(OPTIMIZER).rsplit("/", 1)
+        by_entry.setdefault(entry, {})[name] = value
+    names = {id(parameter): plain_name(name) for name, parameter in engine.model.named_parameters()}
+    stepped = _stepped(optimizer)
+    places = {names[id(each)]: index for index, each in enumerate(stepped) if id(each) in names}
+    held: dict[int, dict[str, Any]] = {}
+    for entry, values in by_entry.items():
+        for name, value in join(values, fused).items():
+            if name not in names.values():
+                raise KeyError(f"the stored optimizer has a parameter {name!r} that this model does not have")
+            if name in places:
+                like = stepped[places[name]]
+                is_like_it = isinstance(value, torch.Tensor) and value.shape == like.shape
+                held.setdefault(places[name], {})[entry] = placed(value, like) if is_like_it else value
+    given = optimizer.state_dict()
+    if _is_of_torch(given):
+        pairs = zip(given["param_groups"], others["groups"], strict=True)
+        given |= {"state": held, "param_groups": [{**live, **group, "params": live["params"]} for live, group in pairs]}
+    optimizer.load_state_dict(given | others["more"])
+    for name, value in others["attributes"].items():
+        held_now = vars(optimizer).get(name)
+        if isinstance(held_now, torch.Tensor) and isinstance(value, torch.Tensor) and held_now.shape == value.shape:
+            held_now.detach().copy_(value)  # others may refer to it
+        else:
+            setattr(optimizer, name, value)
+    schedule = schedule_of(engine.optimizer)
+    load_schedule_state(schedule, schedule_state(schedule) | others["schedule"])
+
+
+def _is_of_torch(state: Mapping[str, Any]) -> bool:
+    """Whether a ``state_dict()`` has the form that torch gives it. One of the user's own travels as it is."""
+    return {"state", "param_groups"} <= state.keys()
+
+
+def _stepped(optimizer: Any) -> list[torch.Tensor]:
+    """In the order by which its ``state_dict()`` counts them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

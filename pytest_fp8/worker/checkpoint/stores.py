@@ -1,18 +1,19 @@
 """The two stores of a checkpoint, safetensors and torch.distributed.checkpoint, by these libraries' own writers.
 
-Tensors go into the store. What is no tensor goes into a JSON file beside it, :func:`packed`; nothing is pickled.
+Tensors go into the store. What is no plain tensor goes into a file beside it, by ``torch.save``, and is read with
+``weights_only=True``: plain data, and classes that their library has declared safe.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
 import torch
+from torch.utils._pytree import tree_map
 
 from pytest_fp8.said import Told
 from pytest_fp8.worker.tensors import full, is_part, is_sharded, on_host, plain_shards
@@ -20,13 +21,12 @@ from pytest_fp8.worker.training.ranks import rank, ranks
 
 OPTIMIZER = "optimizer/"
 """Prefix of the names of what an optimizer keeps: ``optimizer/<parameter>/<entry>``."""
-DATA = "data.json"
+REST = "rest.pt"
 MOST_ON_HOST = 17_000_000_000
 """Bytes of a checkpoint that are copied to the host at once before they are written: 8B's weights. A larger one is
 copied by its writer, tensor by tensor, which takes longer: docs/findings.md, "What an arm's own work takes"."""
-SCALARS = (bool, int, float, str, type(None))
-KINDS = {kind.__name__: kind for kind in (Counter, OrderedDict, dict, list, tuple)}
-"""Containers, a subclass before its base."""
+SCALARS = (bool, int, float, str, type(None), torch.dtype)
+CONTAINERS = (dict, list, tuple, OrderedDict, Counter, torch.Size)
 DEEPEST = 8
 """Levels of containers: one may hold itself."""
 
@@ -35,14 +35,12 @@ class UnstorableStateError(Told, TypeError):
     """An entry of the optimizer's state is of a kind that cannot be stored or compared."""
 
 
-def write(folder: Path, store: str, weights: Mapping[str, torch.Tensor], tree: Any = None) -> None:
-    """Write ``weights``, and ``tree``, which holds tensors and data, to ``store``: ``safetensors`` or ``dcp``. Of
+def write(folder: Path, store: str, weights: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+    """Write ``weights``, and ``state``, tensors and data by other names, to ``store``: ``safetensors`` or ``dcp``. Of
     several ranks each writes its shards to DCP, and rank 0 the whole to safetensors."""
-    leaves: dict[str, Any] = {}
-    pack = packed("", tree, leaves)
-    tensors = {**weights, **{name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}}
-    values = {name: leaf for name, leaf in leaves.items() if name not in tensors}
-    text = json.dumps({"weights": list(weights), "tree": pack, "values": values})
+    tensors = {**weights, **{name: value for name, value in state.items() if is_tensor(value)}}
+    rest = {name: value for name, value in state.items() if name not in tensors}
+    rest = tree_map(lambda leaf: full(leaf) if is_sharded(leaf) else leaf, rest)
     folder.mkdir(parents=True, exist_ok=True)
     if store == "safetensors":
         from huggingface_hub import save_torch_state_dict
@@ -58,7 +56,7 @@ def write(folder: Path, store: str, weights: Mapping[str, torch.Tensor], tree: A
         writer = dcp.FileSystemWriter(str(folder), thread_count=8, sync_files=False)
         dcp.save(_staged(entries), storage_writer=writer, no_dist=ranks() == 1)
     if rank() == 0:
-        (folder / DATA).write_text(text)
+        torch.save({"weights": list(weights), "rest": rest}, folder / REST)
 
 
 def _on_first_rank(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -82,7 +80,7 @@ def _staged(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def read(
     folder: Path, store: str, device: torch.device, held: Mapping[str, torch.Tensor] = MappingProxyType({})
-) -> tuple[dict[str, torch.Tensor], Any]:
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """What :func:`write` was given: tensors on ``device``, and single numbers on the host, where torch's optimizers
     keep counts of steps. ``held``: live weights by plain names; what DCP has of a sharded one, its optimizer state too,
     is read into shards."""
@@ -104,9 +102,10 @@ def read(
             else:
                 tensors[name] = torch.empty(entry.size, dtype=dtype, device=device if entry.size else "cpu")
         dcp.load(tensors, checkpoint_id=str(folder), no_dist=ranks() == 1)
-    data = json.loads((folder / DATA).read_text())
-    weights = {name: tensors.pop(name) for name in data["weights"] if name in tensors}
-    return weights, unpacked(data["tree"], {**tensors, **data["values"]})
+    # What was on rank 0's GPU is on this rank's.
+    kept = torch.load(folder / REST, map_location={"cuda:0": str(device)}, weights_only=True)
+    weights = {name: tensors.pop(name) for name in kept["weights"] if name in tensors}
+    return weights, {**kept["rest"], **tensors}
 
 
 def _dcp_entries(folder: Path) -> dict[str, Any]:
@@ -134,50 +133,19 @@ def dtypes_on_disk(folder: Path, store: str) -> dict[str, str]:
 # -- what is no plain tensor ------------------------------------------------------------------------------------------
 
 
-def packed(name: str, value: Any, leaves: dict[str, Any], depth: int = 0) -> Any:
-    """``value`` as JSON that refers to its leaves by names; the leaves go into ``leaves``: tensors, numbers, text, and
-    objects that no checkpoint can hold. A tensor whose class wraps others is taken apart."""
-    kind = next((kind for kind, of in KINDS.items() if isinstance(value, of)), None)
-    if kind and depth < DEEPEST:
-        pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
-        if all(isinstance(key, SCALARS) for key, _ in pairs):
-            return {kind: [[key, packed(_inside(name, key), part, leaves, depth + 1)] for key, part in pairs]}
-    if isinstance(value, torch.dtype):
-        return {"dtype": str(value).removeprefix("torch.")}
+def leaves(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Each tensor, number, text or other object in ``value`` by a name: ``base_lrs[0]``, ``state.step``. A tensor whose
+    class wraps others is taken apart."""
     if isinstance(value, torch.Tensor) and not is_tensor(value):
         names, context = value.__tensor_flatten__()  # type: ignore[attr-defined]
-        held = packed(name, ({each: getattr(value, each) for each in names}, context), leaves, depth + 1)
-        return {"wrapped": [class_name(type(value)), held, list(value.shape), list(value.stride())]}
-    while name in leaves:
-        name += "'"
-    leaves[name] = value
-    return name
-
-
-def unpacked(pack: Any, leaves: Mapping[str, Any]) -> Any:
-    """What :func:`packed` was given. The class of a tensor must be one that its library has declared safe to load, as
-    torchao does; raises :class:`UnstorableStateError` for another."""
-    if isinstance(pack, str):
-        return leaves[pack]
-    ((kind, parts),) = pack.items()
-    if kind == "dtype":
-        return getattr(torch, parts)
-    if kind == "wrapped":
-        of, held, shape, stride = parts
-        declared = torch.serialization.get_safe_globals()
-        safe: dict[str, Any] = {class_name(each): each for each in declared if isinstance(each, type)}
-        if of not in safe:
-            raise UnstorableStateError(
-                f"the optimizer or its schedule keeps {of}, which is not among torch.serialization.add_safe_globals"
-            )
-        return safe[of].__tensor_unflatten__(*unpacked(held, leaves), shape, stride)
-    pairs = [(key, unpacked(part, leaves)) for key, part in parts]
-    return KINDS[kind](dict(pairs) if issubclass(KINDS[kind], dict) else [part for _, part in pairs])
-
-
-def _inside(name: str, key: Any) -> str:
-    """``base_lrs[0]``, ``state.step``."""
-    return f"{name}[{key}]" if not isinstance(key, str) else f"{name}.{key}" if name else key
+        value = {each: getattr(value, each) for each in names} | {"context": context}
+    pairs = list(value.items() if isinstance(value, dict) else enumerate(value) if type(value) in CONTAINERS else ())
+    if type(value) in CONTAINERS and depth < DEEPEST and all(isinstance(key, SCALARS) for key, _ in pairs):
+        for key, part in pairs:
+            inside = f"{name}[{key}]" if not isinstance(key, str) else f"{name}.{key}" if name else key
+            yield from leaves(inside, part, depth + 1)
+    else:
+        yield name, value
 
 
 def class_name(of: type) -> str:
@@ -189,13 +157,7 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and (is_sharded(value) or not hasattr(value, "__tensor_flatten__"))
 
 
-def is_data(value: Any) -> bool:
-    """Whether a value is data alone. Parameters are not: they are the model's."""
-    leaves: dict[str, Any] = {}
-    packed("", value, leaves)
-    return all(type(leaf) in (torch.Tensor, *SCALARS) for leaf in leaves.values())
-
-
 def data_of(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Those entries that are data alone."""
-    return {key: value for key, value in entries.items() if is_data(value)}
+    """Those entries that are data alone. Parameters are not: they are the model's."""
+    kinds = (torch.Tensor, *SCALARS)
+    return {key: value for key, value in entries.items() if all(type(leaf) in kinds for _, leaf in leaves("", value))}
