@@ -34,7 +34,7 @@ _HOMES = {
     "Decision": "verdicts",
     "Verdict": "verdicts",
     "Fp8Pair": "pair",
-    "pad_to_multiple": "worker.training.padding",
+    "pad_to_multiple": "zoo.batch",
     "recompute_with": "worker.training.recompute",
     "Workload": "workload",
 }

@@ -71,6 +71,8 @@ class Case:
     """FP8 numerics computed on the CPU: answers layers, numerics, loss and checkpoints, never speed or memory."""
     chip: str = ""
     """Runs on this kind of GPU alone: one of :data:`CHIPS`; empty: on each that can run the recipe."""
+    autocast: bool = False
+    """Weights stay in float32, and forward passes run under ``torch.autocast`` to bfloat16, in both arms."""
     weights: str | None = None
     """A local folder of weights; ``None`` means random weights from a seed."""
     lora: int = 0
@@ -144,6 +146,7 @@ class Case:
             (self.emulated, "emulated"),
             (not self.compile and not self.emulated, "eager"),
             (self.activation_checkpointing, "ac"),
+            (self.autocast, "autocast"),
             (self.weights is not None, "weights"),
             (self.lora > 0, ".".join([f"lora{self.lora}", *self.lora_targets])),
             (self.gpus > 1, f"{self.parallel}.{self.gpus}"),
@@ -192,7 +195,7 @@ class Case:
     def digest(self, workload: str = "") -> str:
         """Hash of all that can change a number, 16 hex digits; ``workload``: the fingerprint of a user's own model."""
         always = ["model", "backend", "recipe", "compile", "emulated", "activation_checkpointing", "batch", "seq"]
-        where_used = {"lora": 0, "lora_targets": (), "name": "", "gpus": 1, "parallel": ""}
+        where_used = {"autocast": False, "lora": 0, "lora_targets": (), "name": "", "gpus": 1, "parallel": ""}
         content = {name: getattr(self, name) for name in always}
         content |= {name: value for name, unused in where_used.items() if (value := getattr(self, name)) != unused}
         content |= {"options": self.full_options, "weights": self.weights is not None}
@@ -280,6 +283,14 @@ RULES = (
         "leave these out of the case",
         "its kernels replace the model's forward pass, and neither of these works on top of them",
         R.ADAPTERS_ALONE,
+    ),
+    Rule(
+        lambda case: not case.autocast or not (_brings_model(case) or case.parallel == "zero3"),
+        "float32 weights under autocast",
+        "a backend and a way to shard that keep weights as they are",
+        "{case.id}",
+        "leave autocast= out",
+        "Unsloth loads its model in bfloat16, and DeepSpeed makes float32 master weights itself",
     ),
     Rule(
         lambda case: case.gpus >= 1 and (case.gpus > 1) == bool(case.parallel),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LISTED = {"backend": "torchao", "recipe": DEFAULT_RECIPE}
 """Arguments that take a list as well, a case for each combination, and what a mark means without them."""
 ARGUMENTS = (
-    *("cases", "question", *LISTED, "options", "emulated", "compile", "name"),
+    *("cases", "question", *LISTED, "options", "emulated", "compile", "autocast", "name"),
     *("gpus", "parallel", "steps", "seeds", "tolerance", "floor"),
 )
 """Beside the first two, fields of a :class:`Case`; one with other fields goes into ``cases=``."""

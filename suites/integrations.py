@@ -30,6 +30,8 @@ PLAIN_WEIGHTS = {"fp8_all_gather": False}
 ACCELERATE = [
     Case("micro", "accelerate_torchao", "tensorwise", emulated=True),
     Case("micro", "trainer_torchao", "tensorwise", PLAIN_WEIGHTS, emulated=True),
+    Case("micro", "accelerate_torchao", "tensorwise", autocast=True, questions=("layers", "loss"), emulated=True),
+    Case("micro", "trainer_torchao", "tensorwise", PLAIN_WEIGHTS, autocast=True, questions=("layers",), emulated=True),
     *(
         Case("tiny", b, r, options, questions=UNTIMED)
         for b, r, options in (
@@ -64,8 +66,13 @@ VARIANTS = [
     Case("1b", "transformer_engine", "delayed", lora=16, questions=UNTIMED, **WEIGHTS_ALONE),
     # te.checkpoint adds launches, too: with 1B's usual four sequences 1.04 +- 0.06.
     Case("1b", "transformer_engine", "delayed", activation_checkpointing=True, batch=8, **WEIGHTS_ALONE),
+    # Float32 weights under autocast, as the Trainer's bf16=True and nanoGPT train.
+    Case("1b", "torchao", "tensorwise", autocast=True, **WEIGHTS_ALONE),
+    Case("1b", "transformer_engine", "current", autocast=True, **WEIGHTS_ALONE),
+    Case("tiny", "transformer_engine", "delayed", autocast=True, questions=UNTIMED),
+    Case("tiny", "accelerate_te", "delayed", MOST, autocast=True, questions=UNTIMED),
 ]
-"""Fused layers, adapters beside a frozen base in FP8, and recomputed activations."""
+"""Fused layers, adapters beside a frozen base in FP8, recomputed activations, and float32 weights under autocast."""
 
 # Users' own models and loops: each has a test file, which brings the workload.
 HORIZON: dict[str, Any] = {"steps": 20, "seeds": 3}
@@ -75,6 +82,7 @@ OWN_EMULATED: dict[str, Any] = {"emulated": True, **HORIZON}
 # the loops of 182m are asked for it.
 LOOP = [
     Case("own", "torchao", "tensorwise", name="loop", **OWN_EMULATED),
+    Case("own", "torchao", "tensorwise", name="loop", autocast=True, questions=("layers", "numerics"), **OWN_EMULATED),
     Case("own", "torchao", "tensorwise", name="loop", questions=ALL_BUT_LOSS, **WEIGHTS_ALONE),
     Case("own", "torchao", "tensorwise", name="loop_ac", questions=UNTIMED, **HORIZON),
     Case("own", "transformer_engine", "delayed", name="loop", questions=UNTIMED, **HORIZON),

@@ -22,6 +22,9 @@ EMULATED = [
     Case("tiny", "torchao", "tensorwise", steps=14, emulated=True),
     *(Case("micro", "torchao", recipe, emulated=True) for recipe in TORCHAO),
     Case("micro", "torchao", "tensorwise", lora=8, emulated=True),
+    Case("tiny", "torchao", "tensorwise", steps=14, autocast=True, emulated=True),
+    Case("micro", "torchao", "tensorwise", autocast=True, emulated=True),
+    Case("micro", "torchao", "rowwise_with_gw_hp", autocast=True, questions=("layers", "numerics"), emulated=True),
     Case("micro", "torchao", "tensorwise", steps=14, seeds=2, emulated=True, gpus=2, parallel="fsdp2"),
     Case(
         "micro",
@@ -150,7 +153,7 @@ GROUPS = {
     "core": "torchao's three recipes and Transformer Engine's three, on tiny, 1B and 8B",
     "hugging_face": "through Accelerate and the Trainer",
     "unsloth": "Unsloth's load_in_fp8, and Accelerate on its model",
-    "variants": "fused layers, adapters on a base in FP8, and recomputed activations",
+    "variants": "fused layers, adapters on a base in FP8, recomputed activations, float32 weights under autocast",
     "own": "users' own loop and models",
     "published": "8B as torchao and torchtitan publish it, on one, two, four and eight GPUs",
     "parallel": "two GPUs: FSDP2 with 16 of 8B's layers, ZeRO-3 with 8, DDP with 1B",

@@ -177,6 +177,37 @@ class TestTiedHead:
         judge(fp8_pair.checkpoints(), "untied")
 
 
+def step_with_a_plain_weight(model):
+    """Runs in the arm. The error of a step under autocast whose input gradient is a product in high precision."""
+    from dataclasses import replace
+
+    import torch
+    from torchao.float8 import CastConfig, Float8LinearConfig, ScalingType, convert_to_float8_training
+
+    off = CastConfig(scaling_type=ScalingType.DISABLED)
+    config = replace(
+        Float8LinearConfig(emulate=True),
+        cast_config_weight_for_grad_input=off,
+        cast_config_grad_output=replace(off, target_dtype=torch.float8_e5m2),
+    )
+    linear = convert_to_float8_training(torch.nn.Sequential(torch.nn.Linear(32, 32)), config=config)
+    rows = torch.randn(32, 32, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear(rows).float().square().mean()
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.fp8(cases=[Case("micro", "torchao", "tensorwise", autocast=True, emulated=True)])
+@known("torchao", "Float8Linear multiplies bfloat16 gradients by float32 weights (pytorch/ao issue 4616)")
+@pytest.mark.usefixtures("healthy_alone")
+def test_a_weight_that_is_not_cast_in_backward_trains_under_autocast(fp8_pair):
+    assert fp8_pair.fp8.call(step_with_a_plain_weight) == ""
+
+
 def scales_that_do_not_come_back(model):
     """Tensors of Transformer Engine's scaling state that differ once the model's own state dict is loaded again."""
     import os

@@ -44,8 +44,10 @@ def causal_attention() -> str:
     return "causal_sdpa"
 
 
-def build(name: str, *, seed: int, device: str, weights: str | None = None) -> torch.nn.Module:
-    """The model ``name`` of the zoo in bfloat16 on ``device``, in training mode.
+def build(
+    name: str, *, seed: int, device: str, weights: str | None = None, dtype: torch.dtype | None = None
+) -> torch.nn.Module:
+    """The model ``name`` of the zoo on ``device``, in training mode; in bfloat16 where no ``dtype`` is given.
 
     ``weights`` is a local folder in transformers' own layout (``config.json`` and safetensors); without it the
     weights are random and depend only on ``seed`` and the kind of device. Raises ``KeyError`` for an unknown name and
@@ -54,6 +56,7 @@ def build(name: str, *, seed: int, device: str, weights: str | None = None) -> t
     import torch
     from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
+    dtype = dtype or torch.bfloat16
     torch.manual_seed(seed)
     if weights is not None:
         config = Path(weights) / "config.json"
@@ -63,7 +66,7 @@ def build(name: str, *, seed: int, device: str, weights: str | None = None) -> t
         plain = json.loads(config.read_text()).get("model_type") == "llama"
         model = AutoModelForCausalLM.from_pretrained(
             weights,
-            dtype=torch.bfloat16,
+            dtype=dtype,
             local_files_only=True,
             attn_implementation=causal_attention() if plain else "sdpa",
         )
@@ -71,5 +74,5 @@ def build(name: str, *, seed: int, device: str, weights: str | None = None) -> t
         return model.to(device).train()  # type: ignore[no-any-return]
     # Initialising on the device takes an 8B model a second instead of a minute.
     with torch.device(device):
-        model = LlamaForCausalLM._from_config(llama_config(SHAPES[name]), dtype=torch.bfloat16)
+        model = LlamaForCausalLM._from_config(llama_config(SHAPES[name]), dtype=dtype)
     return model.train()  # type: ignore[no-any-return]

@@ -8,13 +8,14 @@ from controls.control import Control, control, fault, micro
 from controls.lazily import torch
 from controls.models import BIASED, RECOMPUTING, SHIFTED, STUDENT, WIDE, WIDE_CASE
 from controls.ways import Loop, Optimizers, through_e4m3
-from pytest_fp8.codes import D
+from pytest_fp8.codes import D, L
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 REFERENCE = ("bf16",)
 SHORT = micro(steps=3, seeds=1)
+UNDER_AUTOCAST = micro(autocast=True)
 
 # -- work, switches, precision ----------------------------------------------------------------------------------------
 
@@ -64,6 +65,21 @@ fault(
     D.OTHER_SWITCH,
     Loop,
     converted=lambda arm, model: torch.set_float32_matmul_precision("high"),
+)
+# What is not in FP8, as the head, attention and norms, then runs in float32.
+fault(
+    "no-autocast",
+    "the FP8 arm's forward pass runs without the autocast that the reference has",
+    D.OTHER_SWITCH,
+    precision_context=lambda arm: arm.backend.precision(arm.case),
+    case=UNDER_AUTOCAST,
+)
+fault(
+    "weights-in-bf16",
+    "the conversion casts float32 weights to bfloat16, which autocast would leave alone",
+    L.WEIGHT_CAST,
+    converted=lambda arm, model: model.to(torch.bfloat16),
+    case=UNDER_AUTOCAST,
 )
 # 1.49 times as fast on an H200, of nothing.
 fault("reference-waits", "the reference waits for its own logging", D.OTHER_WAITS, Loop, does="logs", breaks=REFERENCE)

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -37,6 +38,7 @@ from pytest_fp8.worker.training.preparation import (
     compile_blocks,
     prefer_fast_attention,
     require_device,
+    under_autocast,
 )
 from pytest_fp8.worker.training.ranks import Parallel, inner_model, parallelized
 from pytest_fp8.worker.training.setup import TrainingSetup, converted
@@ -156,9 +158,8 @@ class Engine:
     def precision_context(self) -> Callable[[], Any]:
         """What makes the context around each forward pass."""
         own = self._own_fp8()
-        if own is not None and own.precision is not None:
-            return own.precision
-        return self.backend.precision(self.case)
+        inner = own.precision if own is not None and own.precision is not None else self.backend.precision(self.case)
+        return partial(under_autocast, self.device, inner) if self.case.autocast else inner
 
     def checkpoint_activations(self) -> None:
         """Have the backward pass recompute activations."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -44,6 +44,24 @@ def prefer_fast_attention(device: torch.device) -> ExitStack:
         }
         stack.enter_context(sdpa_kernel([kernel for kernel, on in order.items() if on], set_priority=True))
     return stack
+
+
+@contextmanager
+def under_autocast(device: torch.device, inner: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """``torch.autocast`` to bfloat16, with the context ``inner`` inside.
+
+    On a CPU the switch for GPUs is on, too: torchao's layer asks for that one, whatever device it is on.
+    """
+    of_gpu = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    try:
+        if device.type == "cpu":
+            torch.set_autocast_enabled("cuda", True)
+            torch.set_autocast_dtype("cuda", torch.bfloat16)
+        with torch.autocast(device.type, torch.bfloat16), inner():
+            yield
+    finally:
+        torch.set_autocast_enabled("cuda", of_gpu[0])
+        torch.set_autocast_dtype("cuda", of_gpu[1])
 
 
 def checkpoint_activations(model: torch.nn.Module, recompute: Recompute | None, more: Mapping[str, Any]) -> None:

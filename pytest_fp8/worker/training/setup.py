@@ -53,11 +53,15 @@ class TrainingSetup:
         """The keys of what the workload's last optimizer hung on each parameter."""
 
     def fresh_model(self, seed: int) -> torch.nn.Module:
-        """The unconverted model with the weights of ``seed``: bfloat16, on this arm's device, adapters included."""
+        """The unconverted model with the weights of ``seed``, on this arm's device, adapters included. In bfloat16, but
+        for a case with autocast: the suite's models are then in float32, and a workload's as it gives them."""
         if self.own is None:
             if isinstance(self._backend, BringsModel):
                 return self._backend.build(self.case, seed, str(self.device))
-            model = models.build(self.case.model, seed=seed, device=str(self.device), weights=self.case.weights)
+            dtype = torch.float32 if self.case.autocast else torch.bfloat16
+            model = models.build(
+                self.case.model, seed=seed, device=str(self.device), weights=self.case.weights, dtype=dtype
+            )
         else:
             seed_generators(seed)
             model = self.own.build()
@@ -71,7 +75,7 @@ class TrainingSetup:
             if fp8:
                 raise WorkloadError("built_in_fp8", layers=", ".join(fp8[:4]))
             self._trainable = trainable(model)
-            model = _in_bfloat16(model, self.device).train()
+            model = (model.to(self.device) if self.case.autocast else _in_bfloat16(model, self.device)).train()
         if self.case.lora:
             torch.manual_seed(seed + 1)
             model = adapters.add_adapters(model, self.case.lora, self.case.lora_targets)
@@ -144,10 +148,11 @@ class TrainingSetup:
         return OWN_LEARNING_RATE if self.own is not None else SHAPES[self.case.model].learning_rate
 
     def _place(self, batch: Any) -> Any:
-        """The batch on this arm's device; floating-point tensors in bfloat16, like the model."""
+        """The batch on this arm's device; floating-point tensors in bfloat16, like the model, or under autocast as they
+        are."""
 
         def placed(tensor: torch.Tensor) -> torch.Tensor:
-            dtype = torch.bfloat16 if tensor.is_floating_point() else tensor.dtype
+            dtype = torch.bfloat16 if tensor.is_floating_point() and not self.case.autocast else tensor.dtype
             return tensor.to(self.device, dtype=dtype, non_blocking=True)
 
         return with_tensors(batch, placed)
