@@ -8,8 +8,7 @@ import random
 import pytest
 
 from pytest_fp8.worker.record.clock import NO_STEPS, no_collections, read_steps
-from pytest_fp8.worker.record.trace import TraceEvent, busy_time
-from pytest_fp8.worker.record.wire import exposures
+from pytest_fp8.worker.record.trace import TraceEvent, busy_time, exposures
 
 pytestmark = pytest.mark.slow
 MS = 1_000_000

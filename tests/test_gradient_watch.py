@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.watched import gradients, products, serve
+from helpers.watched import gradients, serve
 from pytest_fp8.worker.record.gradients import rotated, sketch
 
 pytestmark = pytest.mark.slow
@@ -55,28 +55,17 @@ def test_operands_moved_row_by_row_move_gradients_that_cancel_between_rows():
     assert torch.equal(numbers(server.numerics(moved=False)["gradients"]), right)
 
 
-def test_weights_and_gradients_are_left_as_they_were():
+def test_an_arm_repeats_its_gradients_moved_weights_give_others_and_all_is_left_as_it_was():
     server = serve()
     model = server.engine.model
     hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
-    products(server)
-    assert all(type(p) is torch.nn.Parameter for p in model.parameters())
+    one, both = gradients(server), server.numerics(moved=True)
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
-    gradients(server)
-    products(server)
-    assert all(torch.equal(before[name], value) for name, value in model.named_parameters())
-    assert hooks == [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
-
-
-def test_an_arm_repeats_its_gradients_and_moved_weights_give_others():
-    server = serve()
-    one = gradients(server)
-    both = server.numerics(moved=True)
-    moved = both["moved"]
-    assert one == both["gradients"]
-    numbers = [np.frombuffer(b64decode(g["sketches"]["0.weight"]), dtype=np.float32) for g in (one, moved)]
+    numbers = [np.frombuffer(b64decode(g["sketches"]["0.weight"]), dtype=np.float32) for g in (one, both["moved"])]
     assert 0.001 < np.linalg.norm(numbers[1] - numbers[0]) / np.linalg.norm(numbers[0]) < 0.3
-    assert gradients(server) == one, "the weights are put back"
+    assert one == both["gradients"] == gradients(server)
+    assert all(type(p) is torch.nn.Parameter and torch.equal(before[n], p) for n, p in model.named_parameters())
+    assert hooks == [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
 
 
 def micro_batches(model, batch, optimizer, precision):

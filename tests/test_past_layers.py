@@ -107,23 +107,24 @@ def model_of(past, where="forward", checkpointed=None):
     return Net
 
 
-WAYS = [by_function, by_a_clone, by_transpose, by_halves, by_einsum, by_batches]
-
-
-@pytest.mark.parametrize("past", WAYS, ids=lambda past: past.__name__)
-def test_a_forward_product_past_its_layer_is_found(past):
-    decision = judge(serve(build=model_of(past), step=loop()))
-    verdict_of(decision, Verdict.FAIL, L.FPROP_NOT_IN_FP8, "fprop of 1 of 3 layers", "past.inner, bfloat16 by past")
+FORWARD, RECOMPUTE = L.FPROP_NOT_IN_FP8, L.RECOMPUTE_NOT_IN_FP8
 
 
 @pytest.mark.parametrize(
-    ("past", "reentrant"),
-    # torch itself refuses a non-reentrant recomputation that saves other tensors than the first forward pass.
-    [*((past, True) for past in WAYS), (by_function, False), (by_a_clone, False)],
+    ("past", "how", "code"),
+    [
+        *((past, {}, FORWARD) for past in (by_function, by_a_clone, by_transpose, by_halves, by_einsum, by_batches)),
+        (by_halves, {"where": "recompute", "checkpointed": True}, RECOMPUTE),
+        (by_batches, {"where": "recompute", "checkpointed": True}, RECOMPUTE),
+        # torch itself refuses a non-reentrant recomputation that saves other tensors than the first forward pass.
+        (by_a_clone, {"where": "recompute", "checkpointed": False}, RECOMPUTE),
+        (by_own_backward, {}, L.DGRAD_NOT_IN_FP8),
+        (by_own_function, {}, L.DGRAD_NOT_IN_FP8),
+    ],
 )
-def test_a_recomputation_past_its_layer_is_found(past, reentrant):
-    decision = judge(serve(build=model_of(past, "recompute", reentrant), step=loop()))
-    verdict_of(decision, Verdict.FAIL, L.RECOMPUTE_NOT_IN_FP8, "recompute of 1 of 3 layers", "bfloat16 by past")
+def test_a_product_past_its_layer_is_found(past, how, code):
+    decision = judge(serve(build=model_of(past, **how), step=loop()))
+    verdict_of(decision, Verdict.FAIL, code, "of 1 of 3 layers", "past.inner, bfloat16 by past")
 
 
 def test_a_product_past_its_layer_is_found_in_a_compiled_model():
@@ -137,12 +138,6 @@ def test_a_product_past_its_layer_is_found_in_a_compiled_model():
 
     decision = judge(serve(build=lambda: torch.compile(Net()), loss=squares))
     verdict_of(decision, Verdict.FAIL, L.FPROP_NOT_IN_FP8, "past, bfloat16 by the model itself")
-
-
-@pytest.mark.parametrize("past", [by_own_backward, by_own_function])
-def test_a_backward_pass_by_hand_past_its_layer_is_found(past):
-    decision = judge(serve(build=model_of(past), step=loop()))
-    verdict_of(decision, Verdict.FAIL, L.DGRAD_NOT_IN_FP8, "past.inner, bfloat16 by past")
 
 
 def test_a_loss_that_multiplies_with_the_head_itself_is_found():

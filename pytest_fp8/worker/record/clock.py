@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.questions.layers.products import EVALUATION
-from pytest_fp8.worker.record.trace import TraceEvent, busy_time, plain_events
-from pytest_fp8.worker.record.wire import exposures
+from pytest_fp8.worker.record.trace import TraceEvent, busy_time, exposures, plain_events
 from pytest_fp8.zoo.training import Phase
 
 if TYPE_CHECKING:

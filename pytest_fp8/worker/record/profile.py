@@ -17,8 +17,18 @@ from pytest_fp8.questions.layers.products import EVALUATION, FP8, Product
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.record.libraries import TE_RANGE, te_product, watch_recomputation, watch_transformer_engine
 from pytest_fp8.worker.record.operators import OPERANDS, operand_formats, product_of
-from pytest_fp8.worker.record.trace import TraceEvent, busy_time, kernel_finder, longest, plain_events, total_ms
-from pytest_fp8.worker.record.wire import dtype_told, exposures, is_collective, wire_times
+from pytest_fp8.worker.record.trace import (
+    TraceEvent,
+    busy_time,
+    dtype_told,
+    exposures,
+    is_collective,
+    kernel_finder,
+    longest,
+    plain_events,
+    total_ms,
+    wire_times,
+)
 
 PHASE = "fp8 phase: "
 STEP = "fp8 step"

@@ -15,7 +15,7 @@ from pytest_fp8.questions.loss.evidence import ProductCount
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
 from pytest_fp8.worker.record.profile import profile_step
 from pytest_fp8.worker.record.recorder import Call, Event, StepRecorder, StepTable
-from pytest_fp8.worker.record.wire import kind_of
+from pytest_fp8.worker.record.trace import kind_of
 from pytest_fp8.worker.tensors import plain_name
 
 # -- the comparison of both arms --------------------------------------------------------------------------------------
@@ -305,58 +305,45 @@ def _own_products(
         forward = [each for each in mine if each.product.phase == "forward"]
         if all(each.product.kind != FP8 for each in forward):
             continue
-        made = [_OwnCall.of(each, owner, uncalled) for each in forward]
         left = [each for each in mine if each.product.phase != "forward"]
         # What ran in the precision of its forward product is its gradient's first.
+        made = [(_own_call(each.product, owner, uncalled), dict[Role, OwnedProduct]({FPROP: each})) for each in forward]
         for alike in (True, False):
-            for each in reversed(made):
-                each.take(left, alike)
-        named: Counter[tuple[int, int]] = Counter()
-        for each in made:
-            if each.ran[FPROP].product.kind == FP8:
-                calls.append(each.told(named))
-                taken.update(id(owned) for owned in each.ran.values())
+            for (call, _), ran in reversed(made):
+                _take(call, ran, left, alike)
+        # Several micro-batches call in turn.
+        turns: Counter[str] = Counter()
+        for (call, names), ran in made:
+            if ran[FPROP].product.kind == FP8:
+                name = names[turns[call.name] % len(names)] if names else call.name
+                turns[call.name] += 1
+                products = {role: each.product for role, each in ran.items()}
+                calls.append(replace(call, name=name, owed=list(ran), ran=products))
+                taken.update(id(owned) for owned in ran.values())
     return calls, [each for each in foreign if id(each) not in taken]
 
 
-@dataclass
-class _OwnCall:
-    """A product that no Linear called, with those that follow from it."""
+def _own_call(product: Product, owner: str, uncalled: Mapping[str, tuple[int, int]]) -> tuple[LayerCall, list[str]]:
+    """What stands for a forward product that no Linear called; and the Linears of its sizes that nobody calls: those
+    inside the module that multiplies, or else all."""
+    inputs, (rows, outputs) = product.inner, product.outer
+    names = [name for name, size in uncalled.items() if size in ((inputs, outputs), (inputs, rows))]
+    names = [name for name in names if not owner or plain_name(name).startswith(f"{owner}.")] or names
+    if names and uncalled[names[0]][1] != outputs:
+        rows, outputs = outputs, rows
+    by = owner or WHOLE
+    return LayerCall(f"{by} ({inputs} to {outputs})", inputs, outputs, rows, fp8=True, by=by), names
 
-    call: LayerCall
-    names: Sequence[str]
-    """Linears of these sizes that nobody calls: those inside the module that multiplies, or else all."""
-    ran: dict[Role, OwnedProduct]
 
-    @classmethod
-    def of(cls, forward: OwnedProduct, owner: str, uncalled: Mapping[str, tuple[int, int]]) -> _OwnCall:
-        inputs, (rows, outputs) = forward.product.inner, forward.product.outer
-        names = [name for name, size in uncalled.items() if size in ((inputs, outputs), (inputs, rows))]
-        names = [name for name in names if not owner or plain_name(name).startswith(f"{owner}.")] or names
-        if names and uncalled[names[0]][1] != outputs:
-            rows, outputs = outputs, rows
-        by = owner or WHOLE
-        call = LayerCall(f"{by} ({inputs} to {outputs})", inputs, outputs, rows, fp8=True, by=by)
-        return cls(call, names, {FPROP: forward})
-
-    def take(self, left: list[OwnedProduct], alike: bool) -> None:
-        """Take what is missing. ``alike``: of the forward product's precision alone."""
-        fp8 = self.ran[FPROP].product.kind == FP8
-        for role in (RECOMPUTE, DGRAD, WGRAD):
-            expected = self.call.expected(role, RECOMPUTE)
-            fitting = [index for index, each in enumerate(left) if each.product.extents == expected]
-            if alike:
-                fitting = [index for index in fitting if fp8 == (left[index].product.kind == FP8)]
-            if fitting and role not in self.ran:
-                self.ran[role] = left.pop(fitting[0])
-
-    def told(self, named: Counter[tuple[int, int]]) -> LayerCall:
-        """``named``: how many calls of each size were told before; several micro-batches call in turn."""
-        size = self.call.in_features, self.call.out_features
-        name = self.names[named[size] % len(self.names)] if self.names else self.call.name
-        named[size] += 1
-        ran = {role: each.product for role, each in self.ran.items()}
-        return replace(self.call, name=name, owed=list(ran), ran=ran)
+def _take(call: LayerCall, ran: dict[Role, OwnedProduct], left: list[OwnedProduct], alike: bool) -> None:
+    """Take from what is ``left`` what follows from a forward product. ``alike``: of its precision alone."""
+    fp8 = ran[FPROP].product.kind == FP8
+    for role in (RECOMPUTE, DGRAD, WGRAD):
+        expected = call.expected(role, RECOMPUTE)
+        fitting = (n for n, each in enumerate(left) if each.product.extents == expected)
+        index = next((n for n in fitting if not alike or fp8 == (left[n].product.kind == FP8)), None)
+        if index is not None and role not in ran:
+            ran[role] = left.pop(index)
 
 
 # -- curves -----------------------------------------------------------------------------------------------------------
