@@ -1,4 +1,6 @@
-"""What a cast to FP8 costs in accuracy, and how far a product is from the exact one: tensors at hand."""
+"""One product against the exact one and the recipe's casts; samples of tensors."""
+
+from __future__ import annotations
 
 import math
 
@@ -8,6 +10,7 @@ import torch
 from pytest_fp8.casts import BLOCK, E4M3, E5M2, LINE, MX, SQUARE, TENSOR, Cast, promised_casts
 from pytest_fp8.recipes import DGRAD, FPROP, WGRAD
 from pytest_fp8.worker.record.accuracy import Expected, Operand, square_amax
+from pytest_fp8.worker.record.samples import Lines, values
 
 pytestmark = pytest.mark.slow
 
@@ -54,3 +57,20 @@ def test_torchaos_casts_are_the_librarys():
                 assert cast.format in str(mine.target_dtype)
                 assert cast.scales == {"tensorwise": "tensor", "axiswise": "line"}[mine.scaling_granularity.value]
                 assert cast.powers == config.round_scales_to_power_of_2
+
+
+def test_rows_and_columns_of_one_size_are_drawn_each_by_their_own_number():
+    lines = Lines(torch.device("cpu"))
+    assert lines(64, 64).tolist() == [*range(64)]
+    few = lines(64, 16).tolist()
+    assert {0, 63} < set(few)
+    assert 12 < len(few) <= 18
+    assert lines(64, 16, draw=1).tolist() != few
+    assert lines(64, 16).tolist() == few
+
+
+def test_values_are_a_view_from_all_over_the_tensor():
+    whole = torch.zeros(512, 512)
+    values(whole, 2**10).fill_(1)
+    assert 2**9 < whole.count_nonzero() <= 2**11
+    assert (whole.sum(0) > 0).all(), "every column of a width that is a power of two"

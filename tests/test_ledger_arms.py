@@ -1,14 +1,17 @@
-"""The ledgers of live arms on a CPU: sound workloads have no difference, and products belong to who multiplied."""
+"""The ledgers of live arms on a CPU: sound workloads have no difference, and what a router decides is tried."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import threading
+import time
 
 import pytest
 
 pytest.importorskip("torchao")
 
-from helpers.loops import CASE, build, judge_both, ledgers, loop, routed
+from dataclasses import replace
+
+from helpers.loops import CASE, batch, build, judge_both, ledgers, loop, routed, serve
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import D
 from pytest_fp8.questions.layers.products import CONVOLUTION, RECURRENT
@@ -190,3 +193,116 @@ def test_every_product_of_a_checkpointed_model_has_its_layer():
             assert {owned.owner for owned in arm.products} == linears
             roles = [owned.product.phase for owned in arm.products if owned.owner == "blocks.0.up"]
             assert sorted(roles) == ["backward", "backward", "forward", "recompute"]
+
+
+def summed(how):
+    import torch
+
+    class Net(torch.nn.Module):
+        activation = staticmethod(torch.nn.functional.gelu)
+
+        def __init__(self):
+            super().__init__()
+            self.enter, self.leave = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+
+        def forward(self, x):
+            hidden = self.enter(x)
+            if how == "halves":
+                hidden = hidden[:48] + hidden[48:]
+            if how == "accuracy":
+                self.seen = (hidden.argmax(-1) == 0).sum().item()
+            return self.leave(self.activation(hidden))
+
+    return Net()
+
+
+def power(model, x):
+    return model(x).square().mean()
+
+
+def with_relu(model):
+    from torch.nn.functional import relu
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    model.activation = relu
+    return convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
+
+
+@pytest.mark.parametrize("how", ["plain", "halves", "accuracy"])
+def test_another_activation_in_one_arm_is_told_behind_a_slice_and_a_logged_number(how):
+    same = {"build": lambda: summed(how), "loss": power}
+    assert compare(ledgers(**same)) == []
+    decision = judge_both(**same, convert=with_relu)
+    assert decision.verdict is Verdict.INVALID, decision.message
+    assert "relu" in decision.message
+
+
+@pytest.mark.parametrize(("more", "records"), [({}, 1), ({"step": loop(clip=0.1)}, 1), ({"build": routed}, 5)])
+def test_only_a_step_that_may_choose_rows_is_recorded_again(more, records, monkeypatch):
+    from pytest_fp8.worker.answers import ledger, recorded
+
+    seen = []
+    step = recorded.observed_step
+    for module in (ledger, recorded):
+        monkeypatch.setattr(module, "observed_step", lambda *given, **how: seen.append(1) or step(*given, **how))
+    serve(**({"loss": squares} if "step" not in more else {}), **more).ledger()
+    assert len(seen) == records
+
+
+def test_a_pass_names_the_modules_whose_rows_a_router_chooses():
+    assert ledgers(build=routed, loss=squares).routed() == {"", *(f"experts.{index}" for index in range(4))}
+    decision = judge_both(build=routed, loss=squares)
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert "not compared" in decision.message
+    assert "experts.0" in decision.message
+
+
+def test_tokens_that_the_model_itself_chose_are_no_other_data():
+    import torch
+
+    def distilled(model, x):
+        with torch.no_grad():
+            chosen = model(x).argmax(-1)
+        return (model(torch.nn.functional.one_hot(chosen, 32).to(x.dtype)) - x).square().mean()
+
+    assert compare(ledgers(loss=distilled)) == []
+
+
+def test_data_that_a_loss_draws_for_one_arm_alone_is_other_data():
+    import random
+
+    def shuffled(model, x):
+        first = model(x)
+        own = x + random.Random(time.perf_counter_ns()).random()
+        return (first - x).square().mean() + (model(own) - x).square().mean()
+
+    assert "other inputs" in compare(ledgers(loss=shuffled))[0].headline
+
+
+def test_what_another_thread_does_meanwhile_is_no_part_of_the_step():
+    import torch
+
+    stop = threading.Event()
+    other = torch.nn.Identity()
+
+    def beat():
+        while not stop.is_set():
+            other(time.sleep(0.0001))
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        ledger = serve(batch=batch, loss=squares).ledger()
+    finally:
+        stop.set()
+        thread.join()
+    assert ledger["waits"] == {}
+    assert not [call for call in ledger["calls"] if "Identity" in call["module"]]
+
+
+def test_a_wait_of_the_step_itself_is_counted():
+    def slow(model, x):
+        time.sleep(0.0001)
+        return squares(model, x)
+
+    assert serve(batch=batch, loss=slow).ledger()["waits"] == {"code outside all modules": {"forward": 1}}
