@@ -42,15 +42,6 @@ class ForwardAlone(Fp8):
         return given @ weight, given.t() @ x
 
 
-class NoDgrad(Fp8):
-    """The input's gradient alone stays in BF16."""
-
-    @staticmethod
-    def backward(ctx, given):
-        x, weight = ctx.saved_tensors
-        return given @ weight, multiply(given.t(), x)
-
-
 class NoWgrad(Fp8):
     """The weight's gradient alone stays in BF16."""
 
