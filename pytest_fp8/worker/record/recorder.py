@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pytest_fp8.backends.base import Backend, BringsModel
@@ -26,7 +26,7 @@ from pytest_fp8.worker.notes import digest_of, random_state, shape_of
 from pytest_fp8.worker.record.accuracy import is_product
 from pytest_fp8.worker.record.libraries import te_product, watch_recomputation, watch_transformer_engine
 from pytest_fp8.worker.record.operators import OPERANDS, dtype_name, products_of_call
-from pytest_fp8.worker.record.samples import sample
+from pytest_fp8.worker.record.samples import sample, unwatched
 from pytest_fp8.worker.record.trace import SPACES, kind_of
 from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training.restored import followed, hooked, replaced
@@ -494,7 +494,7 @@ _WITHOUT_SETTINGS = (torch.nn.Module, torch.nn.Sequential, torch.nn.ModuleList, 
 
 def _entered(tensor: torch.Tensor) -> TensorNote:
     """Without a digest where autograd computed it: products round it otherwise in each arm."""
-    with _disable_current_modes(), torch.no_grad():
+    with unwatched():
         return TensorNote(shape_of(tensor), dtype_name(tensor), digest_of(tensor) if tensor.grad_fn is None else "")
 
 

@@ -36,6 +36,7 @@ def plain_events(profiler: Any) -> list[TraceEvent]:
 
     on_gpu = torch.autograd.DeviceType.CUDA
     plain = []
+    # Private: the public events() have no correlation numbers, by which a kernel has its launch.
     for event in profiler.profiler.kineto_results.events():
         gpu = event.device_type() == on_gpu
         if gpu and (event.name().startswith(("Memcpy", "Memset")) or event.is_user_annotation()):
