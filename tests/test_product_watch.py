@@ -25,7 +25,7 @@ def off(found):
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
-def test_emulated_products_are_what_the_recipes_casts_give_also_after_training_steps(recipe):
+def test_emulated_products_are_what_the_recipes_casts_give_after_training_too(recipe):
     server = serve(Case("own", "torchao", recipe, emulated=True))
     start = {name: value.detach().clone() for name, value in server.engine.model.named_parameters()}
     found = server.numerics(moved=False)
@@ -231,7 +231,7 @@ def test_operands_moved_row_by_row_move_gradients_that_cancel_between_rows():
     assert torch.equal(numbers(server.numerics(moved=False)["gradients"]), right)
 
 
-def test_an_arm_repeats_its_gradients_moved_weights_give_others_and_all_is_left_as_it_was():
+def test_gradients_repeat_and_moved_weights_give_others():
     server = serve()
     model = server.engine.model
     hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
