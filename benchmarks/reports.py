@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fp8.baselines.strict import NAME, Unsound, decoded, parse
-from pytest_fp8.report.reading import MOST_BYTES
+from pytest_fp8.report.files import MOST_BYTES
 
 
 @contextmanager

@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from pytest_fp8.baselines.record import Baseline, StoredSession
 from pytest_fp8.baselines.review import level
 from pytest_fp8.baselines.store import read_folder, readable
 from pytest_fp8.report.baselines import libraries_of, shown_or_dash, speedup_of
-from pytest_fp8.report.tables import markdown_row, markdown_table
+from pytest_fp8.report.table import markdown_table
 
 COLUMNS = ("case", "FP8 layers", "FP8 FLOPs", "loss gap", "BF16 step", "FP8 step", "speedup (99 %)", "memory", "from")
 FROM = {"fp8_share": "FP8", "loss_gap": "loss", "speedup": "speed", "memory_ratio": "memory"}
@@ -72,13 +73,9 @@ def markdown(stored: Sequence[Baseline], folder: Path) -> list[str]:
         devices = dict.fromkeys(_device(baseline) for baseline in stored if baseline.gpu == gpu)
         lines += ["", f"## {gpu}", "", *devices]
         origins: dict[str, int] = {}
-        model = ""
-        for baseline in by_model(stored, gpu):
-            if model_of(baseline) != model:
-                model = model_of(baseline)
-                lines += ["", f"### {gpu}: {model}", "", *markdown_table(COLUMNS, ())]
-            case, *facts = cells(baseline, origins)
-            lines.append(markdown_row([f"`{case}`", *facts]))
+        for model, same in groupby(by_model(stored, gpu), model_of):
+            rows = [[f"`{case}`", *facts] for case, *facts in (cells(baseline, origins) for baseline in same)]
+            lines += ["", f"### {gpu}: {model}", "", *markdown_table(COLUMNS, rows)]
         if accounts := account_table(by_model(stored, gpu)):
             lines += ["", f"### {gpu}: where a step goes", "", *MEANING, "", *accounts]
         lines += ["", f"### {gpu}: measurements", ""]

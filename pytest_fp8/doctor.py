@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from textwrap import TextWrapper
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pytest_fp8 import gpu as gpus
@@ -23,26 +20,11 @@ from pytest_fp8.libraries import library_versions, requirements, wanted
 from pytest_fp8.recipes import unmet_need
 
 DESCRIPTION = """\
-Say what this machine can do for FP8 training: GPU, recipes, libraries, cuDNN, clocks and neighbours, and one
-real FP8 product in each library. Exit 0: nothing is in the way; 1: something is.
+Say what this machine can do for FP8 training: GPU, recipes, libraries, clocks and neighbours, and one real FP8
+product in each library. Exit 0: nothing is in the way; 1: something is.
 """
-WIDTH = 100
-"""Columns of a line."""
-INDENT = " " * 21
-SCHEMA = 1
-TESTED: Mapping[str, tuple[str, ...]] = {
-    "torch": ("2.11.0", "2.13.0", "2.14.1"),
-    "transformers": ("5.17.0", "5.24.0"),
-    "torchao": ("0.18.0",),
-    "transformer-engine": ("2.20.2",),
-    "accelerate": ("1.15.0",),
-    "peft": ("0.21.2",),
-    "unsloth": ("2026.10.9",),
-}
-"""Package -> versions of which docs/compatibility.md says that a suite ran with them."""
+LIBRARIES = ("torch", "transformers", "torchao", "transformer-engine", "accelerate", "peft", "unsloth")
 NEEDED = ("torch", "transformers")
-CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
-CUDNN_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/cuda/lib64")
 TRIED = {"torchao": "tensorwise", "transformer_engine": "current"}
 """Library -> the recipe that is tried: one scale for a tensor, and no history to fill first."""
 LEAST, MOST = 0.01, 0.1
@@ -70,41 +52,30 @@ def problem(code: Code, topic: str, text: str, next_step: str) -> Line:
 
 def add_doctor(commands: Any) -> None:
     """Add the command to the parser of :mod:`pytest_fp8.cli`."""
-    add = commands.add_parser("doctor", help="what this machine can do", description=DESCRIPTION)
-    add.add_argument("--json", action="store_true", help="JSON instead of text")
-    add.add_argument("--no-products", action="store_true", help="start no process and compute no product")
-    add.set_defaults(run=run)
+    commands.add_parser("doctor", help="what this machine can do", description=DESCRIPTION).set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    found = list(findings(products=not options.no_products))
+    found = list(findings())
     problems = sum(finding.state == PROBLEM for finding in found)
-    if options.json:
-        told = {"schema": SCHEMA, "ok": not problems, "findings": [asdict(finding) for finding in found]}
-        print(json.dumps(told, indent=2))
-        return int(problems > 0)
     print("\n".join(lines_of(found)))
     print(f"\n{problems} problem(s)" if problems else "\nno problems")
     return int(problems > 0)
 
 
 def lines_of(found: Sequence[Line]) -> Iterator[str]:
-    """The findings as text. What to do next is often a command: whoever copies it needs it in one piece. Several
-    findings may have the same one, which is said once."""
+    """The findings as text. Several may have the same next step, which is said once."""
     topic, told = "", set()
     for finding in found:
-        head = f"{'' if finding.topic == topic else finding.topic:<11} {finding.state:<8} "
-        wrap = TextWrapper(
-            WIDTH, initial_indent=head, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False
-        )
-        yield from wrap.wrap(f"{finding.code}: {finding.text}" if finding.code else finding.text)
+        said = f"{finding.code}: {finding.text}" if finding.code else finding.text
+        yield f"{'' if finding.topic == topic else finding.topic:<11} {finding.state:<8} {said}"
         if finding.next_step and finding.state != OK and finding.next_step not in told:
-            yield f"{INDENT}next: {finding.next_step}"
+            yield f"{'':<21}next: {finding.next_step}"
             told.add(finding.next_step)
         topic = finding.topic
 
 
-def findings(products: bool) -> Iterator[Line]:
+def findings() -> Iterator[Line]:
     """Everything, in the order in which a person would look."""
     version = library_versions(["pytest-fp8"]).get("pytest-fp8", "(not installed)")
     yield Line("machine", OK, f"pytest-fp8 {version}, Python {platform.python_version()}, {platform.platform()}")
@@ -112,9 +83,8 @@ def findings(products: bool) -> Iterator[Line]:
     yield gpu_finding(gpu, absent)
     yield from condition_findings(gpu) if gpu else ()
     yield from library_findings()
-    yield from cudnn_findings() if gpu else ()
     yield from recipe_findings(gpu)
-    if products and (gpu is None or gpu.chip):
+    if gpu is None or gpu.chip:
         yield from product_findings(gpu)
 
 
@@ -159,7 +129,6 @@ def recipe_findings(gpu: Gpu | None) -> Iterator[Line]:
         (installed, reason), name = kind().available(), kind.name
         recipes = [facts.name for facts in kind.recipes]
         if not installed:
-            # The text is folded at the end of a line, and what to do next is not.
             why, colon, package = reason.partition(": pip install ")
             yield Line("recipes", NOTE, f"{name}: {why}", f"pip install {package}" if colon else "")
         elif gpu is None or not gpu.chip:
@@ -179,8 +148,8 @@ def recipe_findings(gpu: Gpu | None) -> Iterator[Line]:
 def library_findings() -> Iterator[Line]:
     from packaging.requirements import Requirement
 
-    versions, asked = library_versions(TESTED), requirements()
-    for package, tested in TESTED.items():
+    versions, asked = library_versions(LIBRARIES), requirements()
+    for package in LIBRARIES:
         found, bound = versions.get(package), Requirement(asked.get(package, package)).specifier
         if found is None:
             state, code = (PROBLEM, R.NOT_INSTALLED) if package in NEEDED else (NOTE, None)
@@ -188,33 +157,11 @@ def library_findings() -> Iterator[Line]:
         elif not bound.contains(found, prereleases=True):
             text = f"{package} {found} is older than this plugin takes ({bound})"
             yield problem(R.OLD_LIBRARY, "libraries", text, f"pip install {wanted(package)}")
-        elif found.partition("+")[0] in tested:
-            yield Line("libraries", OK, f"{package} {found}")
         else:
-            yield Line("libraries", NOTE, f"{package} {found}: expected to work; tested: {', '.join(tested)}")
+            yield Line("libraries", OK, f"{package} {found}")
     if "torchao" not in versions and "transformer-engine" not in versions:
         text = "neither torchao nor Transformer Engine is installed: nothing here computes in FP8"
         yield problem(R.NOT_INSTALLED, "libraries", text, f"pip install {wanted('torchao')}")
-
-
-def cudnn_findings() -> Iterator[Line]:
-    """Transformer Engine looks for a system cuDNN before torch's own; arms are pointed at torch's."""
-    packages = [f"{name} {version}" for name, version in library_versions(CUDNN_PACKAGES).items()]
-    system = sorted({str(path.resolve()) for path in _system_cudnns()})
-    yield Line("cuDNN", OK if packages else NOTE, "torch's own: " + (", ".join(packages) or "none as a package"))
-    text, step = f"the system's: {', '.join(system) or 'none'}", ""
-    if system and packages:
-        text += ". Transformer Engine would load it first; arms get torch's own"
-        step = "in your own training, point CUDNN_HOME and LD_LIBRARY_PATH at torch's own as well"
-    yield Line("cuDNN", NOTE if step else OK, text, step)
-
-
-def _system_cudnns() -> Iterator[Path]:
-    homes = [Path(os.environ[name]) for name in ("CUDNN_HOME", "CUDNN_PATH") if os.environ.get(name)]
-    for folder in [*(home / lib for home in homes for lib in ("lib", "lib64")), *map(Path, CUDNN_FOLDERS)]:
-        # The wheel of torch's own is no system library, though a variable may point there.
-        if "site-packages" not in str(folder):
-            yield from folder.glob("libcudnn.so.*")
 
 
 def product_findings(gpu: Gpu | None) -> Iterator[Line]:

@@ -119,7 +119,7 @@ class Pairs:
         if self.settings.report_dir is not None:
             from pytest_fp8.report.evidence import evidence_of
 
-            self.notes.gathers(case.id, arms.digest, lambda: evidence_of(arms, baseline, pair.loss_evidence))
+            self.notes.gathers(case.id, arms.digest, lambda: evidence_of(arms, pair.loss_evidence))
         return pair
 
     def _arms_of(self, case: Case, shipped: str | None, model: str) -> PairArms:

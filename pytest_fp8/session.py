@@ -119,7 +119,7 @@ class Session:
         self.endings.give_back()
 
     def pytest_report_header(self) -> list[str]:
-        from pytest_fp8.report.header import header
+        from pytest_fp8.report.terminal import header
 
         return header(self.settings, look=self.runs)
 
@@ -176,13 +176,7 @@ class Session:
             when_parent_ends(signal.SIGTERM)
         else:
             self._tell_the_record()
-        self.progress = follow(self.config, self.record)
-
-    def pytest_report_collectionfinish(self) -> list[str]:
-        if self.progress is None or not self.runs:
-            return []
-        self.progress.recall(self.config, self.pairs.gpu_key)
-        return self.progress.planned([case.id for case in self.pairs.cases])
+        self.progress = follow(self.config)
 
     # -- each test ------------------------------------------------------------------------------------------------
 
@@ -219,7 +213,7 @@ class Session:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-        from pytest_fp8.report.tracebacks import end_at_the_users_line, headline_first
+        from pytest_fp8.report.terminal import end_at_the_users_line, headline_first
 
         error = None if call.excinfo is None else call.excinfo.value
         if isinstance(error, Fp8Error):
@@ -247,9 +241,9 @@ class Session:
             lines.append(plain_line(Seconds(**seconds)))
         report.fp8 = lines
         if report.when == "call":
-            from pytest_fp8.report.exports import properties, told_verdict
+            from pytest_fp8.report.files import properties, told_verdict
 
-            asked = {each.question: each.decision for each in self.told.answers if each.judged}
+            asked = {each.question: each for each in self.told.answers if each.judged}
             report.fp8_verdict = verdict = told_verdict(report, asked)
             # JUnit writes them as the test's properties.
             found = properties(case.id, verdict, asked)
@@ -291,7 +285,7 @@ class Session:
                     self.config.hook.pytest_fp8_answer(config=self.config, report=report, answer=line)
 
     def pytest_fp8_answer(self, answer: Answer) -> None:
-        from pytest_fp8.report.exports import add_rows
+        from pytest_fp8.report.files import add_rows
 
         add_rows(self.config, answer, self.record)
 
@@ -354,9 +348,6 @@ class Session:
             from pytest_fp8.xdist import end_workers
 
             end_workers(self.config)
-        if self.progress is not None:
-            done = {*self.record.tests.values()} - self.record.open_tests.keys()
-            self.progress.keep(self.config, self.pairs.gpu_key, done)
         if self.is_worker:
             return
         self.record.stopped = bool(session.shouldstop or session.shouldfail)
@@ -399,7 +390,7 @@ class Session:
         if settings.declared and record.ran_on_gpu:
             self._note_unanswered()
         elif not settings.declared and not settings.strict:
-            from pytest_fp8.report.undecided import passed_without
+            from pytest_fp8.report.terminal import passed_without
 
             self.said.notes += passed_without(record.answers())
         if settings.update:
@@ -448,7 +439,7 @@ class Session:
         """Which commit was timed beside this one, or that none was: ``assert_speedup()`` alone asks it."""
         settings, ran = self.settings, self.record.ran_on_gpu
         answers = (each for row in self.record.entries.values() for each in row.decisions.values())
-        if any(each["numbers"].get("base") for each in answers):
+        if any(each.numbers.get("base") for each in answers):
             stored = (
                 "its own" if self.pairs.at_base else f"those in {settings.baseline_dir.name}, since it has none there"
             )
@@ -465,19 +456,19 @@ class Session:
 
     def _note_unanswered(self) -> None:
         from pytest_fp8.ci import ci_variable
-        from pytest_fp8.report.undecided import unanswered
+        from pytest_fp8.report.terminal import unanswered
 
         settings = self.settings
-        found = unanswered(
+        problems, notes = unanswered(
             self.record.answers(),
             gpu=self.pairs.gpu_key + (f" at base {settings.base}" if self.pairs.at_base else ""),
-            fails=not settings.strict,
             in_ci=bool(ci_variable(os.environ)),
             first_steps=f'store them (pytest --fp8-gpu={settings.gpu} --fp8-update="first"), '
             "or compare with a base and need none (--fp8-base=main)",
         )
-        self.said.problems += found.problems
-        self.said.notes += found.notes
+        # Under --fp8-strict its test fails.
+        self.said.problems += [] if settings.strict else problems
+        self.said.notes += notes + (problems if settings.strict else [])
 
     def _update(self, interrupted: bool) -> None:
         from pytest_fp8.baselines.update import update_baselines
@@ -513,12 +504,13 @@ class Session:
             self.said.problems.append(error.message)
 
     def _write_report(self, folder: Path, finished: bool) -> None:
-        from pytest_fp8.report.files import write_beside, write_report
+        from pytest_fp8.report.files import report_of, write_beside, write_report
 
-        report = write_report(self.record, folder, self.origin(), self.said.problems, finished)
+        report = report_of(self.record, self.origin(), self.said.problems, finished)
+        path = write_report(folder, report)
         (folder / JOURNAL).unlink(missing_ok=True)
-        written, notes = write_beside(report, os.environ)
-        self.said.written += [str(path) for path in (report, *written)]
+        written, notes = write_beside(folder, report, os.environ)
+        self.said.written += map(str, (path, *written))
         self.said.notes += notes
 
 

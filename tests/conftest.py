@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import multiprocessing.forkserver  # noqa: F401
 import os
@@ -25,14 +24,6 @@ CHANGED_BY_PYTESTER = ("HOME", "USERPROFILE", "PYTEST_DEBUG_TEMPROOT", "TOX_ENV_
 REPORT = Path(__file__).parent.parent / ".fp8-report"
 FAST = "not slow and not nightly"
 SLOW_MODULE = "\npytestmark = pytest.mark.slow\n"
-DRAW_PAGES = (
-    "test_docs.py",
-    "test_formats.py",
-    "test_known_failures.py",
-    "test_page.py",
-    "test_report_json.py",
-)
-"""Their sessions with a report draw its page, a second of CPU time each. Those of others do as without matplotlib."""
 
 
 def pytest_configure(config):
@@ -179,17 +170,3 @@ def pytester(_torch_once, pytester, monkeypatch):
         else:
             monkeypatch.delenv(name, raising=False)
     return pytester
-
-
-@pytest.fixture(autouse=True)
-def _pages_where_they_are_looked_at(request, monkeypatch):
-    if "pytester" not in request.fixturenames:
-        return
-    if request.node.path.name not in DRAW_PAGES:
-        monkeypatch.setattr("pytest_fp8.report.page.write.missing", lambda: ["matplotlib"])
-        return
-    with contextlib.suppress(ImportError):
-        # pytester forgets what an inner run imports, and half of matplotlib imported twice does not fit the other half.
-        import matplotlib.backends.backend_svg
-        import matplotlib.figure
-        import matplotlib.ticker  # noqa: F401

@@ -7,7 +7,7 @@ import pytest
 from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8.case import Case
 from pytest_fp8.markers import one_of_each
-from pytest_fp8.report.reading import read_report
+from pytest_fp8.report.files import read_report
 
 SPEED = """
     import pytest
@@ -48,9 +48,9 @@ def test_each_test_is_held_to_the_floor_of_its_own_mark(pytester, monkeypatch, s
     result = pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out", "-p", "no:randomly")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*expected: above floor 1.50x*"])
-    [row] = read_report(pytester.path / "out/report.json")["entries"].values()
-    assert row["namesakes"] == 0
-    assert row["decisions"]["faster"]["verdict"] == "FAIL", "whichever test was asked last"
+    [row] = read_report(pytester.path / "out").entries.values()
+    assert row.namesakes == 0
+    assert row.decisions["faster"].verdict == "FAIL", "whichever test was asked last"
 
 
 def test_tests_of_one_case_share_its_arms_and_its_blocks(pytester, monkeypatch, requests):
@@ -142,8 +142,8 @@ def test_a_known_fail_of_one_test_does_not_stand_for_the_missing_answer_of_anoth
     result = pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out")
     result.stdout.fnmatch_lines(["*1 of 1 questions have no answer on the declared GPU*", "*faster: NOT_EXERCISED*"])
     assert result.ret == 1
-    [row] = read_report(pytester.path / "out/report.json")["entries"].values()
-    assert (row["decisions"]["faster"]["verdict"], row["unanswered"]["faster"]["verdict"]) == ("FAIL", "NOT_EXERCISED")
+    [row] = read_report(pytester.path / "out").entries.values()
+    assert (row.decisions["faster"].verdict, row.unanswered["faster"].verdict) == ("FAIL", "NOT_EXERCISED")
 
 
 def test_the_session_counts_tests_of_one_case_once_with_all_that_they_ask():

@@ -18,7 +18,7 @@ def decision(verdict: Verdict) -> Decision:
     return Decision(None if verdict is Verdict.PASS else C.MORE_SEEDS, verdict, verdict.value.lower(), question="loss")
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations("aabc")))
+@pytest.mark.parametrize("order", ["aabc", "cbaa", "abca"])
 def test_each_model_of_a_case_has_one_row(order):
     told = Told()
     for model in order:
@@ -26,7 +26,7 @@ def test_each_model_of_a_case_has_one_row(order):
     assert list(told.entries) == ["own", "own #2", "own #3"]
     assert {row.namesakes for row in told.entries.values()} == {3}
     for row in told.entries.values():
-        model = row.decisions["layers"]["headline"][-1]
+        model = row.decisions["layers"].headline[-1]
         assert row.metrics["fp8_layers"]["values"] == [ord(model)]
     told.answer("own.other", passed("").answer("layers"))
     assert told.entries["own.other"].namesakes == 0
@@ -54,7 +54,7 @@ def test_a_missing_answer_is_kept_beside_the_fail_of_another_test(order):
     told = Told()
     for verdict in order:
         told.answer("case", decision(verdict), asserted=True)
-    assert told.entries["case"].decisions["loss"]["verdict"] == "FAIL"
+    assert told.entries["case"].decisions["loss"].verdict == "FAIL"
     assert [answer.verdict for answer in told.answers()] == ["INCONCLUSIVE"]
 
 
@@ -63,7 +63,7 @@ def test_what_a_test_only_looked_at_takes_no_place_of_what_was_asserted(order):
     told = Told()
     for step in order:
         told.answer("case", decision(Verdict.FAIL if step == "look" else Verdict.PASS), asserted=step == "assert")
-    assert told.entries["case"].decisions["loss"]["verdict"] == "PASS"
+    assert told.entries["case"].decisions["loss"].verdict == "PASS"
 
 
 def test_a_test_that_passes_when_it_is_run_again_is_none_that_failed():
@@ -97,7 +97,8 @@ def test_a_journal_holds_all_but_a_line_that_was_cut_off(tmp_path):
     told.ended("t", "case")
     for line in told.to_lines()[1:]:
         record.add([line])
-    assert read_journal(path, 1 << 20).to_json() == record.to_json() | {"partial": True}
+    assert read_journal(path, 1 << 20).entries == record.entries
+    assert read_journal(path, 1 << 20).partial
     with path.open("a") as file:
         file.write(json.dumps(told.to_lines()[-1])[:40])
-    assert read_journal(path, 1 << 20).to_json()["open_tests"] == {"case": ["u"]}
+    assert read_journal(path, 1 << 20).open_tests == {"case": ["u"]}

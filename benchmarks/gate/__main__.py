@@ -33,7 +33,7 @@ from benchmarks.gate.simulate import (
     run,
     wilson,
 )
-from pytest_fp8.report.tables import new_table
+from pytest_fp8.report.table import new_table
 from pytest_fp8.stats.components import Components, estimate
 
 RULES = (OURS, *(rule.name for rule in TODAY))

@@ -18,7 +18,8 @@ from pytest_fp8.stats.components import Components
 from pytest_fp8.stats.looks import RUNS_TO_FAIL
 
 if TYPE_CHECKING:
-    from pytest_fp8.report.record import Record, Row
+    from pytest_fp8.report.record import Record
+    from pytest_fp8.report.rows import Row
 
 
 @dataclass
@@ -129,15 +130,15 @@ def why_not_stored(record: Record, case: str, components: Components) -> str:
         return f"the run was cut short before all its tests had run (open: {names}); run its update again"
     if entry.errors:
         return f"a question of it ended with an error ({entry.errors[0]})"
-    if layers is None or layers["verdict"] != "PASS":
-        seen = layers["headline"] if layers else "the layers question was not asked in this run: select that test, too"
+    if layers is None or layers.verdict != "PASS":
+        seen = layers.headline if layers else "the layers question was not asked in this run: select that test, too"
         return f"FP8 was not shown to run ({seen})"
     for question, decision in entry.decisions.items():
-        if decision["verdict"] == "INVALID":
+        if decision.verdict == "INVALID":
             what = "timing" if question in ("speedup", "faster") else f"{question} question"
-            return f"the {what} is invalid ({decision['headline']})"
-        if decision["verdict"] == "FAIL" and question in ("numerics", "loss", "checkpoints"):
-            return f"the {question} question failed ({decision['headline']})"
+            return f"the {what} is invalid ({decision.headline})"
+        if decision.verdict == "FAIL" and question in ("numerics", "loss", "checkpoints"):
+            return f"the {question} question failed ({decision.headline})"
     for name, metric in entry.metrics.items():
         flat = (x for row in metric["values"] for x in (row if isinstance(row, list) else [row]))
         if not all(map(math.isfinite, flat)):
@@ -160,9 +161,7 @@ def _unfit(entry: Row, components: Components) -> str:
 
 def _speed(entry: Row) -> Mapping[str, Any]:
     """The numbers of its speed."""
-    decision = entry.decisions.get("speedup") or entry.decisions.get("faster") or {}
-    numbers: Mapping[str, Any] = decision.get("numbers", {})
-    return numbers
+    return entry.speed.numbers if entry.speed is not None else {}
 
 
 def _gated(entry: Row) -> str:

@@ -17,6 +17,11 @@ class Code(StrEnum):
         """The name as it stands in docs."""
         return self.name.lower().replace("_", "-")
 
+    @property
+    def anchor(self) -> str:
+        """Of its part of docs/codes.md."""
+        return f"{self.lower()}-{self.slug}"
+
 
 class L(Code):
     """Layers: is FP8 really running?"""

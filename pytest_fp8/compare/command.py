@@ -167,7 +167,7 @@ def named_cases(names: Sequence[str], suite: Path, own: bool) -> list[Case]:
 
 def print_comparisons(done: Sequence[Comparison]) -> None:
     """A row per arm, then each verdict in full."""
-    from pytest_fp8.report.tables import table
+    from pytest_fp8.report.table import print_table
     from pytest_fp8.report.terminal import time_in_arms
 
     rows = []
@@ -180,7 +180,7 @@ def print_comparisons(done: Sequence[Comparison]) -> None:
             times = [f"{comparison.step_ms[f'{name} {arm}']:.2f} ms" for name in ("base", "head")]
             change = f"{side.estimate.change:+.2%} [{low:+.2%}, {high:+.2%}]"
             rows.append((comparison.case, arm, *times, change, verdict))
-    table(COLUMNS, rows)
+    print_table(COLUMNS, rows)
     for comparison in done:
         print(f"{comparison.case}: {comparison.decision.message}")
         if spent := time_in_arms(comparison.seconds):

@@ -97,11 +97,11 @@ def describe(baseline: Baseline) -> dict[str, Any]:
 
 def print_list(baselines: Sequence[Baseline]) -> None:
     """One line per baseline, with the number of its origin; the origins stand below, each once."""
-    from pytest_fp8.report.tables import table
+    from pytest_fp8.report.table import print_table
 
     origins: dict[str, int] = {}
     rows = [[*_cells(stored), str(origins.setdefault(_origin(stored), len(origins) + 1))] for stored in baselines]
-    table(LIST_COLUMNS, rows)
+    print_table(LIST_COLUMNS, rows)
     for origin, number in origins.items():
         print(f"from {number}: {origin}")
 
@@ -220,7 +220,7 @@ def revision_to_json(revision: Revision) -> dict[str, Any]:
 def print_diff(revisions: Sequence[Revision], only_old: Sequence[str], removed: bool) -> None:
     """One table of all metrics that differ, then new, unfit and missing baselines, and a closing line. ``removed``:
     whether those in A alone count as removed."""
-    from pytest_fp8.report.tables import table
+    from pytest_fp8.report.table import print_table
 
     rows: list[tuple[str, ...]] = []
     styles: list[str] = []
@@ -232,7 +232,7 @@ def print_diff(revisions: Sequence[Revision], only_old: Sequence[str], removed: 
             rows.append((name, *change_cells(change)))
             styles.append(STYLE.get(change.word, "dim"))
     if rows:
-        table(("baseline", "metric", "old", "new", "change", "finding"), rows, styles)
+        print_table(("baseline", "metric", "old", "new", "change", "finding"), rows, styles)
     for revision in revisions:
         name = f"{revision.gpu}/{revision.case}"
         if revision.whole:
@@ -253,11 +253,11 @@ def print_diff(revisions: Sequence[Revision], only_old: Sequence[str], removed: 
 
 def print_findings(errors: Sequence[Note], notes: Sequence[Note]) -> None:
     """Errors as a table, with the next commands; each note once, with the cases it is about."""
-    from pytest_fp8.report.tables import table
+    from pytest_fp8.report.table import print_table
 
     if errors:
         rows = [(f"{f.gpu}/{f.case}", f"{f.code} {f.kind}", f.message) for f in errors]
-        table(("baseline", "error", ""), rows, ["red"] * len(errors))
+        print_table(("baseline", "error", ""), rows, ["red"] * len(errors))
     for step in dict.fromkeys(finding.next_step for finding in errors if finding.next_step):
         print(f"next: {step}")
     grouped: dict[str, list[str]] = {}

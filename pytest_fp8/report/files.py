@@ -1,4 +1,4 @@
-"""The files of ``--fp8-report``."""
+"""The files of a run: ``report.json`` and who reads it, summary and page beside it, and what other tools are given."""
 
 from __future__ import annotations
 
@@ -6,126 +6,134 @@ import argparse
 import contextlib
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.baselines.atomic import write_atomically
-from pytest_fp8.baselines.strict import quoted
-from pytest_fp8.baselines.update import origin_of
+from pytest_fp8.baselines.strict import Unsound, parse, quoted, read_regular
 from pytest_fp8.codes import R
-from pytest_fp8.errors import Fp8Error, first_line
-from pytest_fp8.plain import finite
+from pytest_fp8.errors import BaselineError, Fp8Error
+from pytest_fp8.plain import finite, from_plain, to_plain
 from pytest_fp8.report.record import JOURNAL, Began, Record, read_journal
+from pytest_fp8.report.rows import SCHEMA, Origin, Report, Row, number
 
-SCHEMA = 1
-"""The number of what ``report.json`` holds; it grows where a field that readers use changes its meaning or goes.
-``docs/report.schema.json`` describes it."""
-LONGEST_ID = 2000
-"""Characters of a test's name in a report."""
-LONGEST_PROBLEM = 20_000
-"""Characters of what makes a session fail, which may list files."""
+if TYPE_CHECKING:
+    from pytest_fp8.report.record import Answer
+
+MOST_BYTES = 64 << 20
+"""Of a report. One case of the 8B model, with 225 layers, has about 200 kB."""
+REPORT, SUMMARY, PAGE = "report.json", "summary.md", "index.html"
 
 
-def write_report(
-    record: Record, folder: Path, origin: Mapping[str, Any], problems: Sequence[str] = (), finished: bool = True
-) -> Path:
-    """Write ``report.json``; gives its path. ``origin``: the provenance of this session's measurements. ``problems``:
-    what makes the session fail beside its tests. ``finished``: whether the session is at its end, and all its FP8 tests
-    came to theirs.
+# -- report.json ------------------------------------------------------------------------------------------------------
 
-    Raises :class:`BaselineError`.
-    """
-    provenance = dict(origin)
-    for first in list(record.entries.values())[:1]:
-        provenance = origin_of(first, origin)
-    told = record.to_json()
-    open_tests = told["open_tests"]
-    report = {
-        "schema": SCHEMA,
-        **told,
-        "failed_tests": _cut(told["failed_tests"], LONGEST_ID),
-        "open_tests": {case: _cut(tests, LONGEST_ID) for case, tests in open_tests.items()},
-        "finished": finished,
-        "problems": _cut(problems, LONGEST_PROBLEM),
-        "provenance": provenance,
-    }
-    path = folder / "report.json"
-    write_atomically(path, json.dumps(finite(report), indent=1, default=str, allow_nan=False) + "\n")
+
+def report_of(record: Record, origin: Mapping[str, Any], problems: Sequence[str] = (), finished: bool = True) -> Report:
+    """``origin``: the provenance of this session's measurements; an emulated case used no GPU."""
+    rows = list(record.entries.values())
+    gpu = {"name": "emulated"} if rows and rows[0].gpu == "emulated" else origin["gpu"]
+    return Report(
+        schema=SCHEMA,
+        entries=record.entries,
+        not_run=record.not_run,
+        ran=record.ran,
+        ran_on_gpu=record.ran_on_gpu,
+        collected=record.collected,
+        partial=record.partial,
+        durations=record.durations,
+        failed_tests=record.failed_tests,
+        open_tests=record.open_tests,
+        finished=finished,
+        problems=problems,
+        provenance=from_plain(Origin, {**origin, "gpu": gpu}),
+    )
+
+
+def read_report(path: Path) -> Report:
+    """The report in a file, or in the ``report.json`` of a folder. Raises :class:`Fp8Error` of two lines."""
+    file = path / REPORT if path.is_dir() else path
+    try:
+        report = from_plain(Report, parse(read_regular(file, MOST_BYTES)), "the report")
+        if report.schema != SCHEMA:
+            raise Unsound(f"the report's schema is {report.schema}, not {SCHEMA}")
+    except (OSError, Unsound) as error:
+        said = f"{type(error).__name__}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise Fp8Error(
+            R.NOT_A_REPORT,
+            f"{quoted(str(file))} is no report of this pytest-fp8: {said}"[:500],
+            next_step="run the tests again with --fp8-report",
+        ) from None
+    return report
+
+
+def write_report(folder: Path, report: Report) -> Path:
+    """Write ``report.json``; gives its path. Raises :class:`BaselineError`."""
+    path = folder / REPORT
+    write_atomically(path, json.dumps(finite(to_plain(report)), indent=1, default=str, allow_nan=False) + "\n")
     return path
 
 
-def _cut(texts: Iterable[str], longest: int) -> list[str]:
-    """Texts as long as the schema takes them."""
-    return [text if len(text) <= longest else f"{text[: longest - 3]}..." for text in texts]
+def write_beside(folder: Path, report: Report, environment: Mapping[str, str]) -> tuple[list[Path], list[str]]:
+    """What people read, beside ``report.json``: the summary, which also goes where GitHub shows it, and the page of a
+    session that asked something. Gives the paths, and notes on what could not be written, which fails no session."""
+    from pytest_fp8.report.page import render
+    from pytest_fp8.report.table import markdown
 
-
-def write_beside(report: Path, environment: Mapping[str, str]) -> tuple[list[Path], list[str]]:
-    """What people and other tools read, beside ``report.json``. Gives the paths, and notes on what could not be
-    written, which fails no session. The summary also goes where GitHub shows it; the page needs the extra ``report``.
-    """
-    from pytest_fp8.report.page import write as page
-    from pytest_fp8.report.summary import NAME, markdown
-
-    content = json.loads(report.read_text())
-    summary = markdown(content)
-    written = {report.with_name(NAME): summary}
-    notes = _to_github(summary, environment.get("GITHUB_STEP_SUMMARY", ""))
-    try:
-        for path, text in written.items():
+    summary, github = markdown(report), environment.get("GITHUB_STEP_SUMMARY", "")
+    files = {folder / SUMMARY: summary} | (
+        {folder / PAGE: render([(str(folder.name), report)])} if report.entries else {}
+    )
+    written, notes = [], []
+    for path, text in files.items():
+        try:
             write_atomically(path, text)
-        shown = bool(content["entries"]) and not page.missing()
-        if shown:
-            page.write_page([report], report.with_name(page.NAME))
-        elif content["entries"]:
-            notes.append(f"no page was written, which needs {' and '.join(page.missing())}: {page.INSTALL}")
-    except Exception as error:
-        # Drawing runs much code that is not ours: a gate must not fail because a font is missing.
-        note = f"not all of the report was written: {first_line(_reason(error), 300)}"
-        return [path for path in written if path.exists()], [*notes, note]
-    return [*written, *([report.with_name(page.NAME)] if shown else [])], notes
-
-
-def _reason(error: Exception) -> str:
-    """Why something was not written. Of what nobody foresaw also the class: ``KeyError: 'font'`` says more than
-    ``'font'``."""
-    if isinstance(error, Fp8Error):
-        return error.headline
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return f"{type(error).__name__}: {error}"
-
-
-def _to_github(summary: str, file: str) -> list[str]:
-    """Append the summary to the file that GitHub shows, where there is one; gives a note where that fails."""
+            written.append(path)
+        except BaselineError as error:
+            notes.append(f"not all of the report was written: {error.headline}")
     try:
-        if file:
-            with Path(file).open("a", encoding="utf-8") as stream:
+        if github:
+            with Path(github).open("a", encoding="utf-8") as stream:
                 stream.write(summary)
     except OSError as error:
-        return [f"the summary was not added to GITHUB_STEP_SUMMARY={file}: {error.strerror}"]
-    return []
+        notes.append(f"the summary was not added to GITHUB_STEP_SUMMARY={github}: {error.strerror}")
+    return written, notes
 
 
 def recover(folder: Path) -> list[Path]:
     """Write ``report.json`` from the journal of a session that was killed or still runs; gives the report's path, or
     nothing without a journal. Raises :class:`Fp8Error`."""
-    from pytest_fp8.baselines.strict import Unsound
-    from pytest_fp8.report.reading import MOST_BYTES
-
     journal = folder / JOURNAL
     if not journal.exists():
         return []
     try:
         record = read_journal(journal, MOST_BYTES)
         began = next(line for line in record.lines if isinstance(line, Began))
-    except (OSError, ValueError, TypeError, Unsound, StopIteration) as error:
+        report = report_of(record, began.provenance, finished=False)
+    except (OSError, ValueError, TypeError, LookupError, StopIteration) as error:
         raise Fp8Error(
             R.NOT_A_REPORT,
             f"{quoted(str(journal))} is no journal of this pytest-fp8: {type(error).__name__}: {error}"[:500],
             next_step=f"remove it to read the report beside it: rm {shlex.quote(str(journal))}",
         ) from None
-    return [write_report(record, folder, began.provenance, finished=False)]
+    return [write_report(folder, report)]
+
+
+def holds_report(folder: Path) -> bool:
+    """Whether a session has left its report there."""
+    return (folder / REPORT).is_file()
+
+
+def remove_report(folder: Path) -> None:
+    """Remove what lies beside a session's report in a folder, where one is; the next takes the place of the report.
+    Files of others stay."""
+    for name in (SUMMARY, PAGE) if holds_report(folder) else ():
+        with contextlib.suppress(OSError):
+            (folder / name).unlink(missing_ok=True)
+
+
+# -- pytest-fp8 report ------------------------------------------------------------------------------------------------
 
 
 def add_report(commands: Any) -> None:
@@ -144,48 +152,96 @@ def add_report(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the page and say where; gives the exit code 0. Raises :class:`Fp8Error`."""
-    from pytest_fp8.report.page.write import NAME, write_page
+    from pytest_fp8.report.page import render
 
     for folder in options.reports:
         for path in recover(folder):
             print(f"wrote {path}, of a session that has not ended")
     last: Path = options.reports[-1]
-    target = options.output or (last if last.is_dir() else last.parent) / NAME
-    if target.is_dir():
-        again = ["pytest-fp8", "report", *map(str, options.reports), "-o", str(target / NAME)]
+    target = options.output or (last if last.is_dir() else last.parent) / PAGE
+    # A page is shown to others, whom the folders of this machine do not concern.
+    text = render([(path.name or str(path), read_report(path)) for path in options.reports])
+    try:
+        if target.is_file() or not target.exists():
+            # What a link leads to is written, and the link stays.
+            write_atomically(target.resolve(), text)
+        else:
+            # A pipe or a device, such as /dev/stdout, would be gone if a file took its place.
+            target.write_text(text, encoding="utf-8")
+    except OSError as error:
         raise Fp8Error(
-            R.NOT_WRITABLE,
-            f"could not write {target}: it is a folder",
-            expected="the name of a file",
-            seen=f"{'-o ' if options.output else ''}{target}, a folder",
-            cause="the page is one file, and -o names that file",
-            next_step=shlex.join(again),
-        )
-    write_page(options.reports, target)
+            R.NOT_WRITABLE, f"cannot write {target}: {error.strerror}", next_step="name a file with -o"
+        ) from None
     print(f"wrote {target}")
     return 0
 
 
-def holds_report(folder: Path) -> bool:
-    """Whether a session has left its report there: ``report.json`` is one of ours."""
-    from pytest_fp8.baselines.strict import Unsound, parse, read_regular
-    from pytest_fp8.report.reading import MOST_BYTES
-
-    try:
-        found = parse(read_regular(folder / "report.json", MOST_BYTES))
-    except (Unsound, OSError):
-        return False
-    return isinstance(found, dict) and found.keys() >= {"schema", "entries", "provenance"}
+# -- what other tools read of a test ----------------------------------------------------------------------------------
 
 
-def remove_report(folder: Path) -> None:
-    """Remove what lies beside a session's report in a folder, where one is; the next takes the place of the report.
-    Files of others stay."""
-    from pytest_fp8.report.page.write import NAME as PAGE
-    from pytest_fp8.report.summary import NAME as SUMMARY
+def figures(row: Row) -> dict[str, float]:
+    """The figures of a case that were measured: shares and ratios as numbers, the loss gap in nats."""
+    found = {"fp8_share": ("layers", "fp8_share"), "loss_gap": ("loss", "gap"), "memory_ratio": ("memory", "ratio")}
+    told = {name: number(row.decisions[q].numbers, key) for name, (q, key) in found.items() if q in row.decisions}
+    if row.speed is not None:
+        speed = row.speed.numbers
+        told |= {"speedup": number(speed, "speedup"), "speedup_low": number(speed, "low")}
+        told |= {"speedup_high": number(speed, "high"), "speedup_limit": number(speed, "account", "limit")}
+    return {name: value for name, value in told.items() if value is not None}
 
-    if not holds_report(folder):
+
+def properties(case: str, verdict: str, asked: Mapping[str, Answer]) -> list[tuple[str, object]]:
+    """Of a test, as JUnit files have them. ``asked``: what it was told, by question."""
+    row = Row(case, decisions={question: each.decision for question, each in asked.items()})
+    last = list(asked.values())[-1:]
+    measured = [(name if name.startswith("fp8_") else f"fp8_{name}", round(v, 6)) for name, v in figures(row).items()]
+    codes = [("fp8_code", each.code) for each in asked.values() if each.code][-1:]
+    return [
+        ("fp8_case", case),
+        ("fp8_verdict", verdict),
+        *codes,
+        *(("fp8_headline", e.headline) for e in last),
+        *measured,
+    ]
+
+
+def told_verdict(report: Any, asked: Mapping[str, Answer]) -> str:
+    """The verdict of a test: of one that passed the worst of its answers, shown in place of PASSED; of one that failed
+    as expected FAIL, or the missing answer that it failed with. ``report``: pytest's, of its call."""
+    said = {each.verdict for each in asked.values()}
+    if report.skipped and not hasattr(report, "wasxfail"):
+        return "NOT_EXERCISED"
+    if report.passed:
+        return next((word for word in ("INVALID", "INCONCLUSIVE", "NOT_EXERCISED", "IMPROVED") if word in said), "PASS")
+    return "FAIL" if report.failed else next((w for w in ("FAIL", "INVALID", "INCONCLUSIVE") if w in said), "FAIL")
+
+
+def add_rows(config: Any, answer: Answer, record: Record) -> None:
+    """Step times as rows of pytest-benchmark's own table: a group of two rows for the case of an answer on its speed,
+    BF16 and FP8, with one entry per block. Nothing where pytest-benchmark is absent or disabled (also by xdist).
+
+    They have no verdict: pytest-benchmark compares means of one arm, this plugin paired blocks of both.
+    """
+    # pytest-benchmark offers no public name for its session.
+    benchmarks = getattr(config, "_benchmarksession", None)
+    if benchmarks is None or benchmarks.disabled or answer.question not in ("faster", "speedup"):
         return
-    for name in (SUMMARY, PAGE):
-        with contextlib.suppress(OSError):
-            (folder / name).unlink(missing_ok=True)
+    from pytest_benchmark.stats import Metadata
+
+    row = record.row_of(answer)
+    benchmarks.benchmarks[:] = [each for each in benchmarks.benchmarks if each.group != row.case]
+    for arm in ("bf16", "fp8") if row.timing else ():
+        described = SimpleNamespace(
+            name=f"{row.case}[{arm}]",
+            fullname=f"pytest-fp8::{row.case}[{arm}]",
+            group=row.case,
+            param=None,
+            params=None,
+            extra_info={"unit": "s per training step", "case_hash": row.case_hash},
+            cprofile_stats=None,
+            has_error=False,
+        )
+        benchmark = Metadata(described, iterations=1, options={})
+        for milliseconds in (time for process in row.timing["processes"] for time in process[arm]):
+            benchmark.stats.update(milliseconds / 1000)
+        benchmarks.benchmarks.append(benchmark)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.stopwatch import BUILD
@@ -16,61 +16,28 @@ from pytest_fp8.arms.stopwatch import BUILD
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_fp8.report.record import Record
-
 LASTS_SECONDS = 5.0
 """What takes so long has a line."""
 APART_SECONDS, MOST_SECONDS = 10.0, 60.0
 """Between two lines, where there is something new to say, and where there is nothing new."""
-CACHE = "fp8/seconds"
-"""In pytest's cache: GPU -> case -> seconds that its tests took when they last ran to their end."""
 
 
 class Progress:
     """Follows the tests of a session and the waits for their arms."""
 
-    def __init__(self, write: Callable[[str], None], open_cases: Callable[[], Collection[str]]) -> None:
-        """``write`` writes a line. ``open_cases``: those with tests that have not finished."""
-        self._write, self._open_cases = write, open_cases
-        self.last: Mapping[str, float] = {}
-        """Case -> seconds that it took when it last ran here."""
-        self.took: dict[str, float] = {}
-        """Seconds of each case before the one that runs."""
+    def __init__(self, write: Callable[[str], None]) -> None:
+        """``write`` writes a line."""
+        self._write = write
         self._case, self._question, self._arm = "", "", ""
         self._began: float | None = None
-        self._case_began = self._stage_began = time.monotonic()
+        self._stage_began = time.monotonic()
         self._stage: tuple[str, ...] = ()
         self._told = False
         self._last_line = time.monotonic() - APART_SECONDS
 
     def test(self, case: str, question: str | None) -> None:
         """A test begins; what is waited for from now on is for it. ``case``: of a test without one its name."""
-        if case != self._case:
-            now = time.monotonic()
-            self.took[self._case] = self.took.get(self._case, 0.0) + now - self._case_began
-            self._case_began = now
         self._case, self._question = case, question or ""
-
-    def recall(self, config: pytest.Config, gpu: str) -> None:
-        """Take what :meth:`keep` has kept for this GPU: its folder of baselines."""
-        cache = getattr(config, "cache", None)
-        self.last = cache.get(CACHE, {}).get(gpu, {}) if cache is not None else {}
-
-    def keep(self, config: pytest.Config, gpu: str, done: Collection[str]) -> None:
-        """Keep the seconds of each case that is ``done``: its tests came to their end."""
-        self.test("", None)
-        took = {case: round(seconds, 1) for case, seconds in self.took.items() if case in done}
-        cache = getattr(config, "cache", None)
-        if took and cache is not None:
-            cache.set(CACHE, {**cache.get(CACHE, {}), gpu: {**self.last, **took}})
-
-    def planned(self, cases: Collection[str]) -> list[str]:
-        """One line on how long these cases took when they last ran; none where that is known of no case."""
-        known = [self.last[case] for case in cases if case in self.last]
-        if not known:
-            return []
-        new = f"; {len(cases) - len(known)} case(s) did not run here before" if len(known) < len(cases) else ""
-        return [f"fp8: {len(known)} case(s) took {in_words(sum(known))} last time{new}"]
 
     @contextlib.contextmanager
     def waiting(self, arm: str, what: str) -> Iterator[None]:
@@ -110,19 +77,10 @@ class Progress:
         whose = "the FP8 arm" if self._arm == case else self._arm
         minutes, seconds = divmod(int(now - (self._began or now)), 60)
         waited = f"{what.replace('_', ' ')} of {whose}, {in_words(int(now - self._stage_began))}"
-        return f"fp8: {f'{case} {question}'.strip()}: {waited}; {minutes}:{seconds:02d}{self._left(case, now)}"
-
-    def _left(self, case: str, now: float) -> str:
-        """How much longer, where it is known of each case that is not done."""
-        spent = self.took.get(case, 0.0) + now - self._case_began
-        waiting = {each: self.last.get(each) for each in self._open_cases()}
-        if not waiting or None in waiting.values():
-            return " in all"
-        seconds = sum(max(0.0, last - spent * (each == case)) for each, last in waiting.items() if last is not None)
-        return f", about {in_words(seconds)} left" if seconds >= 1 else ", longer than last time"
+        return f"fp8: {f'{case} {question}'.strip()}: {waited}; {minutes}:{seconds:02d} in all"
 
 
-def follow(config: pytest.Config, record: Record) -> Progress | None:
+def follow(config: pytest.Config) -> Progress | None:
     """What tells the progress of this session's tests. ``None`` under ``-q``, and where this process has no terminal
     reporter or pytest-xdist's workers run the tests."""
     reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
@@ -135,7 +93,7 @@ def follow(config: pytest.Config, record: Record) -> Progress | None:
             reporter.write_line(line)
             reporter.flush()
 
-    return Progress(write, lambda: record.open_tests)
+    return Progress(write)
 
 
 def in_words(seconds: float) -> str:

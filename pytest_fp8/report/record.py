@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.plain import from_plain, to_plain
-from pytest_fp8.verdicts import WORST_FIRST
+from pytest_fp8.report.rows import Evidence, Row, Said
+from pytest_fp8.verdicts import WORST_FIRST, Verdict
 
 if TYPE_CHECKING:
     from pytest_fp8.baselines.review import Revision
@@ -67,8 +68,8 @@ class Answer:
         return self.verdict not in (ERROR, "")
 
     @property
-    def decision(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("verdict", "code", "headline", "message", "numbers")}
+    def decision(self) -> Said:
+        return Said(Verdict(self.verdict), self.code, self.headline, self.message, self.numbers)
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,7 @@ class CaseFacts:
     """The folder of its baselines."""
     timing: Mapping[str, Any] = field(default_factory=dict)
     """Every timed block so far: ``processes`` of ``bf16`` and ``fp8``, milliseconds a step, and how they were taken."""
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-    """What pictures show, by part; see ``report/evidence.py``."""
+    evidence: Evidence | None = None
 
 
 @dataclass(frozen=True)
@@ -140,63 +140,6 @@ KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Answer, CaseFacts, End
 
 def plain_line(line: Line) -> dict[str, Any]:
     return {"kind": type(line).__name__, **to_plain(line)}
-
-
-@dataclass
-class Row:
-    """A case and its model, as tables and ``report.json`` have it."""
-
-    case: str
-    case_hash: str = ""
-    gpu: str = ""
-    decisions: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Question -> the worst of what tests asserted, who may ask for another floor or other checkpoints; without one,
-    what a test looked at last."""
-    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
-    timing: dict[str, Any] = field(default_factory=dict)
-    errors: list[str] = field(default_factory=list)
-    """Code and headline of errors that ended a question without a decision."""
-    expected: list[str] = field(default_factory=list)
-    """Why tests of this case were expected to fail, and did: a library's known defect."""
-    known: list[str] = field(default_factory=list)
-    """Questions, and first lines of errors, that such tests failed with."""
-    failed: list[str] = field(default_factory=list)
-    """The same of tests that were not expected to fail."""
-    asserted: list[str] = field(default_factory=list)
-    """Questions that a test asserted."""
-    namesakes: int = 0
-    """Number of distinct models under one case id; 0 where there is one."""
-    evidence: dict[str, Any] = field(default_factory=dict)
-    open_tests: int = 0
-    """Its tests that were not run, or not to their end."""
-    unanswered: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Asserted question -> its worst answer that is none, where ``decisions`` has the FAIL of another test, which may
-    be known."""
-
-    def fold(self, answers: Sequence[Answer], facts: Sequence[CaseFacts]) -> None:
-        """Add what these lines say."""
-        for known in facts:
-            self.case_hash, self.gpu = known.case_hash or self.case_hash, known.gpu or self.gpu
-            self.timing |= known.timing
-            self.evidence |= known.evidence
-        for each in answers:
-            for name, metric in each.metrics.items():
-                # Of several tests with tolerances of their own the strictest.
-                strictest = min(one["tolerance"] for one in (metric, self.metrics.get(name, metric)))
-                self.metrics[name] = {**metric, "tolerance": strictest}
-        named = [(each.ended, each.headline if each.verdict == ERROR else each.question) for each in answers]
-        self.errors = list(dict.fromkeys(each.headline for each in answers if each.verdict == ERROR))
-        self.known, self.failed = (
-            list(dict.fromkeys(what for ended, what in named if ended == wanted)) for wanted in ("known", "failed")
-        )
-        judged = [each for each in answers if each.judged]
-        for question in dict.fromkeys(each.question for each in judged):
-            mine = [each for each in judged if each.question == question]
-            asserted = sorted((each for each in mine if each.asserted), key=lambda one: WORST_FIRST.index(one.verdict))
-            worst, without = (asserted or mine[-1:])[0], [each for each in asserted if each.verdict in NO_ANSWER]
-            self.decisions[question] = worst.decision
-            self.asserted += [question] if asserted else []
-            self.unanswered |= {question: without[0].decision} if without and worst.verdict == "FAIL" else {}
 
 
 class Record:
@@ -258,12 +201,35 @@ class Record:
             row.namesakes = models[case] if models[case] > 1 else 0
             row.open_tests = len(self.open_tests.get(case, ()))
             lines = told.get((case, model), [])
-            row.fold(
-                [line for line in lines if isinstance(line, Answer)],
-                [line for line in lines if isinstance(line, CaseFacts)],
-            )
-            rows.append(row)
+            answers = [line for line in lines if isinstance(line, Answer)]
+            rows.append(self._folded(row, answers, [line for line in lines if isinstance(line, CaseFacts)]))
         return {row.case: row for row in rows}
+
+    def _folded(self, row: Row, answers: Sequence[Answer], facts: Sequence[CaseFacts]) -> Row:
+        """The row with what these lines say."""
+        for known in facts:
+            row.case_hash, row.gpu = known.case_hash or row.case_hash, known.gpu or row.gpu
+            row.timing |= known.timing
+            row.evidence = known.evidence or row.evidence
+        for each in answers:
+            for name, metric in each.metrics.items():
+                # Of several tests with tolerances of their own the strictest.
+                strictest = min(one["tolerance"] for one in (metric, row.metrics.get(name, metric)))
+                row.metrics[name] = {**metric, "tolerance": strictest}
+        named = [(each.ended, each.headline if each.verdict == ERROR else each.question) for each in answers]
+        row.errors = list(dict.fromkeys(each.headline for each in answers if each.verdict == ERROR))
+        row.known, row.failed = (
+            list(dict.fromkeys(what for ended, what in named if ended == wanted)) for wanted in ("known", "failed")
+        )
+        judged = [each for each in answers if each.judged]
+        for question in dict.fromkeys(each.question for each in judged):
+            mine = [each for each in judged if each.question == question]
+            asserted = sorted((each for each in mine if each.asserted), key=lambda one: WORST_FIRST.index(one.verdict))
+            worst, without = (asserted or mine[-1:])[0], [each for each in asserted if each.verdict in NO_ANSWER]
+            row.decisions[question] = worst.decision
+            row.asserted += [question] if asserted else []
+            row.unanswered |= {question: without[0].decision} if without and worst.verdict == "FAIL" else {}
+        return row
 
     def _told(self) -> list[Answer | CaseFacts]:
         """Answers and facts, in the order in which their tests were collected."""
@@ -352,10 +318,10 @@ class Record:
     def answers(self) -> list[Answer]:
         """How each asserted question ended, row by row. One that fails as a known defect has its missing answer."""
         return [
-            Answer("", row.case, "", question, decision["verdict"], decision["code"], decision["headline"])
+            Answer("", row.case, "", question, said.verdict, said.code, said.headline)
             for row in self.entries.values()
             for question in row.asserted
-            for decision in [row.unanswered.get(question, row.decisions[question])]
+            for said in [row.unanswered.get(question, row.decisions[question])]
         ]
 
     def swallowed(self) -> list[str]:
@@ -365,13 +331,8 @@ class Record:
             f"{row.case} {question}"
             for row in self.entries.values()
             for question in row.asserted
-            if row.decisions[question]["verdict"] == "FAIL" and question not in (*row.failed, *row.known)
+            if row.decisions[question].verdict == "FAIL" and question not in (*row.failed, *row.known)
         ]
-
-    def to_json(self) -> dict[str, Any]:
-        """The part of ``report.json`` that lines tell."""
-        names = ("not_run", "ran", "ran_on_gpu", "collected", "partial", "durations", "failed_tests", "open_tests")
-        return {"entries": to_plain(self.entries), **{name: getattr(self, name) for name in names}}
 
 
 @dataclass
@@ -415,9 +376,7 @@ class Notes:
         self._taken = 0
         self._facts: dict[tuple[str, str], dict[str, Any]] = {}
         """Case and model -> facts that no report has taken."""
-        self._shown: dict[tuple[str, str], dict[str, Any]] = {}
-        """The parts of the evidence that were taken."""
-        self._gather: dict[tuple[str, str], Callable[[], dict[str, Any]]] = {}
+        self._gather: dict[tuple[str, str], Callable[[], Evidence]] = {}
 
     def begin(self, test: str) -> None:
         self.test, self.answers, self.timed, self._taken = test, [], False, 0
@@ -427,7 +386,7 @@ class Notes:
             self._facts.setdefault((case, model), {}).update(case_hash=case_hash, gpu=gpu)
         return CaseNotes(self, case, model)
 
-    def gathers(self, case: str, model: str, gather: Callable[[], dict[str, Any]]) -> None:
+    def gathers(self, case: str, model: str, gather: Callable[[], Evidence]) -> None:
         """``gather`` gives the evidence of a case: all that its arms have answered so far."""
         self._gather[case, model] = gather
 
@@ -458,10 +417,7 @@ class Notes:
         new = self.answers[self._taken :]
         self._taken = len(self.answers)
         for key in {(each.case, each.model) for each in new} & self._gather.keys():
-            shown = self._shown.setdefault(key, {})
-            if parts := {name: part for name, part in self._gather[key]().items() if shown.get(name) != part}:
-                shown |= parts
-                self._facts.setdefault(key, {})["evidence"] = parts
+            self._facts.setdefault(key, {})["evidence"] = self._gather[key]()
         facts: list[Line] = [CaseFacts(self.test, *key, **news) for key, news in self._facts.items()]
         self._facts.clear()
         return [plain_line(line) for line in (*facts, *new)]

@@ -1,28 +1,29 @@
-"""The closing summary: one row per case, what did not run, where the time went."""
+"""What a session says on the terminal: its header, where a failure is, the closing table and what stands below it."""
 
 from __future__ import annotations
 
 import io
+import math
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.codes import M, R, S
 from pytest_fp8.libraries import documentation
 from pytest_fp8.questions.findings import some
 from pytest_fp8.report.baselines import revision_lines
-from pytest_fp8.report.cells import COLUMNS, NONE, slower_of, speed_in
-from pytest_fp8.report.exports import below
-from pytest_fp8.report.footnotes import folded, footnotes, lines_of, numbers_of
-from pytest_fp8.report.record import Closing, Record, Row
-from pytest_fp8.report.summary import not_finished
+from pytest_fp8.report.record import Answer, Closing, Record
+from pytest_fp8.report.rows import Row, not_finished
+from pytest_fp8.report.table import COLUMNS, NONE, answered, cell_of, lines_of, new_table, notes_of
 
 if TYPE_CHECKING:
     import pytest
 
+    from pytest_fp8.options import Settings
 
 MARKS = {
     "PASS": ("green", ""),
@@ -31,26 +32,76 @@ MARKS = {
     "INCONCLUSIVE": ("yellow", " ?"),
     "INVALID": ("yellow", " invalid"),
     "NOT_EXERCISED": ("dim", ""),
+    "SLOWER": ("magenta", ""),
+    "": ("dim", ""),
 }
-"""Verdict -> style of a cell, and what follows its figures."""
-SLOWER = "magenta"
-"""Of a case that passes and is slower than BF16: neither green nor a failure."""
-HEADS = {
-    "layers": "FP8 layers\nand FLOPs",
-    "numerics": "gradients\noff BF16",
-    "loss": "loss gap\nand margin",
-    "speedup": "speedup\n(stored)",
-    "memory": "memory",
-    "checkpoints": "switch\nback",
-}
-"""Question -> head of its column. The page and the summary have the interval of the speedup besides."""
+"""Verdict of a cell -> its style, and what follows its figures."""
+LIBRARIES = ("torch", "torchao", "transformer-engine")
 ON_A_GPU = ("speedup", "memory")
 """Questions that no emulated case answers."""
-WIDTH, WIDEST = 100, 400
-"""The table's width in a log, in columns of text, and one that is wide enough for any."""
+WIDTH = 100
+"""The table's width in a log, in columns of text."""
 CODE = re.compile(r"\bFP8-[A-Z]\d\d\b")
 TESTS_SHOWN = 3
 """Names of tests in the line about tests that did not run."""
+BUDGET = 0.05
+"""Share of the asked questions that may end INCONCLUSIVE, and one at least. Of 4248 questions asked of sound models
+none did (docs/compatibility.md)."""
+NO_BASELINE = S.NO_BASELINE, M.NO_BASELINE
+"""A question was NOT_EXERCISED because nothing is stored."""
+OURS = str(Path(__file__).parents[1])
+RUNNERS = ("_pytest", "pluggy")
+
+
+def header(settings: Settings, look: bool) -> list[str]:
+    """The line for pytest's header: which GPU, which libraries, which baselines. ``look``: whether to ask the driver,
+    which a mere collection does not."""
+    declared = "auto" if not settings.declared else f"{settings.gpu}, declared"
+    if not look:
+        return [f"fp8: GPU not looked at for a mere collection (--fp8-gpu: {declared})"]
+    from pytest_fp8.gpu import detect
+    from pytest_fp8.libraries import library_versions
+
+    gpu, reason = detect()
+    seen = f"{gpu.name}, driver {gpu.driver}" if gpu is not None else reason
+    key = gpu.key if gpu is not None else settings.gpu
+    folder, place = settings.baseline_dir / key, settings.baseline_dir.name
+    stored = len(list(folder.glob("[!_.]*.json"))) if folder.is_dir() else 0
+    baselines = f"{stored} in {place}/{key}" if key != "auto" else place
+    if not settings.baseline_dir.is_dir():
+        baselines = f"none, there is no folder {place}"
+    if settings.base:
+        baselines += f"; base {settings.base}"
+    update = " (updating)" if settings.update else ""
+    versions = library_versions(LIBRARIES)
+    libraries = ", ".join(f"{name} {versions[name]}" if name in versions else f"no {name}" for name in LIBRARIES)
+    return [f"fp8: {seen} (--fp8-gpu: {declared}); {libraries}; baselines: {baselines}{update}"]
+
+
+# -- a failure --------------------------------------------------------------------------------------------------------
+
+
+def end_at_the_users_line(trace: TracebackType | None) -> None:
+    """Cut the frames of this package off the end of a traceback, in place, and those of code without a file, as a data
+    class's __init__. One without a user's line stays whole."""
+    last = None
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith((OURS, "<")):
+            last = None if any(f"/{name}/" in file for name in RUNNERS) else trace
+        trace = trace.tb_next
+    if last is not None:
+        last.tb_next = None
+
+
+def headline_first(report: Any, error: BaseException) -> None:
+    """The closing FAILED line begins with what was found: the class of the error would push it off the line."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        crash.message = str(error)
+
+
+# -- the closing summary ----------------------------------------------------------------------------------------------
 
 
 def summary(
@@ -63,68 +114,66 @@ def summary(
     from rich.console import Console
     from rich.text import Text
 
-    from pytest_fp8.report import tables
-
-    # rich leaves a space at the right edge, which is stripped.
-    shown, room = answered(record), (width or WIDTH) + 1
-    # On a file of its own: rich would look at the width of the real one.
-    console = Console(file=io.StringIO(), width=room, force_terminal=color, no_color=not color, highlight=False)
-    for close in (False, True):
-        drawn = tables.new_table(close=close)
-        drawn.add_column("case", overflow="fold")
-        rows = [dict(zip(HEADS, map(Text.from_markup, row(entry)), strict=True)) for entry in record.entries.values()]
-        for each in shown:
-            words = (word for cell in (HEADS[each], *(cells[each].plain for cells in rows)) for word in cell.split())
-            drawn.add_column(HEADS[each], min_width=max(map(len, words)), overflow="fold")
-        for entry, cells in zip(record.entries.values(), rows, strict=True):
-            drawn.add_row(Text(entry.case + numbers_of(notes, entry.case)), *(cells[each] for each in shown))
-        if console.measure(drawn, options=console.options.update(max_width=WIDEST)).maximum <= room:
-            break
-    return "\n".join(tables.lines_of(drawn, console))
+    drawn, shown = new_table(), answered(record.entries.values())
+    drawn.add_column("case", overflow="fold")
+    rows = [[marked(row, question) for question in shown] for row in record.entries.values()]
+    for index, question in enumerate(shown):
+        head = COLUMNS[question].head
+        longest = max(len(word) for text in (head, *(row[index][0] for row in rows)) for word in text.split())
+        drawn.add_column(head, min_width=longest, overflow="fold")
+    for name, row in zip(record.entries, rows, strict=True):
+        numbers = "".join(f" [{number}]" for number, cases in enumerate(notes.values(), 1) if name in cases)
+        drawn.add_row(Text(name + numbers), *(Text(text, style) for text, style in row))
+    # rich leaves a space at the right edge, which is stripped. On a file of its own: rich would look at the width of
+    # the real one.
+    console = Console(
+        file=io.StringIO(), width=(width or WIDTH) + 1, force_terminal=color, no_color=not color, highlight=False
+    )
+    return "\n".join(lines_of(drawn, console))
 
 
-def answered(record: Record) -> list[str]:
-    """The questions that a case has an answer to, in the order of :data:`HEADS`."""
-    found = {question for entry in record.entries.values() for question in entry.decisions}
-    return [each for each in HEADS if each in found or (each == "speedup" and "faster" in found)]
+def marked(row: Row, question: str) -> tuple[str, str]:
+    """A cell's text and style."""
+    cell = cell_of(row, question)
+    style, mark = MARKS[cell.verdict]
+    return (cell.figures + mark).strip() or NONE, style
 
 
 def remarks(record: Record) -> list[str]:
     """The lines on the table as a whole: which questions have no column and why, and why layers are left in BF16."""
     if not record.entries:
         return []
-    entries, shown = record.entries.values(), answered(record)
-    emulated = any(entry.gpu == "emulated" for entry in entries)
-    missing = [each for each in HEADS if each not in shown and not (emulated and each in ON_A_GPU)]
-    label = "without an answer" if any(entry.errors for entry in entries) else "not asked"
+    rows = record.entries.values()
+    shown, emulated = answered(rows), any(row.gpu == "emulated" for row in rows)
+    missing = [each for each in COLUMNS if each not in shown and not (emulated and each in ON_A_GPU)]
+    label = "without an answer" if any(row.errors for row in rows) else "not asked"
     said = [f"{label}: {', '.join(missing)}"] if missing else []
     said += [f"{' and '.join(ON_A_GPU)} need a GPU"] if emulated else []
-    layers = (entry.decisions.get("layers", {}).get("numbers", {}) for entry in entries)
+    layers = (row.decisions["layers"].numbers for row in rows if "layers" in row.decisions)
     kinds = [reason.partition(": ") for numbers in layers for reason in numbers.get("skipped", ())]
     left = [f"{kind} ({text})" for kind, _, text in kinds]
-    lines = ["; ".join(said), f"left in BF16: {some(left)}" if left else ""]
-    return [line for line in lines if line]
+    return [line for line in ("; ".join(said), f"left in BF16: {some(left)}" if left else "") if line]
 
 
-def row(entry: Row) -> list[str]:
-    """The cells of one case, in the order of :data:`HEADS`; a question that was not asked is a dash."""
-    told, cells = vars(entry), []
-    for question in HEADS:
-        texts = [text for column in COLUMNS.values() if column.question == question and (text := column.figures(told))]
-        decision = speed_in(entry.decisions) if question == "speedup" else entry.decisions.get(question)
-        style, mark = MARKS[decision["verdict"]] if decision else ("dim", "")
-        if question == "speedup":
-            stored = texts.pop().removesuffix("x") if len(texts) > 1 else "none"
-            texts += [f"({stored})"] if texts else []
-            if slower := slower_of(told):
-                style, mark = SLOWER, f" {slower}"
-        # A decision may have no numbers, as that of an arm that the GPU cannot hold.
-        cells.append(f"[{style}]{_escape((' '.join(texts) + mark).strip() or NONE)}[/]")
-    return cells
+def footnotes(record: Record) -> dict[str, list[str]]:
+    """Text of each note below the table -> the rows that it is about, in the order of the table: why a case fails as
+    known, errors of its arms, answers that a person should read although its tests pass, what a PASS names besides."""
+    notes: dict[str, list[str]] = {}
+    for row in record.entries.values():
+        known = [f"fails as known: {reason}" for reason in row.expected]
+        for text in [*known, *row.errors, *findings(row), *notes_of(row)]:
+            notes.setdefault(text, []).append(row.case)
+    return notes
 
 
-def _escape(text: str) -> str:
-    return text.replace("[", "\\[")
+def findings(row: Row) -> list[str]:
+    """The messages of answers that are not plain PASS and did not fail. One that several questions share is said once.
+    What lacks a baseline is said once for all cases, elsewhere."""
+    shared: dict[str, list[str]] = {}
+    for question, said in row.decisions.items():
+        if said.verdict not in ("PASS", "FAIL") and said.code not in NO_BASELINE:
+            shared.setdefault(said.message, []).append(question)
+    return [f"{row.case} {', '.join(questions)}: {message}" for message, questions in shared.items()]
 
 
 def did_not_run(record: Record) -> list[str]:
@@ -132,8 +181,7 @@ def did_not_run(record: Record) -> list[str]:
     lines = []
     for reason, tests in record.not_run.items():
         more = f" and {len(tests) - TESTS_SHOWN} more" if len(tests) > TESTS_SHOWN else ""
-        named = ", ".join(tests[:TESTS_SHOWN]) + more
-        lines.append(f"{len(tests)} not run: {reason} ({named})")
+        lines.append(f"{len(tests)} not run: {reason} ({', '.join(tests[:TESTS_SHOWN])}{more})")
     return lines
 
 
@@ -146,45 +194,81 @@ def time_in_arms(spent: Mapping[str, float]) -> str:
 
 def _first_code(record: Record, said: Closing) -> str:
     """Of an answer that is no PASS, of an error, or of what the session says at its end; empty where all is well."""
-    entries = record.entries.values()
-    answers = [str(decision["code"]) for entry in entries for decision in entry.decisions.values()]
-    errors = [text for entry in entries for text in entry.errors]
-    texts = [*answers, *errors, *said.problems, *said.notes]
+    rows = record.entries.values()
+    answers = [str(each.code) for row in rows for each in row.decisions.values()]
+    texts = [*answers, *(text for row in rows for text in row.errors), *said.problems, *said.notes]
     return next((found for text in texts for found in CODE.findall(text)), "")
 
 
 def write_summary(reporter: pytest.TerminalReporter, record: Record, said: Closing, declared: bool) -> None:
     """Everything that pytest-fp8 says at the end of a run. ``declared``: whether the user named the GPU."""
-    from pytest_fp8.report import tables
-
-    # pytest offers no public name for the file that its reporter writes to.
-    encoding = getattr(reporter._tw._file, "encoding", None) or "utf-8"
-    width = shutil.get_terminal_size().columns if reporter.isatty else None
     notes = footnotes(record)
-    table = summary(record, reporter.hasmarkup, width, notes)
+    table = summary(record, reporter.hasmarkup, shutil.get_terminal_size().columns if reporter.isatty else None, notes)
     # Beside a table the tests that this machine skips need no word; without one nobody would know why it is missing.
     missing = did_not_run(record) if declared or not table else []
-    missing += not_finished({"open_tests": record.open_tests})
-    reporter.section("FP8", sep="=")
-    # Line by line: of what an encoding cannot write pytest escapes the line ends, too.
-    for line in [*table.splitlines(), *(part for remark in remarks(record) for part in folded(remark, width))]:
-        reporter.write_line(tables.writable(line, encoding))
-    for line in lines_of(list(notes), width):
-        reporter.write_line(line, yellow=True)
+    missing += not_finished(record.open_tests)
     waited = Counter[str]()
     for operations in record.durations.get("waited", {}).values():
         waited.update(operations)
-    spent = time_in_arms(waited)
-    for line in folded(spent, width) if spent else ():
-        reporter.write_line(tables.writable(line, encoding))
-    for revision in said.revisions:
-        for line in revision_lines(revision):
-            reporter.write_line(line)
-    for path in said.written:
-        reporter.write_line(f"wrote {below(Path(path), reporter.config.invocation_params.dir)}")
+    reporter.section("FP8", sep="=")
+    # Line by line: of what an encoding cannot write pytest escapes the line ends, too.
+    for line in [*table.splitlines(), *remarks(record)]:
+        reporter.write_line(line)
+    for number, text in enumerate(notes, 1):
+        for line in f"[{number}] {text}".splitlines():
+            reporter.write_line(line, yellow=True)
+    if spent := time_in_arms(waited):
+        reporter.write_line(spent)
+    for line in (line for revision in said.revisions for line in revision_lines(revision)):
+        reporter.write_line(line)
+    folder = reporter.config.invocation_params.dir
+    for path in map(Path, said.written):
+        reporter.write_line(f"wrote {path.relative_to(folder) if path.is_relative_to(folder) else path}")
     for line in missing + said.notes:
         reporter.write_line(line, yellow=True)
     for problem in said.problems:
         reporter.write_line(problem, red=True)
     if code := _first_code(record, said):
         reporter.write_line(f"what a code means: pytest-fp8 explain {code}; documentation: {documentation()}")
+
+
+# -- questions without an answer --------------------------------------------------------------------------------------
+
+
+def unanswered(
+    answers: Sequence[Answer], *, gpu: str, in_ci: bool, first_steps: str = ""
+) -> tuple[list[str], list[str]]:
+    """What fails a session on the declared ``gpu`` since it has no answer, and what a person should read.
+
+    A test asks for an answer. INVALID and NOT_EXERCISED are none, and INCONCLUSIVE is none either, but chance gives a
+    few of them: those have a budget. A missing baseline is no fault of the change under test: it fails where nobody
+    looks (``in_ci``). ``first_steps``: the commands that end the lack of baselines.
+    """
+    allowed = max(1, math.floor(BUDGET * len(answers)))
+    missing = [each for each in answers if each.code in NO_BASELINE]
+    never = [each for each in answers if each.verdict in ("INVALID", "NOT_EXERCISED") and each not in missing]
+    undecided = [each for each in answers if each.verdict == "INCONCLUSIVE"]
+    listed = never + (undecided if len(undecided) > allowed else [])
+    problems: list[str] = []
+    notes: list[str] = []
+    if listed:
+        over = f"; {len(undecided)} INCONCLUSIVE where {allowed} may be" if len(undecided) > allowed else ""
+        problems.append(
+            f"{R.UNANSWERED}: {len(listed)} of {len(answers)} questions have no answer on the declared GPU{over}. "
+            "A question without an answer is not green:\n"
+            + "".join(f"  {each.case} {each.question}: {each.said}: {each.headline}\n" for each in listed)
+            + "  next: do what each message above says, or run again where the GPU was disturbed"
+        )
+    if missing:
+        cases = len({each.case for each in missing})
+        text = f"no baseline for {cases} case(s) on {gpu}, so {len(missing)} question(s) compared with nothing"
+        (problems if in_ci else notes).append(f"{R.NO_BASELINES}: {text}; next: {first_steps}")
+    return problems, notes
+
+
+def passed_without(answers: Sequence[Answer]) -> list[str]:
+    """The note of a session on no declared GPU, whose tests pass where they have no answer; empty where all have."""
+    none = sum(answer.verdict in ("INVALID", "NOT_EXERCISED", "INCONCLUSIVE") for answer in answers)
+    if not none:
+        return []
+    return [f"{none} of {len(answers)} questions have no answer, and no test fails for that; --fp8-strict fails them"]

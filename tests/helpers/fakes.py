@@ -24,7 +24,7 @@ import pytest_fp8.backends.transformer_engine
 import pytest_fp8.baselines.provenance
 import pytest_fp8.baselines.store
 import pytest_fp8.pair
-import pytest_fp8.report.header
+import pytest_fp8.report.page
 import pytest_fp8.report.terminal  # noqa: F401
 from helpers.fake_answers import FakeAnswers
 from pytest_fp8.codes import R

@@ -1,0 +1,260 @@
+"""The table of cases: one list of columns for the terminal, Markdown and the page; and how tables are drawn."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.report.rows import Report, Row, number
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+NONE = "-"
+NARROWEST, WIDEST = 126, 150
+"""Columns of text; a log or a pipe has no width of its own, and gets what the table needs between these."""
+EXPLAINED, LONGEST = 20, 4000
+"""Answers with their messages in the summary, and characters of one; GitHub shows at most a MiB of it."""
+
+
+# -- the columns ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Column:
+    """What the tables of cases say of one question."""
+
+    head: str
+    reads: str
+    """What the figures are, in words."""
+    figures: Callable[[Mapping[str, Any]], Sequence[str]]
+    """The figures of an answer, each beside its limit where it has one; those that are missing are empty."""
+    more: Callable[[Mapping[str, Any]], Sequence[str]] = lambda numbers: ()
+    """What files have besides."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``verdict`` is ``SLOWER`` for an answer that is no failure where FP8 is slower than BF16, and empty where the
+    question was not asked."""
+
+    figures: str
+    more: str
+    verdict: str
+
+    @property
+    def text(self) -> str:
+        return "; ".join(part for part in (self.figures, self.more) if part) or NONE
+
+
+def say(text: str, numbers: Any, *names: str) -> str:
+    """``text.format()`` with these numbers; empty where one is missing."""
+    values = [number(numbers, name) for name in names]
+    return "" if None in values else text.format(*values)
+
+
+def gradients_of(numbers: Any) -> str:
+    """The largest relative difference of a gradient; of gradients that any small change moves, how far their factor is
+    from 1; without either, how many products were compared."""
+    ways = ("{:.1%}", "gradient_error"), ("factor 1+-{:.2f}", "gain_error"), ("{:.0f} products", "products")
+    return next((text for way in ways if (text := say(way[0], numbers, way[1]))), "")
+
+
+def gap_of(numbers: Any) -> str:
+    """The gap of the loss and its margin in brackets, rounded alike: a gap above the margin is never shown below it."""
+    gap, margin = number(numbers, "gap"), number(numbers, "margin")
+    if gap is None or margin is None:
+        return ""
+    if margin < 0.001:
+        # The margin of a loss that ends near zero is a share of it, which four decimals do not show.
+        return f"{gap:+.2g} (<{margin:.2g})"
+    # The usual margins have three decimals, the last of them a zero already.
+    return f"{gap:+.4f} (<{f'{margin:.4f}'.removesuffix('0')})"
+
+
+def stored_of(numbers: Any) -> str:
+    """The stored speedup that an answer's is held against."""
+    busy = say("({:.3f} busy)", numbers, "gated_baseline") if numbers.get("on_busy") else ""
+    return busy or say("({:.3f})", numbers, "baseline") or "(none)"
+
+
+def speed_of(numbers: Any) -> Sequence[str]:
+    speedup = say("{:.3f}x", numbers, "speedup")
+    return (speedup, stored_of(numbers)) if speedup else ()
+
+
+def interval_of(numbers: Any) -> Sequence[str]:
+    """The 99 % interval, and the speedup of busy time where this is judged."""
+    busy = say("{:.3f}x busy", numbers, "gated_speedup") if numbers.get("on_busy") else ""
+    return say("99 % [{:.3f}, {:.3f}]", numbers, "low", "high"), busy
+
+
+COLUMNS = {
+    "layers": Column(
+        "FP8 layers\nand FLOPs",
+        "converted Linears of all; share of the step's FLOPs in FP8",
+        lambda n: (say("{:.0f}/{:.0f}", n, "converted", "linears"), say("{:.1%}", n, "fp8_share")),
+    ),
+    "numerics": Column(
+        "gradients\noff BF16",
+        "the gradient that is furthest off BF16's, of those that are judged; each has a limit of its own",
+        lambda n: (gradients_of(n),),
+    ),
+    "loss": Column(
+        "loss gap\nand margin", "FP8's loss at the end above BF16's; it may be as far up as <", lambda n: (gap_of(n),)
+    ),
+    "speedup": Column(
+        "speedup\n(stored)",
+        "BF16's time over FP8's, and that of the baseline in brackets, which it may fall short of by the tolerance",
+        speed_of,
+        interval_of,
+    ),
+    "memory": Column(
+        "memory",
+        "FP8's peak over BF16's, and that of the baseline, which it may exceed by 2 %",
+        lambda n: (say("{:.2f}x", n, "ratio"),),
+        lambda n: (say("stored {:.2f}x", n, "baseline"),),
+    ),
+    "checkpoints": Column("switch\nback", "whether training goes on from a checkpoint of the other arm", lambda n: ()),
+}
+"""Question -> its column. ``faster``, against a floor alone, stands in that of the speedup."""
+
+
+def cell_of(row: Row, question: str) -> Cell:
+    said = row.speed if question == "speedup" else row.decisions.get(question)
+    slower = row.slower if question == "speedup" else ""
+    if said is None:
+        return Cell(slower, "", "SLOWER" if slower else "")
+    column = COLUMNS[question]
+    figures, more = (" ".join(filter(None, of(said.numbers))) for of in (column.figures, column.more))
+    if question == "checkpoints" and said.verdict == "PASS":
+        figures = "yes"
+    return Cell(f"{figures} {slower}".strip(), more, "SLOWER" if slower else said.verdict)
+
+
+def answered(rows: Iterable[Row]) -> list[str]:
+    """The questions that a case has an answer to: those of the table's columns."""
+    found = {question for row in rows for question in row.decisions}
+    return [each for each in COLUMNS if each in found or (each == "speedup" and "faster" in found)]
+
+
+def tally(rows: Iterable[Row]) -> list[tuple[str, bool, int]]:
+    """(verdict, whether it is known, number of cases), the worst first."""
+    counts = Counter((row.verdict, row.all_known) for row in sorted(rows, key=lambda row: row.place))
+    return [(verdict, known, count) for (verdict, known), count in counts.items()]
+
+
+def notes_of(row: Row) -> list[str]:
+    """What answers name besides, such as layers whose sizes keep them out of FP8, each once: two questions share the
+    times of a speedup. In a report that somebody changed something else may stand there."""
+    every = [said.numbers.get("notes") for said in row.decisions.values()]
+    return list(dict.fromkeys(str(note) for notes in every if isinstance(notes, list | tuple) for note in notes))
+
+
+# -- Markdown, for a pull request or a job's page ---------------------------------------------------------------------
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
+
+
+def markdown(report: Report) -> str:
+    """The table of cases, the worst first; then what every answer that is not green expected, saw, and advises."""
+    entries = sorted(report.entries.items(), key=lambda item: item[1].place)
+    found = [
+        f"{n} {_words(verdict)}{' as known' if known else ''}" for verdict, known, n in tally(report.entries.values())
+    ]
+    unfinished = ", not finished" if report.beside and report.beside[0].startswith("not finished") else ""
+    lines = [f"## FP8{unfinished}: {', '.join(found) or 'nothing ran'}", ""]
+    for text in report.beside:
+        lines += [f"**{_cell(text)}**", ""]
+    shown = answered(report.entries.values())
+    rows = []
+    for name, row in entries:
+        verdict = "; ".join(filter(None, (_words(row.verdict), row.slower, row.as_known)))
+        cells = [cell_of(row, question) for question in shown]
+        bad = [f"**{_words(each.verdict)}** " if each.verdict in BAD else "" for each in cells]
+        rows.append([_cell(name), verdict, *(mark + _cell(each.text) for mark, each in zip(bad, cells, strict=True))])
+    heads = [COLUMNS[question].head.replace("\n", " ") for question in shown]
+    lines += markdown_table(["case", "verdict", *heads], rows) if entries else []
+    for name, row in entries:
+        for text in dict.fromkeys(row.errors):
+            lines += _told(name, "an arm failed, as known" if row.is_known(text) else "an arm failed", text)
+    answers = [
+        (row.knows(question), name, question, said)
+        for name, row in entries
+        for question, said in row.decisions.items()
+        if said.verdict not in ("PASS", "IMPROVED")
+    ]
+    # What nobody knows of first: further ones are left out.
+    answers.sort(key=lambda answer: answer[0])
+    for known, name, question, said in answers[:EXPLAINED]:
+        lines += _told(name, f"{question}, as known" if known else question, said.message)
+    if len(answers) > EXPLAINED:
+        lines += ["", f"{len(answers) - EXPLAINED} more answers are in the report."]
+    lines += [line for name, row in entries for note in notes_of(row) for line in ("", f"{_cell(name)}: {_cell(note)}")]
+    for reason, tests in report.not_run.items():
+        lines += ["", f"{len(tests)} not run: {_cell(reason)}"]
+    return "\n".join(lines) + "\n"
+
+
+BAD = ("FAIL", "INVALID", "INCONCLUSIVE")
+"""Verdicts that a cell of the summary names before its figures."""
+
+
+def _told(case: str, what: str, message: str) -> list[str]:
+    text = escape(message[:LONGEST]).replace("\n\n", "\n")
+    return ["", f"**{_cell(case)}**, {_cell(what)}", "", f"<pre>{text}</pre>"]
+
+
+def _words(verdict: str) -> str:
+    return verdict.replace("_", " ")
+
+
+def _cell(text: str) -> str:
+    """Text that neither ends a cell nor is taken for Markdown, HTML or a mention of somebody."""
+    line = escape(" ".join(text.split()), quote=False)
+    return "".join(f"&#{ord(letter)};" if letter in "|`*_[]\\@#~!" else letter for letter in line)
+
+
+# -- terminals, by rich -----------------------------------------------------------------------------------------------
+
+
+def new_table(title: str = "") -> Table:
+    """A table without columns and rows. Its rule is one of hyphens, which every encoding has."""
+    from rich.box import Box
+    from rich.table import Table
+
+    box = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+    return Table(title=title or None, title_justify="left", box=box, pad_edge=False, padding=(0, 1, 0, 0))
+
+
+def lines_of(table: Table, console: Console) -> list[str]:
+    """The table as lines of text, without empty lines and trailing spaces."""
+    with console.capture() as captured:
+        console.print(table, crop=False)
+    return [line.rstrip() for line in captured.get().splitlines() if line.strip()]
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
+    """Print a table, coloured on a terminal; ``styles`` gives one per row. The first column is never folded."""
+    from rich.console import Console
+    from rich.text import Text
+
+    drawn = new_table()
+    for index, column in enumerate(columns):
+        drawn.add_column(column, no_wrap=index == 0, overflow="fold")
+    for index, row in enumerate(rows):
+        drawn.add_row(*(Text(cell) for cell in row), style=styles[index] if styles else None)
+    console = Console(file=sys.stdout, highlight=False)
+    if not console.is_terminal:
+        console = Console(file=sys.stdout, highlight=False, width=WIDEST, no_color=True)
+        console.width = max(NARROWEST, console.measure(drawn).maximum)
+    for line in lines_of(drawn, console):
+        print(line)

@@ -1,0 +1,344 @@
+"""The files of a run: written whole, read strictly, and a page that is one file without network."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gate.record import from_report
+from helpers.fakes import H200, SUITE, install
+from helpers.mutants import mutants
+from helpers.report_data import HOSTILE, NAME, report_of, row_of, said
+from pytest_fp8.cli import main
+from pytest_fp8.codes import R
+from pytest_fp8.errors import Fp8Error
+from pytest_fp8.libraries import documentation
+from pytest_fp8.plain import finite, to_plain
+from pytest_fp8.report.files import properties, read_report, write_beside, write_report
+from pytest_fp8.report.page import render, ticks
+from pytest_fp8.report.record import Answer
+from pytest_fp8.report.rows import Curve, Evidence
+
+COUNT = 100
+
+
+@pytest.fixture
+def session(pytester, monkeypatch):
+    """The folder of a session's report."""
+    install(monkeypatch, H200, busy=90.0, speedup=0.8)
+    monkeypatch.setenv("COLUMNS", "200")
+    pytester.makepyfile(SUITE)
+    pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out", "--junit-xml=junit.xml")
+    return pytester.path / "out"
+
+
+# -- report.json ------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_writes_a_report_that_is_read_again(session):
+    assert {path.name for path in session.iterdir()} == {"report.json", "summary.md", "index.html"}
+    report = read_report(session)
+    evidence = [row.evidence for row in report.entries.values()]
+    assert any(curve.bf16 and len(curve.bf16) == len(curve.fp8) for each in evidence for curve in each.curves)
+    assert {kind for each in evidence for layer in each.layers for kind in layer.ran.values()} >= {"fp8"}
+    assert json.loads(json.dumps(to_plain(report))) == json.loads((session / "report.json").read_text())
+    text = (session.parent / "junit.xml").read_text()
+    assert '<property name="fp8_speedup" value="0.8' in text
+    assert '<property name="fp8_headline" value="' in text
+
+
+def test_numbers_that_are_not_finite_are_null():
+    assert finite({"a": [math.nan, 1.0, (math.inf,)], "b": "nan"}) == {"a": [None, 1.0, [None]], "b": "nan"}
+
+
+@pytest.mark.parametrize("name", ["../../x", "/tmp/x", ".hidden", "", "a/b", 241 * "y"])
+def test_a_case_s_name_leaves_no_folder(tmp_path, name):
+    path = write_report(tmp_path, report_of(row_of(name)))
+    with pytest.raises(SystemExit):
+        from_report(path, tmp_path)
+    assert not list(tmp_path.glob("**/x*"))
+
+
+def refusal_of(path):
+    try:
+        read_report(path)
+    except Fp8Error as error:
+        return [error.headline]
+    return []
+
+
+def test_a_mutated_report_is_drawn_or_refused_in_one_line(tmp_path):
+    path, refused = write_report(tmp_path, report_of(row_of())), []
+    for _, data in mutants(path.read_text(), COUNT, seed=1):
+        path.write_bytes(data)
+        refused += refusal_of(path) or [render([("x", read_report(path))])][:0]
+    assert len(refused) > COUNT / 4
+    assert all(headline.isprintable() and len(headline) <= 500 for headline in refused)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": true}', '{"entries": {}}', '{"schema": NaN}', "\x00"])
+def test_what_is_no_report_is_refused_and_writes_nothing(tmp_path, capsys, text):
+    (tmp_path / "report.json").write_text(text)
+    assert main(["report", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"{R.NOT_A_REPORT}: ")
+    assert said.count("\n") == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert main(["report", "nope"]) == 2
+
+
+def test_a_report_of_another_schema_is_refused(tmp_path):
+    assert "schema is 1, not 2" in refusal_of(write_report(tmp_path, replace(report_of(), schema=1)))[0]
+
+
+def test_properties_hold_the_figures():
+    numbers = {
+        "layers": {"fp8_share": 0.787},
+        "loss": {"gap": 0.001},
+        "speedup": {"speedup": 1.13, "low": 1.12, "account": {"limit": 1.3}},
+        "memory": {"ratio": 0.9},
+    }
+    asked = {q: Answer("t", "c", "", q, "PASS", None, "h", "", each) for q, each in numbers.items()}
+    found = dict(properties("c", "PASS", asked))
+    assert found == {
+        "fp8_case": "c",
+        "fp8_verdict": "PASS",
+        "fp8_headline": "h",
+        "fp8_share": 0.787,
+        "fp8_loss_gap": 0.001,
+        "fp8_speedup": 1.13,
+        "fp8_speedup_low": 1.12,
+        "fp8_speedup_limit": 1.3,
+        "fp8_memory_ratio": 0.9,
+    }
+
+
+# -- beside it --------------------------------------------------------------------------------------------------------
+
+
+def test_github_s_summary_is_appended_to_and_what_cannot_be_written_is_a_note(tmp_path):
+    step = tmp_path / "step.md"
+    step.write_text("before\n")
+    _, notes = write_beside(tmp_path, report_of(row_of()), {"GITHUB_STEP_SUMMARY": str(step)})
+    assert not notes
+    assert step.read_text() == "before\n" + (tmp_path / "summary.md").read_text()
+    _, [note] = write_beside(tmp_path, report_of(), {"GITHUB_STEP_SUMMARY": str(tmp_path / "no" / "folder")})
+    assert note.startswith(f"the summary was not added to GITHUB_STEP_SUMMARY={tmp_path}")
+
+
+@pytest.mark.parametrize("file", ["summary.md", "index.html"])
+def test_a_full_disk_is_told_in_the_system_s_words(tmp_path, monkeypatch, file):
+    replaced = os.replace
+
+    def full(source, target):
+        if Path(target).name == file:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source)
+        replaced(source, target)
+
+    monkeypatch.setattr("os.replace", full)
+    [written], [note] = write_beside(tmp_path, report_of(row_of()), {})
+    assert note == f"not all of the report was written: could not write {tmp_path / file}: No space left on device"
+    assert written.name != file
+
+
+def test_files_of_others_stay_and_an_earlier_report_s_go(session, pytester, monkeypatch):
+    mine = session / "mine/work.json"
+    mine.parent.mkdir()
+    mine.write_text("{}")
+    monkeypatch.setattr("pytest_fp8.gpu.detect", lambda: (None, "no NVIDIA GPU (driver not loaded)"))
+    pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out")
+    assert {path.name for path in session.iterdir()} == {"report.json", "summary.md", "mine"}
+    other = pytester.mkdir("other")
+    (other / "index.html").write_text("somebody's")
+    pytester.runpytest("--fp8-gpu=h200", "--fp8-report=other")
+    assert (other / "index.html").read_text() == "somebody's"
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+class Tags(HTMLParser):
+    """Every tag of a page with its attributes, every id, and what is left open."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.ids, self.open = [], [], []
+        self.feed(text)
+        assert not self.open
+        assert len(self.ids) == len(set(self.ids))
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def page(*rows, **changed):
+    return render([("a", report_of(*rows, **changed))])
+
+
+def test_one_file_without_network_and_scripts_that_links_to_the_documentation():
+    text = page(row_of(decisions={"faster": said("FAIL", code="FP8-S09")}, evidence=Evidence()))
+    read = Tags(text)
+    assert not {"script", "iframe", "img", "object", "link"} & {tag for tag, _ in read.tags}
+    links = {a[name] for _, a in read.tags for name in ("href", "src", "xlink:href") if name in a}
+    assert {link for link in links if link[1:] not in read.ids} == {
+        documentation("codes.md") + "#fp8-s09-costs-more-than-it-saves",
+        documentation("codes.md"),
+        documentation("verdicts.md"),
+    }
+    assert "default-src 'none'" in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_a_case_has_its_charts_figures_layers_and_differences():
+    text = page(row_of())
+    assert text.count("<figure>") == 3
+    assert "baseline 1.120x" in text
+    assert "margin of the end" in text
+    assert f'<td class="n">{NAME}</td><td class="n">fp8 28.5 dB (28.6)</td>' in text
+    assert '<td class="n">0.08 (&lt;0.25)</td>' in text
+    assert "What the arms did differently" in text
+    assert "&#34;forward&#34;: 1.0" in text, "all figures of an answer, to copy"
+
+
+def test_a_baseline_of_busy_time_is_not_drawn_beside_step_times():
+    row = row_of()
+    row.decisions["speedup"].numbers.update(on_busy=True, gated_speedup=1.185, gated_baseline=1.19)
+    text = page(row)
+    assert "baseline 1.120x" not in text
+    assert "the baseline is one of busy time" in text
+    assert "1.130x (1.190 busy)" in text
+    assert "1.185x busy" in text
+
+
+def test_the_top_says_what_ran_what_did_not_and_where_the_time_went():
+    spent = {"waited": {"1b-bf16": {"build": 30.0, "curve": 0.1}, "odd": 7}}
+    left = {"b": ["t"] * 4, "8b": ["t"] * 44}
+    text = page(
+        *(row_of("a"), row_of("b", open_tests=4)),
+        durations=spent,
+        open_tests=left,
+        not_run={"needs 2 GPUs": ["x"]},
+        problems=["nothing timed"],
+    )
+    top = text[text.index("<h1>") : text.index("<h2>Cases")]
+    assert "not finished: 48 test(s) of 2 case(s) were not run, or not to their end: b, 8b" in top
+    assert "nothing timed" in top
+    assert "1 not run: needs 2 GPUs" in top
+    assert '<td>1b-bf16</td><td class="n">30 s</td><td class="t">build 30</td>' in top
+    assert re.findall(r'class="v (\w+)"', top)[:2] == ["UNFINISHED", "PASS"]
+
+
+def test_what_needs_a_look_is_open_coloured_and_comes_first():
+    rows = [
+        row_of("d-passes"),
+        row_of("c-slower", decisions={"speedup": said(speedup=0.9, low=0.8, high=0.95)}),
+        row_of("b-disturbed", decisions={"loss": said("INVALID", gap=1.0, margin=0.1)}),
+        row_of("a-fails", decisions={"faster": said("FAIL", "FAIL: slow\n  cause:    a cast\n  next:     fuse it")}),
+    ]
+    text = page(*rows)
+    assert re.findall(r'<details class="case (\w+)"( open)?>\n<summary>(\S+)', text) == [
+        ("FAIL", " open", "a-fails"),
+        ("INVALID", " open", "b-disturbed"),
+        ("PASS", "", "d-passes"),
+        ("SLOWER", " open", "c-slower"),
+    ]
+    assert '<span class="l">  next:     fuse it</span>' in text
+    assert '<span class="INVALID">+1.0000 (&lt;0.100)</span>' in text
+    assert "gradients" not in text.partition("<h2>Cases")[0], "no column without an answer"
+
+
+def test_hostile_text_is_escaped_wherever_it_stands():
+    def poisoned(value):
+        if isinstance(value, dict):
+            return {name: poisoned(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [poisoned(item) for item in value]
+        return HOSTILE if isinstance(value, str) else value
+
+    bad = row_of(HOSTILE, gpu=HOSTILE, errors=[HOSTILE], expected=[HOSTILE])
+    bad.decisions = {HOSTILE: replace(said(x=HOSTILE), code=HOSTILE, headline=HOSTILE, message=f"x\n{HOSTILE}")}
+    spent = {"waited": {HOSTILE: {HOSTILE: 9.0}}}
+    text = page(bad, not_run={HOSTILE: [HOSTILE]}, problems=[HOSTILE], durations=spent)
+    read = Tags(text)
+    assert "script" not in {tag for tag, _ in read.tags}
+    assert "{{ 7 * 7 }}" in text
+    assert not any(name.startswith("on") for _, attributes in read.tags for name in attributes)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"timing": {"processes": 7}, "decisions": {"loss": said(gap="x", margin=None), "memory": said(ratio=[1])}},
+        {"timing": {"processes": [{"bf16": ["x"], "fp8": [1]}]}, "evidence": Evidence()},
+        {"evidence": Evidence([Curve(0, [1e308, -1e308], [-1e308, 1e308])]), "timing": {}},
+    ],
+)
+def test_figures_that_no_axis_can_show_leave_a_chart_out(changed):
+    assert page(row_of(**changed)).endswith("</html>\n")
+
+
+def test_two_hundred_cases_are_one_page():
+    names = [f"{index}-" + "a-very-long-name-" * 20 for index in range(200)]
+    text = page(*map(row_of, names))
+    assert all(text.count(f">{name}<") == 1 for name in names)
+    assert len(text) < 3_000_000
+
+
+def test_several_reports_stand_beside_each_other():
+    slower = row_of(decisions={"speedup": said("FAIL", speedup=1.05)})
+    text = render([("a", report_of(row_of(), row_of("gone"))), ("b", report_of(slower))])
+    beside = text[text.index("Over the reports") : text.index("<h2>Cases")]
+    assert "1.130x" in beside
+    assert "1.050x" in beside
+    assert beside.count('<td class="n">-</td>') == 1
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0.001, 0.0011), (-5, 4000), (1e-9, 1)])
+def test_an_axis_has_a_few_round_ticks(low, high):
+    found = ticks(low, high)
+    assert 2 <= len(found) <= 7
+    assert all(low <= tick <= high for tick in found)
+
+
+def test_a_page_goes_into_a_pipe_or_through_a_link_and_leaves_both(tmp_path, capsys):
+    report = write_report(tmp_path, report_of(row_of()))
+    target, link, pipe, folder = (tmp_path / name for name in ("page.html", "link.html", "pipe", "folder"))
+    link.symlink_to(target)
+    folder.mkdir()
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    report.write_text(json.dumps(to_plain(report_of())))
+    assert [main(["report", str(report), "-o", str(to)]) for to in (link, pipe, folder)] == [0, 0, 2]
+    assert os.read(reading, 99).startswith(b"<!DOCTYPE html>")
+    os.close(reading)
+    assert target.read_text().startswith("<!DOCTYPE html>")
+    assert link.is_symlink()
+    assert pipe.is_fifo()
+    assert "Is a directory" in capsys.readouterr().err
+
+
+def test_a_failed_line_begins_with_the_headline(pytester, monkeypatch):
+    install(monkeypatch, H200, speedup=0.8)
+    monkeypatch.setenv("COLUMNS", "200")
+    pytester.makepyfile(SUITE)
+    failed = [line for line in pytester.runpytest("--fp8-gpu=h200").outlines if line.startswith("FAILED")]
+    assert failed
+    assert all(" - FAIL FP8-S09: " in line and "CheckFailed" not in line for line in failed)
