@@ -99,20 +99,14 @@ def refuse_unknown(
     known: Iterable[str],
     otherwise: str = "",
     cause: str = "",
-    takes_list: str = "",
 ) -> NoReturn:
     """Raise a :class:`SettingsError` for a name that is none of ``known``. The next step is the name that was probably
-    meant, in any case of letters, or ``otherwise`` where none is near. ``takes_list``: the argument that takes several
-    names as a list, which are often written as one text."""
-    import re
+    meant, in any case of letters, or ``otherwise`` where none is near."""
     from difflib import get_close_matches
 
     names = list(known)
-    parts = re.split(r"[\s,;|+]+", str(seen).strip()) if takes_list else []
     lowered = {name.lower(): name for name in names}
     near = [lowered[name] for name in get_close_matches(str(seen).lower(), lowered, n=1)]
-    if len(parts) > 1 and {*parts} <= {*names}:
-        cause, otherwise, near = "several names in one text", f"a list: {takes_list}={parts!r}", []
     refuse(
         code,
         headline,

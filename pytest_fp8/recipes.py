@@ -140,7 +140,6 @@ def known_backend(name: str) -> type[BackendFacts]:
             name,
             [*known, *(kind.short for kind in types() if kind.short)],
             "backend='torchao' or backend='transformer_engine' ('te') for a model in plain PyTorch",
-            takes_list="backend",
         )
 
 
@@ -204,7 +203,6 @@ def recipe_facts(backend: str, name: str) -> RecipeFacts:
             [each.name for each in known],
             f"recipe={known[0].name!r}" + (f", or backend={others[0]!r}, which has {name!r}" if others else ""),
             cause=f"a mark without recipe= means {name!r}, a recipe of {others[0]}" if name == DEFAULT_RECIPE else "",
-            takes_list="recipe",
         )
     return facts
 

@@ -52,18 +52,17 @@ def test_a_corrupt_file_is_named_and_the_others_are_listed(run, project):
     assert "bad.json is not a readable baseline" in err
 
 
-def test_list_of_a_case_has_every_value_and_what_sets_its_sessions_apart(run, project):
+def test_list_of_a_case_has_its_sessions_and_what_sets_them_apart(run, project):
     code, out, _ = run("list", "1b-torchao-rowwise")
     assert code == 0
-    for text in ("process 2: 1.107", "blocks 1.1052", "tolerance 0.02", "+0.0050, -0.0010, +0.0100", "driver 580.1"):
-        assert text in out
-    assert "1. 2026-11-20, commit 0123456789ab: speedup 1.106x (2 processes), memory_ratio 0.850x" in out
+    assert "1.106x [1.1" in out
+    assert "from 1: 2026-11-20, commit 0123456789ab, torch 1.0.0: first" in out
     assert json.loads(run("list", "1b-torchao-rowwise", "--json")[1]) == [baseline().to_json()]
     assert run("list", "h200/1b-torchao-rowwise") == (0, out, ""), "as the closing summary calls it"
     sessions = [baseline(date=f"2026-11-1{i}").newest for i in range(2)]
     sessions[1] = replace(sessions[1], libraries={"torch": "2.0.0"}, starts=("memory_ratio",), measurement=1)
     write_baseline(project / "baselines", replace(baseline(), sessions=tuple(sessions)))
-    marks = run("list", "1b-torchao-rowwise")[1].partition("    2. 2026-11-11")[2]
+    marks = run("list", "1b-torchao-rowwise")[1].partition("from 2: 2026-11-11")[2]
     assert "taken another way: measurement 1" in marks
     assert "a new level of memory_ratio begins" in marks
     assert "since the session before: torch 1.0.0 -> 2.0.0" in marks
@@ -162,16 +161,16 @@ def test_without_a_suite_each_file_is_looked_at_alone(run, project):
         ({}, 0, "0 changed, 1 as they were"),
         ({"speed": faster(0.003)}, 0, "0 changed"),
         ({"speed": faster(-0.06), "libraries": {"torch": "2.0.0"}}, 1, "measured with torch 1.0.0 -> 2.0.0"),
-        ({"speed": faster(-0.06)}, 1, "1.106x      1.042x      -5.82% [-7."),
+        ({"speed": faster(-0.06)}, 1, "1.106x 1.042x -5.82% [-7."),
         ({"speed": faster(-0.019)}, 0, "moved"),
         ({"speed": faster(0.06)}, 0, "better"),
-        ({"memory": 0.95}, 1, "0.850x   0.950x   +11.76% (band 2%)"),
+        ({"memory": 0.95}, 1, "0.850x 0.950x +11.76% (band 2%)"),
     ],
 )
 def test_diff_tells_worse_from_better_from_noise(run, project, change, code, says):
     write_baseline(project / "new", later(**change))
     seen, out, _ = run("diff", "baselines", "new")
-    assert says in out
+    assert says in " ".join(out.split())
     assert seen == code
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from helpers.fakes import H200, install
 from helpers.told import Told
 from pytest_fp8.codes import L, R
+from pytest_fp8.report.files import read_report
 from pytest_fp8.verdicts import Decision, Verdict
 
 HEAD = """
@@ -34,59 +33,12 @@ LAYERS = """
 def test_layers(fp8_pair):
     fp8_pair.assert_layers()
 """
-
-
-@pytest.fixture
-def files(pytester, monkeypatch):
-    """What a run of these tests, with these changes of its arms, ends with: its result, report, summary and page."""
-
-    def run(*tests, **world):
-        install(monkeypatch, H200, **{"executed_roles": ("fprop",), **world})
-        pytester.makepyfile(HEAD + "".join(tests))
-        result, out = pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out"), pytester.path / "out"
-        assert result.ret in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        report, summary, page = ((out / name).read_text() for name in ("report.json", "summary.md", "index.html"))
-        return result, json.loads(report), summary, page
-
-    return run
-
-
-@pytest.mark.oldest
-def test_a_known_failure_stands_beside_the_verdict_of_what_else_was_asked(files):
-    _, report, summary, html = files(LAYERS)
-    assert report["entries"]["tiny-torchao-rowwise"]["known"] == ["layers"]
-    assert summary.splitlines()[0] == "## FP8: 1 PASS"
-    assert "| tiny-torchao-rowwise | PASS; fails as known: layers |" in summary
-    assert "**tiny-torchao-rowwise**, layers, as known" in summary, "what it says is still there"
-    assert f'<code>{L.DGRAD_NOT_IN_FP8}</code></a> <span class="soft">as known</span>' in html
-    assert '<span class="v PASS">PASS</span> <span class="soft">fails as known: layers</span>' in html
-
-
-def test_another_failure_of_the_same_case_is_not_called_known(files):
-    _, _, summary, html = files(LAYERS, nan_at=3)
-    assert summary.splitlines()[0] == "## FP8: 1 FAIL"
-    assert "| tiny-torchao-rowwise | FAIL; fails as known: layers |" in summary
-    assert '<details class="case FAIL" open>' in html
-
-
-def test_a_case_of_which_all_fails_as_known_is_counted_by_itself(files):
-    other = LAYERS.replace("test_layers", "test_other").replace("**CASE", "**OTHER")
-    _, _, summary, html = files(other)
-    assert summary.splitlines()[0] == "## FP8: 1 FAIL as known, 1 PASS"
-    assert '<span class="v FAIL">FAIL</span> <span class="soft">as known</span> 1' in html
-
-
-def test_a_test_that_asks_nothing_before_it_fails_is_said_to(files):
-    slow = """
+AGAIN = LAYERS.replace("@KNOWN\n", "").replace("test_layers", "test_again")
+ASKS_NOTHING = """
 @pytest.mark.fp8(**CASE, question="speedup")
 def test_faster(fp8_pair):
     pytest.xfail("this host is slow")
 """
-    _, _, summary, _ = files(slow)
-    assert "| tiny-torchao-rowwise | PASS; a test fails as known |" in summary
-
-
-SAME_QUESTION = LAYERS.replace("@KNOWN\n", "").replace("test_layers", "test_again")
 IN_SET_UP = """
 @pytest.mark.fp8(**CASE)
 def test_in_set_up(checked): ...
@@ -96,82 +48,78 @@ def test_in_set_up(checked): ...
 def test_neighbour(fp8_pair):
     assert fp8_pair.memory().numbers["ratio"] < 0.1
 """
-
-
-@pytest.mark.parametrize(
-    "tests",
-    [(LAYERS, SAME_QUESTION), (SAME_QUESTION, LAYERS), (IN_SET_UP,), (LAYERS, IN_SET_UP)],
-    ids=["before it", "after it", "in a set-up", "and in a set-up"],
-)
-def test_a_test_that_was_not_expected_to_fail_is_never_hidden(files, tests):
-    result, report, summary, _ = files(*tests)
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert "layers" in report["entries"]["tiny-torchao-rowwise"]["failed"]
-    assert "| tiny-torchao-rowwise | FAIL" in summary
-    assert "fails as known: layers" not in summary
-
-
-def test_a_later_look_at_the_question_changes_nothing(files):
-    look = """
+LOOK = """
 @pytest.mark.fp8(**CASE)
 def test_look(fp8_pair):
     fp8_pair.layers()
     fp8_pair.assert_loss()
 """
-    result, _, summary, _ = files(LAYERS, look)
-    assert result.ret == 0
-    assert "| tiny-torchao-rowwise | PASS; fails as known: layers |" in summary
-
-
-@pytest.mark.parametrize(
-    ("body", "said", "world"),
-    [
-        ("assert fp8_pair.layers().verdict.passes", "PASS; fails as known: layers", {}),
-        ("fp8_pair.layers(); fp8_pair.loss(); assert False", "FAIL; a test fails as known", {"nan_at": 3}),
-        ("fp8_pair.layers(); pytest.xfail('no')", "FAIL; a test fails as known", {}),
-    ],
-    ids=["its only failure", "one of several", "none of its own"],
-)
-def test_what_a_test_asserts_by_itself_is_known_where_it_is_plain_what(files, body, said, world):
-    own = f"""
-@KNOWN
-@pytest.mark.fp8(**CASE)
-def test_own(fp8_pair):
-    {body}
-"""
-    assert f"| tiny-torchao-rowwise | {said} |" in files(own, **world)[2]
-
-
-def test_an_answer_that_decides_nothing_is_never_known(files):
-    """The session counts it: it has no answer on a declared GPU."""
-    own = """
-@KNOWN
-@pytest.mark.fp8(**CASE)
-def test_own(fp8_pair):
-    fp8_pair.assert_speedup()
-    assert False
-"""
-    _, _, summary, _ = files(own, strangers=(4242,), executed_roles=None)
-    assert summary.splitlines()[0] == "## FP8: 1 INVALID"
-
-
-@pytest.mark.parametrize("where", ["fp8_pair", "checked"])
-def test_an_arm_that_fails_as_known_is_no_error_of_its_case(files, where):
-    dies = f"""
+DIES = """
 @KNOWN
 @pytest.mark.fp8(**OTHER)
-def test_dies({where}):
-    {where}.assert_layers()
+def test_dies({}):
+    {}.assert_layers()
 """
-    result, report, summary, _ = files(dies, fails={"tiny-torchao-tensorwise": R.ARM_DIED})
-    assert result.ret == 0
-    told = f"{R.ARM_DIED}: the arm 'tiny-torchao-tensorwise on cuda' failed"
-    assert report["entries"]["tiny-torchao-tensorwise"]["known"] == [told]
-    assert summary.splitlines()[0] == "## FP8: 1 ERROR as known, 1 PASS"
-    assert "**tiny-torchao-tensorwise**, an arm failed, as known" in summary
-    again = dies.replace("@KNOWN\n", "").replace("test_dies", "test_dies_again")
-    _, _, summary, _ = files(dies, again, fails={"tiny-torchao-tensorwise": R.ARM_DIED})
-    assert summary.splitlines()[0] == "## FP8: 1 ERROR, 1 PASS"
+DIES_AGAIN = DIES.format("fp8_pair", "fp8_pair").replace("@KNOWN\n", "").replace("test_dies", "test_dies_again")
+DEAD = {"fails": {"tiny-torchao-tensorwise": R.ARM_DIED}}
+
+
+def own(body):
+    """A test that fails as known by itself."""
+    return f"\n@KNOWN\n@pytest.mark.fp8(**CASE)\ndef test_own(fp8_pair):\n    {body}\n"
+
+
+SESSIONS = {
+    # name: (tests, the arms' faults, first line of the summary after its title, what the row says)
+    "beside what else was asked": ((LAYERS,), {}, "1 PASS", "PASS; fails as known: layers"),
+    "another failure is not known": ((LAYERS,), {"nan_at": 3}, "1 FAIL", "FAIL; fails as known: layers"),
+    "all of another case": ((LAYERS.replace("**CASE", "**OTHER"),), {}, "1 FAIL as known, 1 PASS", "PASS"),
+    "asks nothing": ((ASKS_NOTHING,), {}, "1 PASS", "PASS; a test fails as known"),
+    "a later look": ((LAYERS, LOOK), {}, "1 PASS", "PASS; fails as known: layers"),
+    "hidden after": ((LAYERS, AGAIN), {}, "1 FAIL", "FAIL; a test fails as known"),
+    "hidden before": ((AGAIN, LAYERS), {}, "1 FAIL", "FAIL; a test fails as known"),
+    "hidden in a set-up": ((LAYERS, IN_SET_UP), {}, "1 FAIL, 1 NOT EXERCISED", "FAIL; a test fails as known"),
+    "its only failure": (
+        (own("assert fp8_pair.layers().verdict.passes"),),
+        {},
+        "1 PASS",
+        "PASS; fails as known: layers",
+    ),
+    "one of several": (
+        (own("fp8_pair.layers(); fp8_pair.loss(); assert False"),),
+        {"nan_at": 3},
+        "1 FAIL",
+        "FAIL; a test fails as known",
+    ),
+    "none of its own": ((own("fp8_pair.layers(); pytest.xfail('no')"),), {}, "1 FAIL", "FAIL; a test fails as known"),
+    "no answer is never known": (
+        (own("fp8_pair.assert_speedup(); assert False"),),
+        {"strangers": (4242,), "executed_roles": None},
+        "1 INVALID",
+        "INVALID; a test fails as known",
+    ),
+    "an arm": ((DIES.format("fp8_pair", "fp8_pair"),), DEAD, "1 ERROR as known, 1 PASS", "PASS"),
+    "an arm in a set-up": ((DIES.format("checked", "checked"),), DEAD, "1 ERROR as known, 1 PASS", "PASS"),
+    "an arm, and otherwise": ((DIES.format("fp8_pair", "fp8_pair"), DIES_AGAIN), DEAD, "1 ERROR, 1 PASS", "PASS"),
+}
+RED = {
+    *("another failure is not known", "hidden after", "hidden before", "hidden in a set-up", "one of several"),
+    *("no answer is never known", "an arm, and otherwise"),
+}
+"""Sessions that fail."""
+
+
+@pytest.mark.nightly_beyond(6)
+@pytest.mark.parametrize("name", SESSIONS)
+def test_what_a_run_says_of_it(pytester, monkeypatch, name):
+    tests, world, first, row = SESSIONS[name]
+    install(monkeypatch, H200, **{"executed_roles": ("fprop",), **world})
+    pytester.makepyfile(HEAD + "".join(tests))
+    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out")
+    summary = (pytester.path / "out/summary.md").read_text()
+    assert summary.splitlines()[0] == f"## FP8: {first}"
+    assert f"| tiny-torchao-rowwise | {row} |" in summary
+    assert result.ret == (pytest.ExitCode.TESTS_FAILED if name in RED else pytest.ExitCode.OK)
 
 
 def test_a_question_that_fails_as_known_and_otherwise_is_both_in_any_order():
@@ -183,15 +131,12 @@ def test_a_question_that_fails_as_known_and_otherwise_is_both_in_any_order():
         assert (row.known, row.failed) == (["layers"], ["layers"])
 
 
-def test_the_reason_of_a_known_failure_is_one_line_of_plain_text(files):
+def test_the_reason_of_a_known_failure_is_one_line_of_plain_text(pytester, monkeypatch):
+    install(monkeypatch, H200, **DEAD)
     mark = "@pytest.mark.xfail(reason='a\\n::error::b \\x1b[31m' + 'c' * 5000, strict=True)\n"
-    fails = f"""
-{mark}@pytest.mark.fp8(**OTHER)
-def test_dies(fp8_pair):
-    fp8_pair.assert_layers()
-"""
-    _, report, _, _ = files(fails, fails={"tiny-torchao-tensorwise": R.ARM_DIED})
-    [reason] = report["entries"]["tiny-torchao-tensorwise"]["expected"]
+    pytester.makepyfile(HEAD + mark + DIES_AGAIN)
+    pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out")
+    [reason] = read_report(pytester.path / "out").entries["tiny-torchao-tensorwise"].expected
     assert reason.startswith("a ::error::b ")
     assert reason.isprintable()
     assert len(reason) <= 300

@@ -70,18 +70,6 @@ def test_a_test_that_fails_with_its_answer_is_told_once(pytester, monkeypatch):
     assert "something else" not in summary
 
 
-def test_what_a_session_that_ended_early_left_is_in_the_summary(pytester, monkeypatch):
-    install(monkeypatch, H200)
-    pytester.makepyfile(ONE.format(after="assert not decision"))
-    result, report, summary = run(pytester, "--fp8-gpu=h200", "--maxfail=1")
-    result.stdout.fnmatch_lines(["not finished: 1 test(s) of 1 case(s) were not run, or not to their end: tiny-*"])
-    assert [len(tests) for tests in report.open_tests.values()] == [1]
-    assert report.finished is False
-    assert summary.startswith("## FP8, not finished: 1 UNFINISHED\n")
-    assert "not finished: 1 test(s) of 1 case(s) were not run, or not to their end: tiny-torchao-rowwise" in summary
-    assert "| tiny-torchao-rowwise | UNFINISHED |" in summary
-
-
 ENDINGS = {
     "Ctrl-C": "raise KeyboardInterrupt",
     "SIGTERM": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
@@ -89,6 +77,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.nightly_beyond(1)
 @pytest.mark.parametrize("how", ENDINGS)
 def test_no_case_passes_of_which_a_session_that_was_ended_left_tests(pytester, monkeypatch, how):
     install(monkeypatch, H200)
@@ -162,15 +151,6 @@ def test_a_session_that_asks_nothing_leaves_an_earlier_report_as_it_is(pytester,
         assert after == before
         assert sorted(pytester.path.glob("out/**/*")) == files
         result.stdout.fnmatch_lines(["*keeps an earlier session's report: this one asked nothing of FP8*"])
-
-
-def test_what_fails_an_update_by_itself_is_in_a_report(pytester, monkeypatch):
-    install(monkeypatch, H200)
-    pytester.makepyfile("def test_plain(): pass")
-    result, report, _ = run(pytester, "--fp8-update=x")
-    assert result.ret == 1
-    assert "nothing was stored" in report.problems[-1]
-    assert report.provenance.gpu["name"] == H200.name
 
 
 @pytest.mark.parametrize("caught", [True, False])
@@ -260,7 +240,7 @@ def test_the_report_at_the_end_takes_the_place_of_an_earlier_one_and_of_the_jour
     assert pytester.runpytest("--fp8-report=out", "--fp8-gpu=h200", "-k", "under_way").ret == 0
 
 
-@pytest.mark.parametrize("text", ["", "{}\n", "[1]\n", "nothing\n", '{"kind": "Answer"}\n'])
+@pytest.mark.parametrize("text", ["", "[1]\n", '{"kind": "Answer"}\n'])
 def test_what_is_no_journal_is_refused_in_one_line(tmp_path, text):
     (tmp_path / JOURNAL).write_text(text)
     with pytest.raises(Fp8Error, match="is no journal of this pytest-fp8") as refused:

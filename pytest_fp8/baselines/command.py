@@ -28,8 +28,8 @@ def add_baselines(commands: Any) -> None:
     common.add_argument("--gpu", default="", help="this GPU's alone, e.g. h200")
     common.add_argument("--json", action="store_true", help="JSON instead of tables")
 
-    add = actions.add_parser("list", parents=[common], help="one line per baseline, or all that a case's hold")
-    add.add_argument("case", nargs="?", default="", metavar="CASE", help="all that is stored of it: CASE or GPU/CASE")
+    add = actions.add_parser("list", parents=[common], help="one line per baseline, or per session of a case's")
+    add.add_argument("case", nargs="?", default="", metavar="CASE", help="its sessions: CASE or GPU/CASE")
     add.set_defaults(run=list_baselines)
     add = actions.add_parser("diff", parents=[common], help="what changed; exit 1 where a metric got worse")
     add.add_argument("a", nargs="?", type=Path, metavar="A", help="folder or file: the old ones (default: --dir)")
@@ -49,7 +49,7 @@ def add_baselines(commands: Any) -> None:
 def list_baselines(options: argparse.Namespace) -> int:
     from pytest_fp8.baselines.record import Baseline
     from pytest_fp8.baselines.store import gpus_in, named, read_folder, require_gpu
-    from pytest_fp8.report.baselines import describe, print_list, show_lines
+    from pytest_fp8.report.baselines import describe, print_list
 
     files = read_folder(options.dir)
     require_gpu(options.gpu, gpus_in(files))
@@ -58,10 +58,8 @@ def list_baselines(options: argparse.Namespace) -> int:
     stored = [each for each in files.values() if isinstance(each, Baseline)]
     if options.json:
         _print_json([each.to_json() if options.case else describe(each) for each in stored])
-    elif options.case:
-        print("\n".join(line for each in stored for line in show_lines(each)))
     else:
-        print_list(stored)
+        print_list(stored, sessions=bool(options.case))
     broken = [error for error in files.values() if isinstance(error, BaselineError)]
     for error in broken:
         print(error.message, file=sys.stderr)

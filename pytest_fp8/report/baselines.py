@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_fp8.baselines.check import Note
@@ -16,11 +14,7 @@ from pytest_fp8.stats.estimate import estimate_of
 LIST_COLUMNS = ("case", "gpu", "speedup (99 %)", "processes", "FP8 FLOPs", "memory", "loss gap", "from")
 SHORT = {"transformer-engine": "te", "pytest-fp8": "", "transformers": "", "triton": ""}
 """Short names of libraries in a list; those with an empty one are only in ``show``."""
-CASE_TOLERANCE = ("speedup", "busy_speedup", "loss_gap")
-"""Metrics whose tolerance a case may set."""
 STYLE = {"worse": "red", "removed": "red", "better": "green", "moved": "yellow", "new": "cyan"}
-SHOWN_OF_A_SESSION = ("speedup", "busy_speedup", "memory_ratio", "loss_gap", "fp8_share")
-"""The metrics in the line of one session."""
 
 
 def shown(unit: str, value: float | None) -> str:
@@ -95,30 +89,30 @@ def describe(baseline: Baseline) -> dict[str, Any]:
     return {**facts, **origin, "sessions": len(baseline.sessions)}
 
 
-def print_list(baselines: Sequence[Baseline]) -> None:
-    """One line per baseline, with the number of its origin; the origins stand below, each once."""
+def print_list(baselines: Sequence[Baseline], sessions: bool = False) -> None:
+    """One line per baseline, or per session of each, with the number of its origin; the origins stand below, each once,
+    and behind a session's what sets it apart."""
     from pytest_fp8.report.table import print_table
 
     origins: dict[str, int] = {}
-    rows = [[*_cells(stored), str(origins.setdefault(_origin(stored), len(origins) + 1))] for stored in baselines]
+    rows = []
+    for stored in baselines:
+        shown_sessions = zip(stored.sessions, _marks(stored), strict=True) if sessions else [(stored.newest, [])]
+        for session, marks in shown_sessions:
+            values = session.metrics if sessions else {name: stored.values(name) for name in stored.metrics}
+            text = f"{session.origin}, {libraries_of(session)}: {'; '.join([session.reason or '-', *marks])}"
+            number = origins.setdefault(text, len(origins) + 1)
+            rows.append([stored.case, stored.gpu, *_cells(values), str(number)])
     print_table(LIST_COLUMNS, rows)
     for origin, number in origins.items():
         print(f"from {number}: {origin}")
 
 
-def _cells(baseline: Baseline) -> list[str]:
-    return [
-        baseline.case,
-        baseline.gpu,
-        speedup_of(baseline),
-        str(describe(baseline).get("processes", "-")),
-        *(shown_or_dash(baseline, metric) for metric in ("fp8_share", "memory_ratio", "loss_gap")),
-    ]
-
-
-def _origin(baseline: Baseline) -> str:
-    newest = baseline.newest
-    return f"{newest.origin}, {libraries_of(newest)}: {newest.reason or '-'}"
+def _cells(values: Mapping[str, Sequence[Any]]) -> list[str]:
+    speed = values.get("speedup")
+    metrics = ("fp8_share", "memory_ratio", "loss_gap")
+    shares = [shown(METRICS[name].unit, level(name, values[name])) if values.get(name) else "-" for name in metrics]
+    return [interval(speed), str(len(speed)) if speed else "-", *shares]
 
 
 def libraries_of(session: StoredSession) -> str:
@@ -129,52 +123,20 @@ def libraries_of(session: StoredSession) -> str:
 
 def speedup_of(baseline: Baseline) -> str:
     """The stored speedup with its interval."""
-    facts = describe(baseline)
-    return (
-        "{:.3f}x [{:.3f}, {:.3f}]".format(facts["speedup"], *facts["speedup_interval"]) if "processes" in facts else "-"
-    )
+    return interval(baseline.values("speedup") if "speedup" in baseline.metrics else None)
+
+
+def interval(speedups: Sequence[Any] | None) -> str:
+    """The speedup of these processes with its 99 % interval."""
+    if not speedups:
+        return "-"
+    speed = estimate_of(speedups)
+    return "{:.3f}x [{:.3f}, {:.3f}]".format(speed.ratio, *speed.interval)
 
 
 def shown_or_dash(baseline: Baseline, metric: str) -> str:
     values = baseline.values(metric)
     return shown(METRICS[metric].unit, level(metric, values)) if values else "-"
-
-
-def show_lines(baseline: Baseline) -> list[str]:
-    """Everything in one baseline: the newest values per process or seed, tolerances, and the sessions."""
-    lines = [f"{baseline.case} on {baseline.gpu} (case hash {baseline.case_hash})"]
-    for name in baseline.metrics:
-        metric, values = METRICS[name], baseline.values(name)
-        value = shown(metric.unit, level(name, values))
-        if metric.per_process:
-            low, high = estimate_of(values).interval
-            value += f" [{low:.3f}, {high:.3f}] (99 %)"
-        lines.append(f"  {name}: {value}")
-        tolerance = f"tolerance {metric.tolerance:g}" if metric.tolerance else "any change counts"
-        own = ", or the case's own" if name in CASE_TOLERANCE else ""
-        held = "for information" if metric.informational else f"{metric.direction}; {tolerance}{own}"
-        lines.append(f"    {metric.unit}; {held}")
-        lines += [f"    {text}" for text in _values(metric.unit, values)]
-    lines.append(f"  sessions, the oldest first ({len(baseline.sessions)})")
-    marks = _marks(baseline)
-    for index, session in enumerate(baseline.sessions):
-        lines.append(f"    {index + 1}. {_session_line(session)}")
-        lines += [f"       {mark}" for mark in marks[index]]
-    for part, facts in (("gpu", baseline.newest.gpu), ("libraries", baseline.newest.libraries)):
-        if facts:
-            lines.append(f"  newest {part}: {', '.join(f'{key} {value}' for key, value in facts.items())}")
-    return lines
-
-
-def _session_line(session: StoredSession) -> str:
-    figures = [
-        f"{name} {shown(METRICS[name].unit, level(name, session.metrics[name]))}"
-        + (f" ({len(session.metrics[name])} processes)" if METRICS[name].per_process else "")
-        for name in SHOWN_OF_A_SESSION
-        if name in session.metrics
-    ]
-    dirty = " with changed files" if session.dirty else ""
-    return f"{session.origin}{dirty}: {', '.join(figures) or 'counts alone'}: {session.reason or '-'}"
 
 
 def _marks(baseline: Baseline) -> list[list[str]]:
@@ -192,16 +154,6 @@ def _marks(baseline: Baseline) -> list[list[str]]:
         marks.append(found)
         before = session
     return marks
-
-
-def _values(unit: str, values: Sequence[Any]) -> list[str]:
-    if isinstance(values[0], list):
-        return [
-            f"process {index + 1}: {math.exp(median(blocks)):.4f}x; blocks "
-            + " ".join(f"{math.exp(value):.4f}" for value in blocks)
-            for index, blocks in enumerate(values)
-        ]
-    return ["values: " + ", ".join(shown(unit, value) for value in values)]
 
 
 def revision_to_json(revision: Revision) -> dict[str, Any]:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 NONE = "-"
-NARROWEST, WIDEST = 126, 150
-"""Columns of text; a log or a pipe has no width of its own, and gets what the table needs between these."""
+WIDEST = 400
+"""Columns of text; a log or a pipe has no width of its own, and gets what the table needs up to this."""
 EXPLAINED, LONGEST = 20, 4000
 """Answers with their messages in the summary, and characters of one; GitHub shows at most a MiB of it."""
 
@@ -255,6 +255,6 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: S
     console = Console(file=sys.stdout, highlight=False)
     if not console.is_terminal:
         console = Console(file=sys.stdout, highlight=False, width=WIDEST, no_color=True)
-        console.width = max(NARROWEST, console.measure(drawn).maximum)
+        console.width = console.measure(drawn).maximum
     for line in lines_of(drawn, console):
         print(line)

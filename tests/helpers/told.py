@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_fp8.errors import Fp8Error
-from pytest_fp8.report.record import CaseFacts, Collected, Ended, Notes, Record, Row, plain_line
+from pytest_fp8.report.record import CaseFacts, Collected, Ended, Notes, Record, plain_line
+from pytest_fp8.report.rows import Row
 from pytest_fp8.verdicts import Decision
 
 

@@ -49,7 +49,6 @@ def half(**fields):
 
 SETTINGS = {
     "unknown GPU": (R.UNKNOWN_GPU, lambda: gpu.known("x100")),
-    "recipes as a text": (R.UNKNOWN_NAME, case(recipe="tensorwise,rowwise")),
     "unknown model": (R.UNKNOWN_NAME, case(model="tinny")),
     "unknown backend": (R.UNKNOWN_NAME, case(backend="torchoa")),
     "unknown recipe": (R.UNKNOWN_NAME, case(recipe="delayed")),
