@@ -78,6 +78,28 @@ def fp8_check(request: pytest.FixtureRequest, fp8_pair: Fp8Pair) -> Callable[[],
 
 
 @pytest.fixture
+def fp8_script(request: pytest.FixtureRequest, fp8_case: Case) -> Callable[[], Decision]:
+    """Asks one question of two runs of a training script as it is, with the words of ``bf16=`` and of ``fp8=``. pytest
+    makes a test of each question, as ``test_script[own.train-script-speedup]``::
+
+        @pytest.mark.fp8_script([sys.executable, "train.py", "--max_steps", "1000"], fp8=["--fp8"])
+        def test_script(fp8_script):
+            fp8_script()
+    """
+    from pytest_fp8.errors import Fp8Error
+    from pytest_fp8.script.command import script_of
+    from pytest_fp8.session import SESSION
+
+    script = script_of(request.node)
+    assert script is not None, "the case comes of the mark"
+    try:
+        pair = request.config.stash[SESSION].pairs.script_pair(fp8_case, script)
+    except Fp8Error as error:
+        raise pytest.fail.Exception(error.message, pytrace=False) from None
+    return getattr(pair, f"assert_{request.param}")  # type: ignore[no-any-return]
+
+
+@pytest.fixture
 def bf16_model(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workload | None) -> Any:
     """The case's model in BF16, in this process, for tests that touch its modules. To measure, use ``fp8_pair``."""
     return _model(request, fp8_case, fp8_workload, convert=False)

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 FIXTURES = {"fp8_case", "fp8_pair", "fp8_check", "bf16_model", "fp8_model"}
 """Fixtures that need a case."""
-CHECK = "fp8_check"
-"""The fixture that makes a test of each question."""
+SCRIPT = "fp8_script"
+CHECKS = ("fp8_check", SCRIPT)
+"""The fixtures that make a test of each question."""
 
 
 def questions_of(case: Case) -> list[str]:
-    """What :data:`CHECK` asks of a case, by the names of ``assert_...()``: a speed is held against BF16's, too."""
+    """What :data:`CHECKS` ask of a case, by the names of ``assert_...()``: a speed is held against BF16's, too."""
     return [each for asked in case.questions for each in (["faster", "speedup"] if asked == "speedup" else [asked])]
 
 
@@ -45,9 +46,10 @@ def case_of(item: pytest.Item) -> Any:
 
 
 def checked_by(item: pytest.Item) -> str:
-    """The question of a test with the fixture :data:`CHECK`; empty for others."""
+    """The question of a test with one of the fixtures :data:`CHECKS`; empty for others."""
     callspec = getattr(item, "callspec", None)
-    return str(callspec.params.get(CHECK, "")) if callspec is not None else ""
+    asked = [callspec.params[name] for name in CHECKS if name in callspec.params] if callspec is not None else []
+    return str(asked[0]) if asked else ""
 
 
 def can_be_asked(item: pytest.Item) -> bool:

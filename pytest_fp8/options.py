@@ -54,6 +54,12 @@ MARKER = (
     "each means"
 )
 
+SCRIPT_MARKER = (
+    "fp8_script(command, *, bf16=[], fp8=[], env={}, seed=[], share=0.0, name='', emulated=False, gpus=1, steps=0, "
+    "seeds=0, tolerance=0.02, floor=1.0): a training command as it is, which the fixture fp8_script runs with the "
+    "words of bf16= and with those of fp8=. docs/script.md says what each means"
+)
+
 
 def add_options(parser: pytest.Parser) -> None:
     """Add every option, and the ini keys of those that belong to a project, to pytest's parser."""

@@ -22,6 +22,7 @@ from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
 from pytest_fp8.questions.layers.check import COUNTED, LayersFigures, check_layers, strictly
 from pytest_fp8.questions.ledger.compare import blame_in_ledger, unless_unlike
+from pytest_fp8.questions.ledger.evidence import TwoLedgers
 from pytest_fp8.questions.loss.check import LossFigures, check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import LossEvidence, is_cross_entropy
 from pytest_fp8.questions.loss.first_step import with_moved_first_losses
@@ -169,8 +170,11 @@ class Fp8Pair:
 
     # -- what each question asks, and how it is judged --------------------------------------------------------------
 
+    def _ledgers(self) -> Asking[TwoLedgers]:
+        return (yield from ledgers_of(self.case.backend))
+
     def _layers(self, _: float | None) -> Asking[Answer]:
-        ledgers = yield from ledgers_of(self.case.backend)
+        ledgers = yield from self._ledgers()
         evidence = yield from fp8_layers()
         counts = {name: self._stored(name)[0] for name in COUNTED if self._stored(name)}
         decision = check_layers(self.case, evidence, self._stored("fp8_share"), counts, ledgers)
@@ -187,7 +191,7 @@ class Fp8Pair:
         evidence = yield from with_further_draws(self.case, first)
         decision = check_numerics(self.case, evidence, layers)
         if decision.verdict is Verdict.FAIL:
-            decision = blame_in_ledger(decision, (yield from ledgers_of(self.case.backend)))
+            decision = blame_in_ledger(decision, (yield from self._ledgers()))
         return decision, []
 
     def _loss(self, _: float | None) -> Asking[Answer]:
@@ -195,7 +199,7 @@ class Fp8Pair:
         judge = partial(judge_gap, frozen_margin=frozen)
         evidence = yield from self.loss_evidence()
         decision = check_loss(evidence, frozen, judge(evidence))
-        decision = unless_unlike(decision, (yield from ledgers_of(self.case.backend)))
+        decision = unless_unlike(decision, (yield from self._ledgers()))
         figures = decision.figures
         assert isinstance(figures, LossFigures)
         twins = list(figures.twin_gaps) or frozen
@@ -212,7 +216,7 @@ class Fp8Pair:
     def _memory(self, _: float | None) -> Asking[Answer]:
         yield from reference_ledger()
         evidence = yield from memory_of()
-        ledgers = yield from ledgers_of(self.case.backend)
+        ledgers = yield from self._ledgers()
         stored = [] if self._settings.update else self._stored("memory_ratio")[:1]
         decision = unless_unlike(self._stored_now(check_memory(evidence, *stored)), ledgers)
         rows: list[Row] = [("memory_ratio", [decision.numbers["ratio"]], None)]
@@ -226,7 +230,7 @@ class Fp8Pair:
     def _speed(self, floor: float | None) -> Asking[Answer]:
         """``floor``: the speedup over BF16 to exceed; ``None``: the stored baseline is asked."""
         decision, rows = yield from self.speed_question.decide(floor)
-        ledgers = yield from ledgers_of(self.case.backend)
+        ledgers = yield from self._ledgers()
         return unless_unlike(self._stored_now(decision), ledgers), rows
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -235,8 +239,8 @@ class Fp8Pair:
         question = QUESTIONS[name]
         if question.on_a_gpu and not self.case.asks(question.asked_as or name):
             return self._note(name, cannot(self.case, question.asked_as or name))
-        decision, rows = self.evidence(lambda: question.ask(self, floor), question.asked_as or name)
-        if question.ask is Fp8Pair._speed:
+        decision, rows = self.evidence(lambda: getattr(self, question.ask)(floor), question.asked_as or name)
+        if question.ask == "_speed":
             self.notes.timed(self.speed_question.timer.recording())
         if name == "speedup" and self._compare_with_base is not None:
             from pytest_fp8.compare.gate import with_base
@@ -262,7 +266,7 @@ class Fp8Pair:
         """What this session's tests will ask, the timing first: it must see a process that was not profiled. A question
         that no mark names asks for itself."""
         tasks: dict[str, Begin[Any]] = {"speedup": self._first_look}
-        tasks |= {name: partial(each.ask, self, None) for name, each in QUESTIONS.items() if name != "speedup"}
+        tasks |= {name: partial(getattr(self, each.ask), None) for name, each in QUESTIONS.items() if name != "speedup"}
         asked = {name: task for name, task in tasks.items() if name in self._asked}
         # Last, while the reference is there: what most questions ask of it once they have their own.
         return {**asked, "reference ledger": reference_ledger}
@@ -270,7 +274,7 @@ class Fp8Pair:
     def _first_look(self) -> Asking[None]:
         """Of the speed. Further ones are asked where a test's question is left open."""
         yield from self.speed_question.first_timing()
-        yield from ledgers_of(self.case.backend)
+        yield from self._ledgers()
 
     def _stored_now(self, decision: Decision) -> Decision:
         """In an update a decision for which there was no baseline passes: this run stores one."""
@@ -307,8 +311,8 @@ class Fp8Pair:
 class Question:
     """One of the seven."""
 
-    ask: Callable[[Fp8Pair, float | None], Asking[Answer]]
-    """Asks both arms and judges; given the floor, where there is one."""
+    ask: str
+    """The method that asks both arms and judges; given the floor, where there is one."""
     on_a_gpu: bool = False
     """Whether a case may leave it out, as emulated ones do."""
     asked_as: str = ""
@@ -316,13 +320,13 @@ class Question:
 
 
 QUESTIONS = {
-    "layers": Question(Fp8Pair._layers),
-    "numerics": Question(Fp8Pair._numerics),
-    "loss": Question(Fp8Pair._loss),
-    "faster": Question(Fp8Pair._speed, on_a_gpu=True, asked_as="speedup"),
-    "speedup": Question(Fp8Pair._speed, on_a_gpu=True),
-    "memory": Question(Fp8Pair._memory, on_a_gpu=True),
-    "checkpoints": Question(Fp8Pair._checkpoints),
+    "layers": Question("_layers"),
+    "numerics": Question("_numerics"),
+    "loss": Question("_loss"),
+    "faster": Question("_speed", on_a_gpu=True, asked_as="speedup"),
+    "speedup": Question("_speed", on_a_gpu=True),
+    "memory": Question("_memory", on_a_gpu=True),
+    "checkpoints": Question("_checkpoints"),
 }
 UNPROFILED = ("speedup", "memory", "checkpoints")
 """Questions whose requests leave a process as fast as it was."""

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_fp8.options import Settings
 from pytest_fp8.report.record import Notes
@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from pytest_fp8.compare.gate import BaseGate
     from pytest_fp8.compare.session import Comparison
     from pytest_fp8.pair import Fp8Pair
+    from pytest_fp8.script.command import Script
+    from pytest_fp8.script.pair import Fp8Script
     from pytest_fp8.stats.components import Components
     from pytest_fp8.workload import Workload
 
+P = TypeVar("P", bound="Fp8Pair")
 Waiting = Callable[[str, str], contextlib.AbstractContextManager[None]]
 
 
@@ -91,19 +94,44 @@ class Pairs:
             raise
         return pair
 
+    def script_pair(self, case: Case, script: Script) -> Fp8Script:
+        """The pair of a script: both runs of it started, and held once they are warm. Raises :class:`BaselineError` and
+        :class:`ArmError`."""
+        from pytest_fp8.errors import Fp8Error
+        from pytest_fp8.script.pair import Fp8Script
+
+        key = case.id, case.digest(script.identity)
+        try:
+            judged = *key, (*case.judged_by, script.share)
+            if (pair := self._pairs.get(judged)) is None:
+                digest = case.digest(script.identity)
+                pair = self._made(Fp8Script, case, digest, script.to_text(), script.identity)
+            assert isinstance(pair, Fp8Script)
+            self._pairs[judged], pair.script = pair, script
+            pair.start()
+        except Fp8Error as error:
+            self.notes.of(*key).error("", error)
+            raise
+        return pair
+
     def _new_pair(self, case: Case, workload: Workload | None, shipped: str | None, model: str) -> Fp8Pair:
         """``shipped``: the workload as its arms are given it. ``model``: its identity, empty without a workload."""
-        from pytest_fp8.baselines.store import baseline_path, held_against
         from pytest_fp8.pair import Fp8Pair
         from pytest_fp8.workload import case_digest
 
         arms = self._arms_of(case, shipped, model)
         if workload is not None:
             arms.start()
-        digest = case_digest(case, workload, arms.bf16)
+        return self._made(Fp8Pair, case, case_digest(case, workload, arms.bf16), shipped, model)
+
+    def _made(self, kind: type[P], case: Case, digest: str, shipped: str | None, model: str) -> P:
+        """``digest``: the hash of the case as baselines keep it."""
+        from pytest_fp8.baselines.store import baseline_path, held_against
+
+        arms = self._arms_of(case, shipped, model)
         gpu = self.gpu_key if case.needs_gpu else "emulated"
         baseline, host_bound = held_against(self.source(), gpu, case.id, digest, self.settings.update)
-        pair = Fp8Pair(
+        pair = kind(
             arms,
             self.settings,
             self.notes.of(case.id, arms.digest, digest, gpu),

@@ -9,11 +9,11 @@ from __future__ import annotations
 import pytest
 
 from pytest_fp8.errors import Fp8Error
-from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_check, fp8_model, fp8_pair, fp8_workload
-from pytest_fp8.options import MARKER, add_options, read_settings
+from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_check, fp8_model, fp8_pair, fp8_script, fp8_workload
+from pytest_fp8.options import MARKER, SCRIPT_MARKER, add_options, read_settings
 from pytest_fp8.session import SESSION, Session
 
-__all__ = ["bf16_model", "fp8_case", "fp8_check", "fp8_model", "fp8_pair", "fp8_workload"]
+__all__ = ["bf16_model", "fp8_case", "fp8_check", "fp8_model", "fp8_pair", "fp8_script", "fp8_workload"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # An installed package has no such folder; reading its metadata takes milliseconds.
         marker = MARKER.replace("docs/options.md", documentation("options.md"))
     config.addinivalue_line("markers", marker)
+    config.addinivalue_line("markers", SCRIPT_MARKER)
     try:
         settings = read_settings(config)
         if hasattr(config, "workerinput"):

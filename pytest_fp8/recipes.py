@@ -68,6 +68,8 @@ GROUP = "pytest_fp8.backends"
 """Of the entry points that name backends, this package's and others'."""
 DEFAULT_RECIPE = "tensorwise"
 """What a mark without ``recipe=`` means."""
+SCRIPT = "script"
+"""The backend of a case that is a user's own script."""
 NO_RECIPE = RecipeFacts("none", roles=())
 """Of a reference in BF16."""
 PARALLEL = ("ddp", "fsdp2", "zero3", "own")
@@ -119,10 +121,33 @@ class BackendFacts:
         return not wrong, wrong[0] if wrong else " and ".join(said for _, said in found)
 
 
+class Script(BackendFacts):
+    """No backend that a mark names: a user's own script in FP8, which switches it on by itself."""
+
+    name = SCRIPT
+    recipes: Sequence[RecipeFacts] = (NO_RECIPE,)
+    emulates = True
+    parallel: Sequence[str] = ("own",)
+    reference = reference_on_ranks = f"{SCRIPT}_bf16"
+    # Of its layers and operators nothing is recorded.
+    other_modules = True
+
+
+class ScriptBf16(Script):
+    """The same script without FP8."""
+
+    name = Script.reference
+
+
+SCRIPTS: Mapping[str, type[BackendFacts]] = {kind.name: kind for kind in (Script, ScriptBf16)}
+
+
 @cache
 def backend_type(name: str) -> type[BackendFacts]:
     """The class of the backend of that name, long or short: what it says of itself. Raises ``KeyError``, and
     :class:`SettingsError` where the package that has it cannot be imported."""
+    if name in SCRIPTS:
+        return SCRIPTS[name]
     if name in _entries():
         return _loaded(_entries()[name])
     return {kind.short: kind for kind in types() if kind.short}[name]

@@ -21,8 +21,9 @@ from pytest_fp8.codes import R
 from pytest_fp8.ending import Endings, when_parent_ends
 from pytest_fp8.errors import Fp8Error, refuse
 from pytest_fp8.items import (
-    CHECK,
+    CHECKS,
     FIXTURES,
+    SCRIPT,
     can_be_asked,
     case_of,
     check_mark,
@@ -128,21 +129,28 @@ class Session:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if not FIXTURES & set(metafunc.fixturenames):
             return
-        from pytest_fp8.markers import cases_of
-
-        marks = list(metafunc.definition.iter_markers_with_node("fp8"))
-        if not marks:
-            return
+        test = metafunc.definition
         try:
-            cases = cases_of(metafunc.definition.nodeid, marks, self.settings)
+            if SCRIPT in metafunc.fixturenames:
+                from pytest_fp8.script.command import case_of_mark
+
+                cases = case_of_mark(test)
+            else:
+                from pytest_fp8.markers import cases_of
+
+                marks = list(test.iter_markers_with_node("fp8"))
+                cases = cases_of(test.nodeid, marks, self.settings) if marks else []
         except Fp8Error as error:
             # pytest.fail() would raise with this error as its context, and pytest would show both.
             raise pytest.fail.Exception(error.message, pytrace=False) from None
+        if not cases:
+            return
         metafunc.parametrize("fp8_case", cases, indirect=True, ids=[case.id for case in cases], scope="session")
-        if CHECK in metafunc.fixturenames:
-            # Known from collection on: a test of each question, which -k finds by its name.
-            questions = dict.fromkeys(question for case in cases for question in questions_of(case))
-            metafunc.parametrize(CHECK, list(questions), indirect=True)
+        # Known from collection on: a test of each question, which -k finds by its name.
+        questions = dict.fromkeys(question for case in cases for question in questions_of(case))
+        for check in CHECKS:
+            if check in metafunc.fixturenames:
+                metafunc.parametrize(check, list(questions), indirect=True)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:

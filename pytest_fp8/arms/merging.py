@@ -350,12 +350,13 @@ GRADIENTS = record(
     data=fingerprint,
     random=words,
 )
+BUILD = record(
+    **dict.fromkeys(("libraries", "parameters", "compiled", "own_checkpoints", "foreign_parameters"), same(BUILT)),
+    seconds=each(largest),
+    memory=each(largest),
+)
 RULES: dict[str, Rule] = {
-    "build": record(
-        **dict.fromkeys(("libraries", "parameters", "compiled", "own_checkpoints", "foreign_parameters"), same(BUILT)),
-        seconds=each(largest),
-        memory=each(largest),
-    ),
+    **dict.fromkeys(("build", "describe"), BUILD),
     "layers": _layers,
     "ledger": _ledger,
     "curve": _curve,
@@ -368,6 +369,8 @@ RULES: dict[str, Rule] = {
     "moved_gradients": stepwise(lambda draws: _gradients(draws, "")),
     "blocks": record(milliseconds=stepwise(max), compilations=largest, retries=largest),
     "busy": steps_of_all,
+    "presence": by(lambda values: min(values, key=lambda value: value["fp8_share"] or 0.0)),
+    "losses": stepwise(fmean),
     "memory": by(lambda values: max(values, key=lambda value: value["peak_allocated"])),
     "save": record(**dict.fromkeys(("keys", "digests", "optimizer_digests"), same(STORED))),
     "load": record(

@@ -20,6 +20,7 @@ from pytest_fp8.arms.stopwatch import AHEAD, BUILD, Stopwatch
 from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Gpu
+from pytest_fp8.recipes import SCRIPTS
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
@@ -262,8 +263,9 @@ class ArmPool:
             for arm in arms:
                 with self.stopwatch.clock(arm.label, BUILD):
                     started.append((arm, self._start_build(arm)))
-            # Another interpreter's or checkout's arm has no spare.
-            self.spares.start([arm.spec for arm in self._soon if arm.environment is None])
+            # Another interpreter's or checkout's arm has no spare, and a script is no process that waits.
+            soon = [arm.spec for arm in self._soon if arm.environment is None]
+            self.spares.start([spec for spec in soon if spec.case.backend not in SCRIPTS])
             for arm, process in started:
                 with self.stopwatch.clock(arm.label, BUILD):
                     facts = process.receive(BUILD_SECONDS)
@@ -291,6 +293,11 @@ class ArmPool:
         return process
 
     def _new_process(self, spec: ArmSpec, environment: ArmEnvironment | None = None) -> ArmProcess:
+        if spec.case.backend in SCRIPTS:
+            from pytest_fp8.script.process import ScriptProcess
+
+            with told_as_arm_error(spec.name):
+                return ScriptProcess(environment)
         how = spec.case.backend, environment, self.gpu is None and spec.device == "cpu"
         with told_as_arm_error(spec.name):
             return ArmProcess(*how, spec.device, spec.case.gpus)

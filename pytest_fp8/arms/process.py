@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
@@ -119,13 +119,17 @@ class Rank:
                 )
             failed.pop_all()
         self.pid: int = self._process.pid
-        self.connection = connection
+        self._talk_over(connection)
+        # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind. Safe to call twice.
+        self.close: Callable[[], object] = weakref.finalize(
+            self, end_of_process, self._process, connection, self.folder
+        )
+
+    def _talk_over(self, connection: Connection) -> None:
+        self.connection, self._number = connection, 0
         with socket.socket(fileno=os.dup(connection.fileno())) as ours:
             ours.setblocking(True)  # whatever socket.setdefaulttimeout() was given
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", SILENCE_SECONDS, 0))
-        self._number = 0
-        # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind. Safe to call twice.
-        self.close = weakref.finalize(self, _end, self._process, connection, self.folder)
 
     @property
     def alive(self) -> bool:
@@ -498,7 +502,10 @@ def _signal_name(number: int) -> str:
     return f"signal {number}"
 
 
-def _end(process: subprocess.Popen[bytes] | ForkedProcess, connection: Connection, folder: Path) -> None:
+def end_of_process(
+    process: subprocess.Popen[bytes] | ForkedProcess, connection: Connection | socket.socket, folder: Path
+) -> None:
+    """End a process and all that it started, and remove its folder."""
     # A worker whose connection closes ends by itself.
     connection.close()
     with contextlib.suppress(subprocess.TimeoutExpired):

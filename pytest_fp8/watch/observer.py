@@ -15,11 +15,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
+HOLD = "PYTEST_FP8_HOLD"
+"""The variable that names the socket of a pytest that holds the script; without it the script is watched alone."""
 FINISHED, RUNNING, FAILED = "finished", "running", "failed"
 QUIET = 3
 """Hooks in a row without a new compiled graph before steps are timed."""
@@ -40,18 +43,18 @@ class Observer:
     def __init__(self, folder: str) -> None:
         self.folder, self.pid = folder, os.getpid()
         self.main = threading.get_ident()
-        self.timed_steps = int(os.environ.get("FP8_WATCH_STEPS") or 10)
         self.keys: list[int] = []
         self.times: list[float] = []
         self.last: tuple[Any, ...] = ()
         self.period, self.shortest, self.boundary = 0, 1, 0
         self.optimizers: dict[int, Any] = {}
         self.roots: list[Any] = []
-        self.steps = self.warm = self.graphs = self.quiet = self.compiled_later = 0
-        self.marks: list[Any] = []
-        self.began = 0.0
-        self.profiler: Any = None
-        self.te: Any = None
+        self.steps = self.graphs = self.quiet = 0
+        self.timed_steps = int(os.environ.get("FP8_WATCH_STEPS") or 10)
+        self.needed = QUIET + self.timed_steps + 2
+        """Steps of the script until its evidence is complete."""
+        self.work: Iterator[None] | None = None
+        """What is done between steps: it goes on at the end of each one."""
         self.over = False
         """The hook does nothing any more. It stays: torch is going through its hooks as it is called."""
         self.told: dict[str, Any] = {}
@@ -78,12 +81,11 @@ class Observer:
         self.times.append(time.perf_counter())
         graphs = compiled_graphs()
         self.quiet = self.quiet + 1 if graphs == self.graphs else 0
-        self.compiled_later += bool(self.marks) and graphs != self.graphs
         self.graphs = graphs
         if self.period and self.keys[-1] != self.keys[-1 - self.period]:
             # What looked like a period was a part of a longer one.
-            self.shortest, self.period, self.marks = self.period + 1, 0, []
-            self.drop_profile()
+            self.shortest, self.period = self.period + 1, 0
+            self.drop_work()
         if not self.period and not self.find_period():
             return
         if (len(self.keys) - 1 - self.boundary) % self.period == 0:
@@ -113,71 +115,70 @@ class Observer:
 
     def step_ended(self) -> None:
         self.steps = len(self.keys) // self.period
-        if self.profiler is not None:
-            self.read_profile()
-        elif self.marks:
-            self.marks.append(mark())
-            timed = len(self.marks) - 1
-            if timed >= self.timed_steps or (timed >= 5 and time.perf_counter() - self.began > SECONDS):
-                self.timing_ended()
-        elif self.quiet >= QUIET - 1 or self.steps > WARM_AT_MOST:
-            self.warm, self.began = self.steps, time.perf_counter()
-            self.marks = [mark()]
+        if self.work is None:
+            self.work = self.watch()
+        next(self.work, None)
+
+    def drop_work(self) -> None:
+        """Whatever it has begun, as a profile, ends."""
+        work, self.work = self.work, None
+        if work is not None:
+            work.close()  # type: ignore[attr-defined]
 
     # -- evidence -------------------------------------------------------------------------------------------------
 
-    def timing_ended(self) -> None:
-        """Read the times, then the model, then start the profiler: its window is the next step."""
-        import torch
+    def warm(self) -> bool:
+        return self.quiet >= QUIET - 1 or self.steps > WARM_AT_MOST
 
-        from pytest_fp8.watch.model import model_told, profiles_itself, root_modules
-
+    def watch(self) -> Iterator[None]:
+        """Let the script warm up, time steps, look at the model, and profile one step."""
+        wanted = self.timed_steps
+        while not self.warm():
+            yield
+        self.needed = self.steps + wanted + 1
+        warm, began, graphs, marks = self.steps, time.perf_counter(), self.graphs, [mark()]
+        compiled = 0
+        while len(marks) <= wanted and not (len(marks) > 5 and time.perf_counter() - began > SECONDS):
+            yield
+            compiled, graphs = compiled + (self.graphs != graphs), self.graphs
+            marks.append(mark())
         self.told = {
-            "steps_ms": [between(one, two) for one, two in zip(self.marks, self.marks[1:], strict=False)],
-            "warm_steps": self.warm,
-            "compiled_while_timed": self.compiled_later,
+            "steps_ms": [between(one, two) for one, two in pairwise(marks)],
+            "warm_steps": warm,
+            "compiled_while_timed": compiled,
             "optimizers_a_step": self.period,
             **memory_told(),
+            **self.model_told(),
         }
-        held = [root for root in (reference() for reference in self.roots) if root is not None]
-        optimizers = [each for each in (reference() for reference in self.optimizers.values()) if each is not None]
-        self.told |= model_told([*held, *root_modules(besides=held)], optimizers)
-        if profiles_itself():
-            return self.end(FINISHED, "profiles itself")
-        if torch._C._current_graph_task_id() != -1:
-            # A profile that begins in a backward pass ends with it.
-            return self.end(FINISHED, "steps inside the backward pass")
-        if "transformer_engine" in sys.modules:
-            from pytest_fp8.worker.record.libraries import watch_transformer_engine
+        if refused := self.why_not_profiled():
+            return self.end(FINISHED, refused)
+        with profiled(record_shapes=True) as profiler:
+            yield
+        self.told |= self.profile_told(profiler)
+        return self.end(FINISHED)
 
-            self.te = watch_transformer_engine()
-            self.te.__enter__()
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        self.profiler = torch.profiler.profile(record_shapes=True)
-        self.profiler.start()
-        return None
+    def model_told(self) -> dict[str, Any]:
+        from pytest_fp8.watch.model import model_told, root_modules
 
-    def read_profile(self) -> None:
+        held = living(self.roots)
+        return model_told([*held, *root_modules(besides=held)], living(self.optimizers.values()))
+
+    def why_not_profiled(self) -> str:
         import torch
 
+        from pytest_fp8.watch.model import profiles_itself
+
+        if profiles_itself():
+            return "profiles itself"
+        # A profile that begins in a backward pass ends with it.
+        return "steps inside the backward pass" if torch._C._current_graph_task_id() != -1 else ""
+
+    def profile_told(self, profiler: Any) -> dict[str, Any]:
         from pytest_fp8.watch.model import recipes_in_force
         from pytest_fp8.worker.record.trace import plain_events
 
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        profiler = self.profiler
-        self.drop_profile()
-        self.told["recipes"] = recipes_in_force([root() for root in self.roots])
-        self.told["events"] = [list(vars(event).values()) for event in plain_events(profiler)]
-        self.end(FINISHED)
-
-    def drop_profile(self) -> None:
-        profiler, te, self.profiler, self.te = self.profiler, self.te, None, None
-        if profiler is not None:
-            profiler.stop()
-        if te is not None:
-            te.__exit__(None, None, None)
+        events = [list(vars(event).values()) for event in plain_events(profiler)]
+        return {"recipes": recipes_in_force(living(self.roots)), "events": events}
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -196,9 +197,8 @@ class Observer:
 
     def process_ends(self) -> None:
         if self.keys:
-            self.drop_profile()
-            needed = self.warm + self.timed_steps + 1 if self.marks else QUIET + self.timed_steps + 2
-            self.end(FAILED, f"too short: {self.steps or len(self.keys)} steps of {needed}")
+            self.drop_work()
+            self.end(FAILED, f"too short: {self.steps or len(self.keys)} steps of {self.needed}")
 
     def forked(self) -> None:
         """In the child of a fork: silent where the parent had begun to train, anew where it had not."""
@@ -207,12 +207,70 @@ class Observer:
         self.pid, self.main = os.getpid(), threading.get_ident()
 
 
+@contextmanager
+def profiled(**options: Any) -> Iterator[Any]:
+    """A profile of what runs in the block, with Transformer Engine's products."""
+    import torch
+
+    from pytest_fp8.worker.record.libraries import watch_transformer_engine
+
+    with watch_transformer_engine():
+        synchronize()
+        profiler = torch.profiler.profile(**options)
+        profiler.start()
+        try:
+            yield profiler
+        finally:
+            synchronize()
+            profiler.stop()
+
+
+def synchronize() -> None:
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def living(references: Iterable[Any]) -> list[Any]:
+    return [each for each in (reference() for reference in references) if each is not None]
+
+
 def start(module: Any, folder: str) -> None:
     """Watch this process; ``module`` is ``torch.optim.optimizer``, just imported."""
     import torch
 
-    observer = Observer(folder)
-    step = guarded(observer, Observer.optimizer_stepped)
+    address = os.environ.get(HOLD)
+    if not address:
+        attach(Observer(folder), module)
+        return
+    begun: list[Callable[..., None]] = []
+
+    def begin(_: Observer) -> None:
+        # Once torch is whole, which it is not yet while this module is imported.
+        from pytest_fp8.watch.held import Held
+
+        held = Held(folder, address)
+        attach(held, module)
+        begun.append(guarded(held, Held.optimizer_steps))
+
+    first = guarded(Observer(folder), begin)
+
+    def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            if not begun:
+                first()
+            for steps in begun:
+                steps(optimizer)
+
+    module.register_optimizer_step_pre_hook(hook)
+
+
+def attach(observer: Observer, module: Any) -> None:
+    """Have the observer called after each step of an optimizer, and as the process ends or forks."""
+    import torch
+
+    step = guarded(observer, type(observer).optimizer_stepped)
 
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
         # Traced into a compiled step, the rest would break its graph.
@@ -220,8 +278,8 @@ def start(module: Any, folder: str) -> None:
             step(optimizer)
 
     module.register_optimizer_step_post_hook(hook)
-    atexit.register(guarded(observer, Observer.process_ends))
-    os.register_at_fork(after_in_child=guarded(observer, Observer.forked))
+    atexit.register(guarded(observer, type(observer).process_ends))
+    os.register_at_fork(after_in_child=guarded(observer, type(observer).forked))
 
 
 def guarded(observer: Observer, method: Callable[..., None]) -> Callable[..., None]:
@@ -235,7 +293,7 @@ def guarded(observer: Observer, method: Callable[..., None]) -> Callable[..., No
         except Exception as error:
             observer.over = True
             reason = f"the observer failed: {error!r}"
-            for last in (observer.drop_profile, partial(observer.write, FAILED, reason)):
+            for last in (observer.drop_work, partial(observer.write, FAILED, reason)):
                 with suppress(Exception):
                     last()
 

@@ -11,7 +11,7 @@ import math
 import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,6 +60,8 @@ class Window:
     wire: Sequence[WireTime]
     loose: Sequence[KernelTime]
     """Kernels with a product's name that no seen operator launched, as in a replayed CUDA graph."""
+    read: Mapping[str, Any]
+    """All that :func:`read_profile` gives of the step."""
 
 
 def read_window(rows: Iterable[Sequence[Any]]) -> Window:
@@ -91,6 +93,7 @@ def read_window(rows: Iterable[Sequence[Any]]) -> Window:
         sorted({family for families in read["attention"].values() for family in families}),
         read["wire"],
         loose,
+        read,
     )
 
 

@@ -81,7 +81,7 @@ def check_layers(
         or (find_in_ledger(ledgers, QUESTION) if ledgers is not None else None)
         # Where the reference does call the layer, that has been said.
         or find_past_layers(case, evidence)
-        or _less_than_stored(figures, baseline_share, baseline_counts or {})
+        or less_than_stored(figures, baseline_share, baseline_counts or {})
         or _scaling(evidence)
     )
     if found is not None:
@@ -127,7 +127,7 @@ def _figures(evidence: LayersEvidence, step: StepProducts) -> LayersFigures:
     )
 
 
-def _less_than_stored(figures: LayersFigures, share: Sequence[float], counts: Mapping[str, int]) -> Finding | None:
+def less_than_stored(figures: LayersFigures, share: Sequence[float], counts: Mapping[str, int]) -> Finding | None:
     now = figures.counted()
     less = [
         (f"fewer {COUNTED[name]} than in the baseline", f"{stored}, exactly as stored", f"{now.get(name, 0)}")

@@ -87,11 +87,11 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
     for name, curve in _in_turn(evidence):
         step = first_bad_step(curve)
         if step is not None:
-            found = _not_finite(name, step, curve, evidence.bf16[curve.seed])
+            found = not_finite(name, step, curve, evidence.bf16[curve.seed])
             return found.answer(QUESTION, replace(figures, first_bad_step=step))
     for rule in (
-        *(_other_data, _constant, does_not_restart, trained_otherwise, weights_stand_still, first_step),
-        *(_bit_equal, fp8_lost_on_the_way, rare_products),
+        *(_other_data, constant, does_not_restart, trained_otherwise, weights_stand_still, first_step),
+        *(curves_equal, fp8_lost_on_the_way, rare_products),
     ):
         if broken := rule(evidence):
             return broken.answer(QUESTION, figures)
@@ -125,7 +125,7 @@ def first_bad_step(curve: Curve) -> int | None:
     return None
 
 
-def _not_finite(name: str, step: int, curve: Curve, bf16: Curve) -> Finding:
+def not_finite(name: str, step: int, curve: Curve, bf16: Curve) -> Finding:
     what = "loss" if not math.isfinite(curve.losses[step]) else "gradient norm"
     value = curve.losses[step] if what == "loss" else curve.gradient_norms[step]
     before = f"; the loss was {curve.losses[step - 1]:.4f} the step before" if step else ""
@@ -157,7 +157,7 @@ def _other_data(evidence: LossEvidence) -> Finding | None:
     )
 
 
-def _constant(evidence: LossEvidence) -> Finding | None:
+def constant(evidence: LossEvidence) -> Finding | None:
     """The reference's loss is 0 throughout, or one number in every step of both arms. FP8 that is off gives the same,
     so it explains nothing."""
     for seed in sorted(evidence.fp8):
@@ -185,7 +185,7 @@ def _constant(evidence: LossEvidence) -> Finding | None:
     return None
 
 
-def _bit_equal(evidence: LossEvidence) -> Finding | None:
+def curves_equal(evidence: LossEvidence) -> Finding | None:
     """Losses and gradient norms of every seed. A loss near 60 has one bfloat16 in 0.25, so that the losses of one seed
     can be equal in sound FP8; norms are float32."""
     for s in evidence.fp8:

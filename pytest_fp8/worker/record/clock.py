@@ -120,10 +120,10 @@ def busy_steps(engine: Engine, steps: int = STEPS) -> Steps:
     with no_collections():
         engine.step(batches[-1])
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-            _mark()
+            mark_step()
             for index in range(steps):
                 engine.step(batches[index % len(batches)], marked_evaluation)
-                _mark()
+                mark_step()
             torch.cuda.synchronize()
     return read_steps(plain_events(profiler))
 
@@ -134,12 +134,13 @@ def marked_evaluation(name: str) -> Iterator[None]:
     if name != EVALUATION:
         yield
         return
-    _mark(2)
+    mark_step(2)
     yield
-    _mark(2)
+    mark_step(2)
 
 
-def _mark(times: int = 1) -> None:
+def mark_step(times: int = 1) -> None:
+    """Say in a profile of kernels that a step ends here."""
     for _ in range(times):
         # Private: a kernel of one's own would have to be compiled.
         torch.cuda._sleep(1)

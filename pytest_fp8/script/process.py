@@ -1,0 +1,276 @@
+"""One run of a user's script as an arm: its command, and a connection to each of its ranks, held between two steps."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+import weakref
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from pytest_fp8.arms.environment import ArmEnvironment, arm_env
+from pytest_fp8.arms.process import (
+    BUILD_SECONDS,
+    LOOK_SECONDS,
+    ON_THE_CPU,
+    REQUEST_SECONDS,
+    ArmProcess,
+    Rank,
+    end_of_process,
+    tail_of,
+)
+from pytest_fp8.arms.scratch import new_folder, remove
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.codes import R, W
+from pytest_fp8.errors import ArmError
+from pytest_fp8.own_code import NOT_FROM
+from pytest_fp8.script.command import Script
+from pytest_fp8.watch.command import FOLDER, INJECTED, evidence_in
+from pytest_fp8.watch.observer import FAILED, HOLD
+
+OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory")
+
+
+class HeldRank(Rank):
+    """The connection to one process that trains."""
+
+    has_imported = True
+
+    def __init__(self, script: ScriptProcess, connection: Connection, told: Mapping[str, Any]) -> None:
+        self.log, self.folder = script.log, script.folder
+        self.pid = int(told["pid"])
+        self._script = weakref.proxy(script)
+        self._talk_over(connection)
+        # What ends one rank ends them all.
+        self.close = script.finalizer
+
+    @property
+    def alive(self) -> bool:
+        return self._script.exit_code() is None
+
+    def exit_code(self) -> int | None:
+        return self._script.exit_code(seconds=5)  # type: ignore[no-any-return]
+
+
+class ScriptProcess(ArmProcess):
+    """A script that is asked what an arm is asked. It runs until it is warm, and then as far as requests let it."""
+
+    def __init__(self, environment: ArmEnvironment | None = None) -> None:
+        """Starts nothing yet: an arm is a command with its arguments."""
+        self.name, self._environment = "a script", environment
+        self._asked, self._answer_due, self._in = "", False, "that its command trains"
+        self._side = f" ({environment.name})" if environment is not None else ""
+        self._end: ArmError | None = None
+        self.ranks = []
+        self._folder = new_folder("arm-")
+        self.listener = socket.socket(socket.AF_UNIX)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    @property
+    def log(self) -> Path:
+        return self._folder / "log"
+
+    @property
+    def alive(self) -> bool:
+        return self.exit_code() is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def pids(self) -> set[int]:
+        return {rank.pid for rank in self.ranks}
+
+    def exit_code(self, seconds: float = 0.0) -> int | None:
+        """Of the command; ``None`` while it runs."""
+        assert self._process is not None
+        if seconds:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+        return self._process.poll()
+
+    def start_build(self, spec: ArmSpec) -> None:
+        """Start the command. :meth:`receive` waits until it is held."""
+        assert spec.workload is not None
+        script = Script.from_text(spec.workload)
+        self.command, self.wanted = script.of(spec.case), spec.case.gpus
+        self.name = f"{spec.case.id}{self._side}"
+        self._asked = "build"
+        self.listener.bind(str(self.folder / "hold"))
+        self.listener.listen(self.wanted)
+        self.listener.settimeout(LOOK_SECONDS)
+        env = self._env(script, spec.device)
+        with open(self.log, "wb") as log:
+            try:
+                self._process = subprocess.Popen(
+                    self.command,
+                    cwd=self._cwd(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    env=env,
+                )
+            except OSError as error:
+                raise ArmError(
+                    R.NOT_STARTED,
+                    f"the script {self.name!r} did not start: {error}",
+                    expected="a command as it is typed in the project's folder",
+                    seen=shlex.join(self.command),
+                    next_step="run it by hand from there; the mark takes a list of words, [sys.executable, 'train.py']",
+                ) from None
+        self.finalizer = weakref.finalize(self, end_of_process, self._process, self.listener, self.folder)
+
+    def _env(self, script: Script, device: str) -> dict[str, str]:
+        """The user's own variables, and those by which the observer is found. Base's code comes first on its path."""
+        side = self._environment
+        path = [str(INJECTED), *(side.import_path if side is not None else ()), os.environ.get("PYTHONPATH", "")]
+        env = arm_env("bf16", self.folder)
+        # Libraries of pytest's own process may be others than the command's.
+        env |= {"PYTHONPATH": os.pathsep.join(filter(None, path)), "KINETO_LOG_LEVEL": "6"}
+        for name in ("CUDNN_HOME", "LD_LIBRARY_PATH"):
+            env.pop(name, None)
+            if name in os.environ:
+                env[name] = os.environ[name]
+        if side is not None:
+            env[NOT_FROM] = side.not_from
+        if device == "cpu":
+            env |= {**ON_THE_CPU, "CUDA_VISIBLE_DEVICES": ""}
+        return {**env, FOLDER: str(self.folder), HOLD: str(self.folder / "hold"), **script.env}
+
+    def _cwd(self) -> str | None:
+        """The folder that the command runs in: pytest's own, or the same one of base's checkout."""
+        here, _, tree = (self._environment.not_from if self._environment is not None else "").partition(os.pathsep)
+        return os.path.normpath(Path(tree, os.path.relpath(os.getcwd(), here))) if tree else None
+
+    def receive(self, timeout: float = REQUEST_SECONDS) -> Any:
+        if self._asked == "build" and not self.ranks:
+            self._connect(timeout)
+            # The rule for several ranks is that of a build.
+            self.send("describe")
+            return super().receive(BUILD_SECONDS)
+        return super().receive(timeout)
+
+    def _connect(self, timeout: float) -> None:
+        """Wait until each rank is held. Raises :class:`ArmError`."""
+        deadline = time.monotonic() + timeout
+        found: dict[int, HeldRank] = {}
+        while len(found) < self.wanted:
+            with contextlib.suppress(TimeoutError):
+                connection = Connection(self.listener.accept()[0].detach())
+                told = json.loads(connection.recv_bytes())
+                if told["world"] != self.wanted:
+                    raise self._ended_with(self._other_world(told["world"]))
+                found[told["rank"]] = HeldRank(self, connection, told)
+                continue
+            if why := self._not_held():
+                raise self._ended_with(why)
+            if time.monotonic() > deadline:
+                raise self._ended_with(self._late(timeout))
+        self.ranks = [found[rank] for rank in sorted(found)]
+
+    def _raised(self, rank: int, answer: Mapping[str, Any]) -> ArmError:
+        if not answer["code"].startswith("FP8-W"):
+            return super()._raised(rank, answer)
+        headline = f"the script {self.name!r} cannot be asked for {self._asked!r}: {answer['error']}"
+        return ArmError(W(answer["code"]), headline, next_step=answer["next"])
+
+    def _not_held(self) -> ArmError | None:
+        """Why the script will never be held; ``None`` while it may be."""
+        failed = [each["reason"] for each in evidence_in(self.folder) if each["state"] == FAILED]
+        code = self.exit_code()
+        if code is None and not failed:
+            return None
+        return self._ended(code, failed[0] if failed else "", "before it was held at a step")
+
+    def _ended(self, code: int | None, reason: str, when: str) -> ArmError:
+        tail = tail_of(self.log)
+        seen = f"the end of its output:\n{tail or '(nothing)'}"
+        short = reason.startswith("too short")
+        if any(word in tail for word in OUT_OF_MEMORY):
+            return ArmError(
+                R.OUT_OF_MEMORY,
+                f"the script {self.name!r} ran out of GPU memory",
+                expected="room for it beside the other one, or alone on the GPU",
+                seen=seen,
+                next_step="a smaller batch in both arms",
+            )
+        if code == 0 or short:
+            return ArmError(
+                W.TOO_SHORT if short or self.ranks else W.NO_TRAINING,
+                f"the script {self.name!r} ended {when}"
+                + (f", {reason.removeprefix('too short: ')} needed" if short else ""),
+                expected="a script that goes on training until it is stopped: some two hundred steps",
+                seen=seen,
+                cause="it has fewer steps"
+                if short or self.ranks
+                else "no process of it stepped an optimizer of torch, or none could be observed: python -I, -E and -S, "
+                "containers and a PYTHONPATH that is set anew do not hand the observer on",
+                next_step="more steps in the mark's command, --max_steps 1000: it is ended once all is measured",
+            )
+        if reason:
+            return ArmError(
+                W.NOT_OBSERVED,
+                f"the script {self.name!r} cannot be held: {reason}",
+                expected="steps that a hook of torch's optimizers tells",
+                seen=seen,
+                next_step=f"pytest-fp8 watch -- {shlex.join(self.command)}",
+            )
+        return self._died(code, when)
+
+    def _died(self, code: int | None, when: str) -> ArmError:
+        how = f"died of {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with {code}"
+        return ArmError(
+            R.ARM_DIED,
+            f"the script {self.name!r} {how} {when}",
+            expected="a command that trains",
+            seen=f"the end of its output:\n{tail_of(self.log) or '(nothing)'}",
+            next_step=f"run it by hand: {shlex.join(self.command)}",
+        )
+
+    def _death(self, rank: int, when: str = "", expected: str = "an answer") -> ArmError:
+        """Of a rank that was held before."""
+        failed = [each["reason"] for each in evidence_in(self.folder) if each["state"] == FAILED]
+        code = self.ranks[rank].exit_code()
+        return self._ended(code, failed[0] if failed else "", when or f"while it was asked for {self._asked!r}")
+
+    def _late(self, timeout: float) -> ArmError:
+        began = any(True for _ in evidence_in(self.folder))
+        return ArmError(
+            R.ARM_HUNG,
+            f"the script {self.name!r} was not held after {timeout:.0f} s, and was stopped",
+            expected="a first step and a few more",
+            seen=f"the end of its output:\n{tail_of(self.log) or '(nothing)'}",
+            cause="it began to train and waits, or its steps repeat in no order" if began else "it makes no step",
+            next_step=f"pytest-fp8 watch -- {shlex.join(self.command)}",
+        )
+
+    def _other_world(self, world: int) -> ArmError:
+        return ArmError(
+            R.BAD_VALUE,
+            f"the script {self.name!r} trains on {world} ranks, and its mark says {self.wanted}",
+            expected=f"gpus={world} in the mark",
+            seen=f"gpus={self.wanted}",
+            next_step=f"@pytest.mark.fp8_script(..., gpus={world})",
+        )
+
+    def close(self) -> None:
+        """End the script and all that it started. Safe to call twice."""
+        if self._process is None:
+            self.listener.close()
+            remove(self.folder)
+        else:
+            self.finalizer()

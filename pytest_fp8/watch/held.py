@@ -1,0 +1,351 @@
+"""Inside the script's process: holds it at the ends of its steps, and answers what pytest asks, as an arm does.
+
+An operation is a generator, whose every ``yield`` lets the script make one step. Between two requests the script stands
+still inside the hook of its optimizer. It ends where the other side is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+import weakref
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from pytest_fp8.codes import R
+from pytest_fp8.libraries import library_versions
+from pytest_fp8.own_code import require_own_code
+from pytest_fp8.plain import to_plain
+from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, OptimizerNote, TensorNote, Weight
+from pytest_fp8.watch.judge import UNSEEN, judged
+from pytest_fp8.watch.model import root_modules
+from pytest_fp8.watch.observer import Observer, between, guarded, living, mark, process_told, profiled, synchronize
+from pytest_fp8.watch.report import plain_training
+from pytest_fp8.watch.trace import read_window
+from pytest_fp8.watch.training import Training
+from pytest_fp8.worker.notes import digest_of, optimizer_note, shape_of, switches_of, weights_of
+from pytest_fp8.worker.record import clock
+from pytest_fp8.worker.record.operators import dtype_name
+from pytest_fp8.worker.record.trace import plain_events
+
+LEAST_STEPS = 5
+"""Steps before the script is held for the first time: caches are filled, and the notes of its batches are complete."""
+BATCHES = 4
+"""Calls of the model whose inputs are noted, from the second step on."""
+LOSSES = 1000
+"""Backward passes whose loss is kept."""
+Steps = Generator[None, None, Any]
+"""An operation; each ``yield`` is one step of the script."""
+
+
+class Roots:
+    """The script's models as one: what notes of weights and optimizers ask of a model."""
+
+    def __init__(self, roots: Sequence[Any]) -> None:
+        self.roots = roots
+
+    def named_parameters(self, remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:
+        for number, root in enumerate(self.roots):
+            prefix = f"{number}" if len(self.roots) > 1 else ""
+            yield from root.named_parameters(prefix, remove_duplicate=remove_duplicate)
+
+    def named_buffers(self, remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:
+        """None: the first forward pass, which comes before the notes, has changed running statistics."""
+        return iter(())
+
+
+class Held(Observer):
+    """An observer that waits for requests once the script is warm."""
+
+    def __init__(self, folder: str, address: str) -> None:
+        """``address``: of pytest's socket."""
+        super().__init__(folder)
+        self.address, self.began = address, time.perf_counter()
+        self.weights: dict[str, Weight] | None = None
+        self.switches: dict[str, str] = {}
+        self.optimizer_notes: dict[int, OptimizerNote] = {}
+        self.batch: list[TensorNote] = []
+        self.calls = 0
+        """Of the models, whose inputs were noted."""
+        self.passes: list[tuple[int, Sequence[Any]]] = []
+        """Of each backward pass how often optimizers had stepped, and the losses that it began at."""
+        self.training: Training | None = None
+        note = guarded(self, Held.goes_backward)
+        backward = torch.autograd.backward
+
+        @functools.wraps(backward)
+        def noted(tensors: Any, *arguments: Any, **named: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                note(tensors)
+            return backward(tensors, *arguments, **named)
+
+        torch.autograd.backward = noted
+        # A script that is not heard of ends with pytest all the same; what shows a hang is not the script's own signal.
+        if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+            faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+    # -- what is noted as the script begins ---------------------------------------------------------------------------
+
+    def optimizer_steps(self, optimizer: Any) -> None:
+        """Before an optimizer's step: before its first one its settings are noted, and the weights."""
+        if id(optimizer) in self.optimizer_notes:
+            return
+        if self.weights is None:
+            self.roots = [weakref.ref(root) for root in root_modules()]
+            found = weights_of(Roots(self.models()))  # type: ignore[arg-type]
+            self.weights = {name: weight for name, weight in found.items() if weight.digest}
+            self.switches = switches_of(_device())
+            for root in self.models():
+                self.note_inputs(root)
+        self.optimizer_notes[id(optimizer)] = optimizer_note(optimizer, Roots(self.models()), {})  # type: ignore[arg-type]
+
+    def models(self) -> list[Any]:
+        return living(self.roots)
+
+    def note_inputs(self, root: Any) -> None:
+        """Note what enters the model in its next calls, but for a compiled one: a hook would be compiled with it."""
+        if root._compiled_call_impl is not None:
+            return
+
+        def enters(_: Any, arguments: Any, named: Any) -> None:
+            if not torch.compiler.is_compiling():
+                note(root, (arguments, named))
+            if self.calls >= BATCHES:
+                handle.remove()
+
+        note = guarded(self, Held.model_called)
+        handle = root.register_forward_pre_hook(enters, with_kwargs=True)
+
+    def model_called(self, root: Any, given: Any) -> None:
+        if root.training and torch.is_grad_enabled() and self.calls < BATCHES:
+            self.calls += 1
+            found = [TensorNote(shape_of(each), dtype_name(each), digest_of(each.detach())) for each in _tensors(given)]
+            self.batch += found
+
+    def goes_backward(self, tensors: Any) -> None:
+        # Recomputation inside a backward pass may be one of its own.
+        if torch._C._current_graph_task_id() != -1:
+            return
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        kept = roots if len(self.passes) < LOSSES else ()
+        self.passes.append((len(self.keys), [each.detach().clone() for each in kept if each.numel() == 1]))
+
+    def passes_of(self, step: int) -> list[Sequence[Any]]:
+        """The losses of each backward pass of a step, counted from 0."""
+        first = self.boundary % self.period
+        return [losses for calls, losses in self.passes if max(0, (calls - 1 - first) // self.period + 1) == step]
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def watch(self) -> Steps:
+        """Wait until the script is warm, then answer until no more requests can come."""
+        while not self.warm() or self.steps < LEAST_STEPS:
+            yield
+        synchronize()
+        with _connected(self.address) as connection:
+            self.send(connection, process_told(self.pid))
+            while True:
+                request = json.loads(connection.recv_bytes())
+                answer = yield from self.answer(request["operation"], request["arguments"])
+                synchronize()
+                self.send(connection, {"id": request["id"], **answer})
+
+    def send(self, connection: Connection, content: Mapping[str, Any]) -> None:
+        connection.send_bytes(json.dumps(content, default=str).encode())
+
+    def answer(self, operation: str, arguments: Mapping[str, Any]) -> Steps:
+        try:
+            result = getattr(self, f"tell_{operation}")(**arguments)
+            return {"result": (yield from result) if isinstance(result, Generator) else result}
+        except Refused as refused:
+            return _error(*refused.args)
+        except Exception as error:
+            traceback.print_exc()
+            return _error(R.ARM_RAISED, f"{type(error).__name__}: {error}", traceback.format_exc())
+
+    def tell_describe(self) -> dict[str, Any]:
+        require_own_code()
+        on_gpu = torch.cuda.is_initialized()
+        facts: dict[str, Any] = {
+            "libraries": library_versions(),
+            "cudnn": torch.backends.cudnn.version() if on_gpu else None,
+            "parameters": sum(each.numel() for _, each in Roots(self.models()).named_parameters()),
+            "compiled": self.graphs > 0,
+            "seconds": {"start": time.perf_counter() - self.began},
+            "first_step": "",
+            "own_checkpoints": False,
+            "foreign_parameters": False,
+        }
+        if on_gpu:
+            facts["memory"] = {
+                "allocated": torch.cuda.memory_allocated(),
+                "peak": torch.cuda.max_memory_reserved(),
+                "step": torch.cuda.max_memory_allocated(),
+            }
+        return facts
+
+    def tell_park(self) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    def tell_blocks(self, count: int, steps: int, dropped: int) -> Steps:
+        """As :func:`clock.timed_blocks`, of whole steps of the script: what it evaluates or saves in them counts."""
+        with clock.no_collections():
+            for _ in range(dropped):
+                yield
+            compiled, retried = clock.compiled_frames(), _retries()
+            marks = [mark()]
+            for _ in range(count):
+                for _ in range(steps):
+                    yield
+                marks.append(mark())
+            times = [between(one, two) / steps for one, two in pairwise(marks)]
+        counts = {"compilations": clock.compiled_frames() - compiled, "retries": _retries() - retried}
+        return {"milliseconds": times, **counts}
+
+    def tell_busy(self, steps: int) -> Steps:
+        """As :func:`clock.busy_steps`."""
+        if not torch.cuda.is_initialized():
+            return clock.NO_STEPS
+        self.require_profile()
+        with clock.no_collections():
+            yield
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+                clock.mark_step()
+                for _ in range(steps):
+                    yield
+                    clock.mark_step()
+                torch.cuda.synchronize()
+        return clock.read_steps(plain_events(profiler))
+
+    def tell_layers(self) -> Steps:
+        """One profiled step: its products and times, and what ``watch`` says of it; and several steps' busy times."""
+        self.require_profile()
+        told = self.model_told()
+        with profiled(record_shapes=True) as profiler:
+            yield
+        told |= self.profile_told(profiler)
+        window = read_window(told.pop("events"))
+        self.training = judged(Training({**process_told(self.pid), **told}), window)
+        steps = yield from self.tell_busy(clock.STEPS)
+        nothing: dict[str, Any] = {name: {} for name in ("originals", "skipped", "recipes")}
+        nothing |= dict.fromkeys(("converted", "live_fp8", "calls"), ())
+        return to_plain(LayersEvidence(**nothing, **window.read, **steps))
+
+    def tell_presence(self) -> Steps:
+        """What ``pytest-fp8 watch`` says of the profiled step."""
+        if self.training is None:
+            yield from self.tell_layers()
+        assert self.training is not None
+        return {**plain_training([self.training]), "inputs_noted": self.calls}
+
+    def require_profile(self) -> None:
+        if refused := self.why_not_profiled():
+            code, reason, next_step = UNSEEN[refused]
+            raise Refused(code, reason, "", next_step)
+
+    def tell_ledger(self) -> dict[str, Any]:
+        """What entered, weights and optimizer before the first step, switches, and passes of the last step."""
+        notes = list(self.optimizer_notes.values())
+        groups: list[Mapping[str, str]] = []
+        members: dict[str, int] = {}
+        for note in notes:
+            members |= {name: len(groups) + index for name, index in note.members.items()}
+            groups += note.groups
+        schedule = {f"{key} {number}": value for number, n in enumerate(notes) for key, value in n.schedule.items()}
+        optimizer = OptimizerNote(" and ".join(note.kind for note in notes), groups, members, schedule)
+        weights = self.weights or {}
+        nothing: dict[str, Any] = {name: {} for name in ("classes", "operators", "waits", "switches_after")}
+        nothing |= dict.fromkeys(
+            ("entered", "calls", "products", "gradients", "draws", "fp8_layers", "linears", "routed"), ()
+        )
+        ledger = ArmLedger(
+            **nothing,
+            batch=self.batch,
+            backward=len(self.passes_of(self.steps - 1)),
+            stepped=self.period,
+            norm_kept=0.0,
+            loss=0.0,
+            loss_dtype="",
+            random="",
+            before=weights,
+            after=weights,
+            optimizer=optimizer,
+            updates=NO_UPDATES,
+            switches=self.switches,
+            watched=False,
+        )
+        return to_plain(ledger)  # type: ignore[no-any-return]
+
+    def tell_memory(self) -> Steps:
+        """Peaks of one step. It begins and ends with the optimizer, while gradients are there."""
+        yield
+        synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        resident = torch.cuda.memory_allocated()
+        yield
+        synchronize()
+        peak = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+        told = {"peak_allocated": peak["allocated"], "peak_reserved": peak["reserved"]}
+        return {"resident": resident, "phases": {"step": peak}, **told}
+
+    def tell_losses(self, steps: int) -> Steps:
+        """The loss of each of the first steps, but for the very first: the sum of what it went backward from."""
+        while self.steps <= steps:
+            yield
+        return [sum(float(loss) for losses in self.passes_of(step) for loss in losses) for step in range(1, steps + 1)]
+
+
+class Refused(Exception):
+    """A request that this script does not allow: code, error, trace, next step."""
+
+
+def _error(code: Any, error: str, trace: str = "", next_step: str = "") -> dict[str, Any]:
+    return {"error": error, "code": str(code), "trace": trace, "line": "", "cause": "", "next": next_step}
+
+
+@contextlib.contextmanager
+def _connected(address: str) -> Iterator[Connection]:
+    """The connection to pytest. The process ends with it, without what the script would do at its end."""
+    try:
+        with contextlib.ExitStack() as failed:
+            failed.callback(os._exit, 1)
+            plain = socket.socket(socket.AF_UNIX)
+            plain.connect(address)
+            failed.pop_all()
+        with Connection(plain.detach()) as connection:
+            yield connection
+    except (EOFError, OSError):
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+
+
+def _retries() -> int:
+    return clock.allocator_retries() if torch.cuda.is_initialized() else 0
+
+
+def _tensors(given: Any) -> Iterator[torch.Tensor]:
+    """The tensors among a call's arguments, in their order."""
+    if isinstance(given, torch.Tensor):
+        yield given
+    elif isinstance(given, Mapping):
+        yield from (tensor for value in given.values() for tensor in _tensors(value))
+    elif isinstance(given, list | tuple):
+        yield from (tensor for value in given for tensor in _tensors(value))
