@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -150,8 +151,6 @@ def test_a_run_is_as_it_would_be_alone(sound, train):
     alone = OWN_FP8 + TRAIN.replace("    optimizer.step()\n", "    print(loss.item())\n    optimizer.step()\n")
     path = Path(train).with_name("alone.py")
     path.write_text(alone)
-    import subprocess
-
     done = subprocess.run([sys.executable, path, "--steps", "13"], capture_output=True, text=True, check=True)
     assert curves(sound).bf16[0].losses == [float(line) for line in done.stdout.split()][1:13]
 
@@ -359,3 +358,70 @@ def test_a_test_for_each_question(pytester, train):
     result.stdout.fnmatch_lines(["*test_script?own.train-script-emulated-layers? PASSED*", "*-loss? PASSED*"])
     (entry,) = json.loads((pytester.path / "report" / "report.json").read_text())["entries"].values()
     assert entry["decisions"]["layers"]["numbers"]["fp8_share"] == pytest.approx(32 / 35)
+
+
+# -- launchers, ranks, base -------------------------------------------------------------------------------------------
+
+RANKS = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rows.manual_seed(dist.get_rank())
+model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr)
+"""
+
+
+@pytest.mark.nightly_beyond(1)
+@pytest.mark.parametrize(
+    ("command", "gpus", "do"),
+    [
+        (["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"], 2, RANKS),
+        (["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"], 1, ""),
+    ],
+    ids=["torchrun", "accelerate"],
+)
+def test_ranks_of_a_launcher_hold_at_the_same_step(pool, train, command, gpus, do):
+    script = Script((sys.executable, *command, train, "--do", do), (), ("--fp8",))
+    ranks = {"gpus": gpus, "parallel": "own"} if gpus > 1 else {}
+    case = Case(OWN, SCRIPT, "none", emulated=True, questions=QUESTIONS, name="ranks", **ranks)
+    arms = PairArms(case, pool, script.to_text(), script.identity)
+    assert check_presence(*presences(arms), ledgers(arms)).verdict is Verdict.PASS
+    assert len(ledgers(arms).fp8.batch) == 4 * gpus
+    assert check_losses(curves(arms)).verdict is Verdict.PASS
+    assert len(pool.live(arms.fp8).pids) == gpus
+
+
+def test_a_mark_with_another_number_of_ranks(pool, train):
+    command = sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
+    script = Script((*command, train, "--do", RANKS))
+    case = Case(OWN, SCRIPT, "none", emulated=True, questions=QUESTIONS, name="one")
+    with pytest.raises(ArmError, match="trains on 2 ranks, and its mark says 1"):
+        pool.live(PairArms(case, pool, script.to_text(), script.identity).fp8)
+
+
+@pytest.mark.nightly_beyond(1)
+@pytest.mark.parametrize(("slower", "verdict"), [(0.1, "FAIL"), (0.0, "PASS")])
+def test_a_script_is_timed_beside_that_of_base(tmp_path, monkeypatch, python, slower, verdict):
+    """The same command, in a checkout of base and here. A host of two cores tells a tenth of a second."""
+    from contextlib import ExitStack
+
+    from pytest_fp8.compare.session import Model, Side, compare_in, environments
+
+    path = tmp_path / "train.py"
+    sleeps = OWN_FP8 + TRAIN.replace("time.sleep(given.sleep)", "time.sleep(0.05)")
+    path.write_text(sleeps)
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "base"]):
+        subprocess.run([*git, *words], cwd=tmp_path, check=True)
+    path.write_text(sleeps.replace("time.sleep(0.05)", f"time.sleep({0.05 + slower})"))
+    subprocess.run([*git, "commit", "-qam", "head", "--allow-empty"], cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path)
+    script = Script((*python, "train.py"), (), ("--fp8",))
+    case = Case(OWN, SCRIPT, "none", questions=QUESTIONS, name="train")
+    pool = ArmPool(None)
+    with ExitStack() as held:
+        sides = environments(Side("", "HEAD~1"), Side(), tmp_path, held)
+        found = compare_in(pool, case, Model(script.to_text(), script.identity), sides, tolerance=0.2, looks=1)
+        pool.close()
+    assert found.decision.verdict.value == verdict, found.decision.message
+    assert found.step_ms["head fp8"] - found.step_ms["base fp8"] == pytest.approx(1e3 * slower, abs=30)

@@ -95,6 +95,12 @@ def in_common(ledgers: TwoLedgers) -> TwoLedgers:
 # -- is FP8 on -------------------------------------------------------------------------------------------------------
 
 
+def presence_alone() -> Asking[Decision]:
+    """Whether FP8 is on in a run that no BF16 run stands beside."""
+    fp8 = yield Ask(FP8, "presence")
+    return check_presence({**fp8, "verdict": OFF}, fp8)
+
+
 def check_presence(
     bf16: Presence,
     fp8: Presence,
