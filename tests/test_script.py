@@ -25,7 +25,7 @@ from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.recipes import SCRIPT
 from pytest_fp8.script.command import QUESTIONS, Script
-from pytest_fp8.script.pair import check_losses, check_presence, in_common
+from pytest_fp8.script.judge import check_losses, check_presence, in_common
 from pytest_fp8.verdicts import Verdict
 
 pytestmark = pytest.mark.slow

@@ -28,6 +28,7 @@ from pytest_fp8.questions.layers.check import check_layers
 from pytest_fp8.questions.speed.sound import disturbance
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.recipes import SCRIPTS
+from pytest_fp8.script.judge import presence_alone
 from pytest_fp8.shipping import ship
 from pytest_fp8.stats.estimate import ratios_by_process
 from pytest_fp8.stats.looks import BESIDE, Looks, Outcome, against_base
@@ -283,12 +284,7 @@ def _unsound(case: Case, arms: TwoArms) -> Decision | None:
     """What is wrong with FP8 in head's arm, or ``None``."""
     if case.backend == "bf16":
         return None
-    if case.backend in SCRIPTS:
-        from pytest_fp8.script.pair import presence_alone
-
-        decision = arms.run(presence_alone)
-    else:
-        decision = check_layers(case, arms.run(fp8_layers))
+    decision = arms.run(presence_alone) if case.backend in SCRIPTS else check_layers(case, arms.run(fp8_layers))
     return decision if decision.verdict is Verdict.FAIL else None
 
 

@@ -199,6 +199,7 @@ while True:
     log, code = os.open(asked["log"], os.O_WRONLY | os.O_APPEND), 0
     os.dup2(log, 1), os.dup2(log, 2)
     os.environ.clear(), os.environ.update(asked["env"])
+    os.chdir(asked["cwd"])
     sys.argv = asked["words"]
     try:
         start(sys.modules["torch.optim.optimizer"], os.environ["PYTEST_FP8_WATCH_FOLDER"])
@@ -216,7 +217,7 @@ ASKS = """
 import json, os, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect(sys.argv[1])
-asked = {"words": sys.argv[2:], "env": dict(os.environ), "log": os.readlink("/proc/self/fd/1")}
+asked = {"words": sys.argv[2:], "env": dict(os.environ), "log": os.readlink("/proc/self/fd/1"), "cwd": os.getcwd()}
 server.sendall(json.dumps(asked).encode() + b"\\n")
 code = int(server.recv(9))
 os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
