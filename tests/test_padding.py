@@ -100,23 +100,6 @@ class Routed(torch.nn.Module):
         return out
 
 
-def test_an_expert_with_an_odd_number_of_rows_is_named_with_the_helper():
-    with pytest.raises(TokenCountError, match=r"'experts.\d' was given \d+ rows") as error:
-        serve(Routed, lambda step: torch.randn(64, 32), square)
-    assert "pytest_fp8.pad_to_multiple(rows)" in error.value.fp8_next
-
-
-def test_an_odd_batch_in_a_later_step_is_found_there():
-    server = serve(
-        lambda: torch.nn.Sequential(torch.nn.Linear(32, 32)),
-        lambda step: torch.randn(32 if step < 5 else 33, 32),
-        square,
-    )
-    server.curve(seed=0, steps=5)
-    with pytest.raises(TokenCountError, match="'0' was given 33 rows"):
-        server.curve(seed=0, steps=6)
-
-
 def test_experts_in_one_parameter_are_named_and_do_not_count_as_fp8():
     from transformers import MixtralConfig, MixtralForCausalLM
 
@@ -167,19 +150,6 @@ def step_of(loss):
     return step
 
 
-@pytest.mark.parametrize("own_step", [False, True])
-def test_a_layer_that_no_backward_pass_reaches_takes_any_number_of_rows(own_step):
-    def parts(loss):
-        return {"step": step_of(loss)} if own_step else {"loss": loss}
-
-    def sentences(step):
-        return torch.randn(8, 16, 32)
-
-    serve(Pooled, sentences, **parts(of_sequence)).curve(seed=0, steps=2)
-    with pytest.raises(TokenCountError, match="'pooler' was given 8 rows"):
-        serve(Pooled, sentences, **parts(of_pooled))
-
-
 def padded_inside(model):
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
@@ -195,7 +165,7 @@ def test_a_layer_that_pads_its_products_takes_any_number_of_rows():
 
 
 def test_a_user_may_save_a_whole_converted_model():
-    server = serve(lambda: torch.nn.Sequential(torch.nn.Linear(32, 32)), lambda step: torch.randn(16, 32), square)
+    server = serve(one, rows(16), square)
     torch.save(server.engine.model, whole := io.BytesIO())
     whole.seek(0)
     copied = torch.load(whole, weights_only=False)
@@ -205,8 +175,7 @@ def test_a_user_may_save_a_whole_converted_model():
 
 
 class Rare(torch.nn.Module):
-    """Its second layer is called where a batch is long, and that of ``Recomputed`` in the backward pass with gradients
-    alone."""
+    """Its second layer is called where a batch is long."""
 
     def __init__(self):
         super().__init__()
@@ -218,21 +187,57 @@ class Rare(torch.nn.Module):
 
 
 class Recomputed(Rare):
+    """Its second layer is called with gradients in the backward pass alone."""
+
     def forward(self, x):
         out = self.body(x)
         return torch.cat([checkpoint(self.rare, out[:17], use_reentrant=True), out[17:]])
 
 
-@pytest.mark.parametrize(("build", "rows"), [(Rare, 33), (Recomputed, 17)])
-def test_a_layer_unseen_before_training_is_watched_there(build, rows):
-    with pytest.raises(TokenCountError, match=f"'rare' was given {rows} rows"):
-        serve(build, lambda step: torch.randn(32 if step < 3 else 48, 32), square).curve(seed=0, steps=6)
-
-
 class Anchored(Rare):
+    """Its second layer is called twice, once without a gradient."""
+
     def forward(self, x):
         return self.rare(self.body(x)) - self.rare(x[:9]).detach().mean(0)
 
 
-def test_a_detached_call_of_a_trained_layer_takes_any_number_of_rows_in_training_too():
-    serve(Anchored, lambda step: torch.randn(32, 32), square).curve(seed=0, steps=2)
+def one():
+    return torch.nn.Sequential(torch.nn.Linear(32, 32))
+
+
+def rows(number, later=None):
+    """A batch of so many rows; ``later``: from step 3 on."""
+    return lambda step: torch.randn(number if later is None or step < 3 else later, 32)
+
+
+def sentences(step):
+    return torch.randn(8, 16, 32)
+
+
+@pytest.mark.parametrize(
+    ("parts", "named"),
+    [
+        ({"build": Routed, "batch": rows(64), "loss": square}, r"'experts.\d' was given \d+ rows"),
+        ({"build": one, "batch": rows(32, 33), "loss": square}, r"'0' was given 33 rows .* from batch\(step=3\)"),
+        ({"build": Rare, "batch": rows(32, 48), "loss": square}, "'rare' was given 33 rows"),
+        ({"build": Recomputed, "batch": rows(48), "loss": square}, "'rare' was given 17 rows"),
+        ({"build": Pooled, "batch": sentences, "loss": of_pooled}, "'pooler' was given 8 rows"),
+        ({"build": Pooled, "batch": sentences, "step": step_of(of_pooled)}, "'pooler' was given 8 rows"),
+    ],
+)
+def test_a_layer_with_an_odd_number_of_rows_is_named_with_the_helper(parts, named):
+    with pytest.raises(TokenCountError, match=named) as error:
+        serve(**parts).curve(seed=0, steps=6)
+    assert "pytest_fp8.pad_to_multiple(" in error.value.fp8_next
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"build": Pooled, "batch": sentences, "loss": of_sequence},
+        {"build": Pooled, "batch": sentences, "step": step_of(of_sequence)},
+        {"build": Anchored, "batch": rows(32), "loss": square},
+    ],
+)
+def test_a_call_that_no_backward_pass_reaches_takes_any_number_of_rows(parts):
+    serve(**parts).curve(seed=0, steps=2)
