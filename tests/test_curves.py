@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +24,9 @@ from pytest_fp8.worker.run.engine import Engine
 pytestmark = pytest.mark.slow
 
 
+@cache
 def engine(recipe="tensorwise", **more):
+    """Shared: a curve starts anew."""
     return Engine(ArmSpec(Case("micro", "torchao", recipe, emulated=True, **more), "cpu", threads=1))
 
 

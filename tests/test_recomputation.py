@@ -14,13 +14,12 @@ from torch.utils.checkpoint import CheckpointError
 
 from controls.products import RecomputeOutsideAutocast
 from helpers import te_stand_in
-from pytest_fp8 import Case, Verdict, Workload, recompute_with
+from pytest_fp8 import Case, Workload, recompute_with
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
 from pytest_fp8.backends.transformer_engine import TransformerEngine
 from pytest_fp8.codes import R
 from pytest_fp8.plain import from_plain
-from pytest_fp8.questions.layers.check import check_layers
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.worker.error_trace import known_cause
 from pytest_fp8.worker.run.engine import Engine, engine_type
@@ -211,17 +210,6 @@ def test_a_model_that_recomputes_nothing_is_refused():
     for model in (torch.nn.Linear(2, 2), switched_off):
         with pytest.raises(NothingRecomputes, match="has gradient checkpointing enabled"):
             recompute_with(model, lambda function, *args: function(*args))
-
-
-def test_products_missing_from_the_backward_pass_are_found_with_their_cause():
-    """What the layers question makes of the control's arm: FP8 in the forward pass alone."""
-    server = ArmServer(spec())
-    evidence = from_plain(LayersEvidence, server.layers())
-    for product in (product for call in evidence.calls for product in call.ran.values()):
-        object.__setattr__(product, "kind", "fp8" if product.phase == "forward" else "bfloat16")
-    decision = check_layers(CASE, evidence)
-    assert decision.verdict is Verdict.FAIL
-    assert "recomputation under activation checkpointing runs outside" in decision.message
 
 
 def test_a_model_without_a_switch_for_recomputation_says_what_to_do():
