@@ -132,17 +132,6 @@ class StepTable:
 
 READ = "_local_scalar_dense"
 """What ``.item()``, ``float(tensor)`` and ``if tensor:`` call: the host waits for the value."""
-CHOOSE_ROWS = {
-    "nonzero",
-    "masked_select",
-    "unique",
-    "_unique",
-    "_unique2",
-    "unique_dim",
-    "unique_consecutive",
-    "bincount",
-}
-"""Operators whose result has as many rows as their input's content says."""
 VIEWS = """
     view _unsafe_view reshape expand t transpose permute unsqueeze squeeze select slice split split_with_sizes unbind
     as_strided alias detach detach_ lift_fresh chunk narrow unfold diagonal view_as_real view_as_complex _reshape_alias
@@ -385,7 +374,7 @@ class StepRecorder(TorchDispatchMode):
         event.products = products_of_call(event.phase, operator, args, result)
         if event.products:
             event.weight = self._weight(event, [args[index] for index in OPERANDS.get(operator, ())])
-        event.chooses = _chooses_rows(operator, given, made)
+        event.chooses = _chooses_rows(func, given, made)
         on_host = bool(made) and made[0].device.type == "cpu" and any(tensor.is_cuda for tensor in given)
         event.reads = operator == READ or on_host
         event.waits = event.reads
@@ -515,16 +504,15 @@ def _by_a_library() -> bool:
     return frame is not None and any(library in frame.f_code.co_filename for library in LIBRARIES)
 
 
-def _chooses_rows(operator: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
+def _chooses_rows(func: Any, given: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
     """Whether the number of rows of the result follows from content, or may: a slice of rows whose ends the host read
     without a word to the dispatcher."""
-    if operator in CHOOSE_ROWS:
-        return True
+    operator = func._schema.name.removeprefix("aten::")
     if operator == "index":
         return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in given[1:])
     if operator in ("slice", "narrow", "split_with_sizes") and given and given[0].dim():
         return any(part.dim() == given[0].dim() and part.shape[0] != given[0].shape[0] for part in made)
-    return False
+    return torch.Tag.dynamic_output_shape in func.tags
 
 
 def _words(func: Any, args: Any, kwargs: Any) -> list[str]:
