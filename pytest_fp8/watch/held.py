@@ -181,7 +181,7 @@ class Held(Observer):
         on_gpu = torch.cuda.is_initialized()
         facts: dict[str, Any] = {
             "libraries": library_versions(),
-            "cudnn": torch.backends.cudnn.version() if on_gpu else None,
+            "cudnn": _cudnn_version() if on_gpu else None,
             "parameters": sum(each.numel() for _, each in Roots(self.models()).named_parameters()),
             "compiled": self.graphs > 0,
             "seconds": {"start": time.perf_counter() - self.began},
@@ -335,6 +335,13 @@ def _connected(address: str) -> Iterator[Connection]:
 
 def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+
+
+def _cudnn_version() -> int | None:
+    """torch does not tell it where Transformer Engine has loaded another one than torch was built for."""
+    with contextlib.suppress(RuntimeError):
+        return torch.backends.cudnn.version()
+    return None
 
 
 def _retries() -> int:

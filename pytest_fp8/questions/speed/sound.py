@@ -143,7 +143,8 @@ def _other_attention(evidence: TimingEvidence) -> Finding | None:
         return None
     cause = "one arm lost its fast attention path, so the ratio measures attention and not FP8"
     if evidence.bf16_cudnn != evidence.fp8_cudnn:
-        cause = f"two cuDNN libraries: {evidence.bf16_cudnn} in the reference, {evidence.fp8_cudnn} in the FP8 arm"
+        one, two = (each or "one that torch was not built for" for each in (evidence.bf16_cudnn, evidence.fp8_cudnn))
+        cause = f"two cuDNN libraries: {one} in the reference, {two} in the FP8 arm"
     expected = f"the same kernels in both arms; FP8 ran {', '.join(fp8) or 'none'}"
     return _invalid(S.OTHER_ATTENTION, expected, f"the reference ran {', '.join(bf16) or 'none'}", cause)
 
