@@ -34,8 +34,6 @@ T = TypeVar("T")
 REFERENCE, FP8 = "reference", "fp8"
 """The two arms; of a comparison base's and head's."""
 BOTH = "both arms"
-ON_ONE_GPU = "the reference on one GPU"
-"""Of a case on several."""
 
 
 class Ask:
@@ -78,10 +76,6 @@ class TwoArms:
         """Replace both processes by fresh ones. A process that was profiled launches more slowly than before."""
         self.pool.renew(*self.pair)
         self.start()
-
-    def end(self, arm: str) -> None:
-        """End this arm's process."""
-        self.pool.renew(self.arms[arm])
 
     @property
     def takes_turns(self) -> bool:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from copy import copy
-from dataclasses import replace
 
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.case import Case
-from pytest_fp8.plan import ON_ONE_GPU, TwoArms
+from pytest_fp8.plan import TwoArms
 
 
 class PairArms(TwoArms):
@@ -29,8 +28,6 @@ class PairArms(TwoArms):
         self.fp8 = make_arm(case, pool, workload, fingerprint, fp8_control, own_process=case.backend == "bf16")
         self.bf16 = make_arm(case.reference(), pool, workload, fingerprint, reference_control)
         super().__init__(case, pool, self.bf16, self.fp8)
-        alone = replace(case.reference(), gpus=1, parallel="")
-        self.arms[ON_ONE_GPU] = make_arm(alone, pool, workload, fingerprint, reference_control)
 
     def judged_as(self, case: Case) -> PairArms:
         """The same arms for a case that differs in *gate* fields alone."""

@@ -11,12 +11,11 @@ from statistics import mean
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_fp8.case import OWN, OWN_STORE, Case
-from pytest_fp8.plan import FP8, ON_ONE_GPU, REFERENCE, Ask, Asking, TwoArms
+from pytest_fp8.case import OWN_STORE, Case
+from pytest_fp8.plan import FP8, REFERENCE, Ask, Asking, TwoArms
 from pytest_fp8.questions.checkpoints.check import logit_limit
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, Loaded, Resumed, Saved, Transfer
 from pytest_fp8.questions.checkpoints.resuming import astray
-from pytest_fp8.recipes import backend_type
 
 DCP = "dcp"
 STEPS = 4
@@ -74,16 +73,14 @@ def _carry_both_ways(arms: TwoArms) -> Asking[list[Transfer]]:
             back.start.values.size,
             mean(forth.came) - mean(back.came),
         )
-        to_fp8, to_bf16, between = [], [], []
+        to_fp8, to_bf16 = [], []
         for store in stores:
             to_fp8.append((yield from _carry(arms, ("bf16", "fp8"), store, back, FP8, apart)))
         # It may have answered other cases since: buffers that are not saved are drawn again with this seed.
         yield Ask(REFERENCE, "curve", fresh=True, seed=SEED, steps=1)
         for store in stores:
             to_bf16.append((yield from _carry(arms, ("fp8", "bf16"), store, forth, REFERENCE, apart)))
-        if _changes_ranks(arms.case):
-            between = yield from _carry_between_ranks(arms, forth, apart)
-    return (yield from with_moved_reference(arms, [*to_bf16, *between, *to_fp8]))
+    return (yield from with_moved_reference(arms, [*to_bf16, *to_fp8]))
 
 
 def _back(arms: TwoArms, what: str) -> Asking[Source]:
@@ -91,30 +88,6 @@ def _back(arms: TwoArms, what: str) -> Asking[Source]:
     start = yield from _logits_at_start(REFERENCE)
     source = yield from _source(arms, REFERENCE, arms.folder(what), _stores(arms))
     return replace(source, start=start)
-
-
-def _changes_ranks(case: Case) -> bool:
-    """Whether checkpoints are also carried between this case's ranks and one GPU. Not where it does not resume: such a
-    case may fit several GPUs alone. Not through a workload's functions, which may ask for the rank, and not through
-    Accelerate and ZeRO-3, whose weights or optimizer have another type on one GPU."""
-    through_accelerate = backend_type(case.backend).through_accelerate
-    alike = case.model != OWN and not through_accelerate and case.parallel != "zero3"
-    return case.gpus > 1 and case.resume and DCP in case.checkpoint_formats and alike
-
-
-def _carry_between_ranks(arms: TwoArms, forth: Source, start: Apart) -> Asking[list[Transfer]]:
-    """What the FP8 arm's ranks saved, into the reference on one GPU; and what that saves then, into the FP8 arm."""
-    several, one = f" on {arms.case.gpus} ranks", " on one"
-    try:
-        with arms.temporary_folder() as folder:
-            there = yield from _carry(arms, ("fp8", "bf16"), DCP, forth, ON_ONE_GPU, start)
-            back = yield from _source(arms, ON_ONE_GPU, folder, (DCP,))
-            home = yield from _carry(arms, ("bf16", "fp8"), DCP, back, FP8, start)
-    finally:
-        arms.end(ON_ONE_GPU)
-    found = replace(there, ranks=(several, one)), replace(home, ranks=(one, several))
-    # Ranks are given parts of each batch, so fingerprints of what was given are others.
-    return [replace(t, resumed=replace(t.resumed, data=t.source.data, inputs=t.source.inputs)) for t in found]
 
 
 def with_moved_reference(arms: TwoArms, transfers: list[Transfer]) -> Asking[list[Transfer]]:

@@ -94,8 +94,6 @@ class Loaded:
     digests: Mapping[str, Any] = field(default_factory=dict)
     """Of the weights that the arm holds afterwards; empty where nothing was loaded."""
     optimizer_digests: Mapping[str, Any] = field(default_factory=dict)
-    rebuilt_scaling_state: Sequence[str] = ()
-    """Keys of scaling state that the loading arm keeps, and makes anew after a load."""
     missing: Sequence[str] = ()
     """Weights of the arm that the checkpoint does not have."""
     unexpected: Sequence[str] = ()
@@ -171,16 +169,8 @@ class Transfer:
     """The steps that the source went on to train after saving."""
     resumed: Resumed = NOT_RESUMED
     """The same steps, trained by the target after loading."""
-    ranks: tuple[str, str] = ("", "")
-    """Where a checkpoint changes its number of ranks: on how many each arm ran, as `` on 2 ranks``."""
 
     @property
     def direction(self) -> str:
-        """``fp8 -> bf16``, ``bf16 on one -> fp8 on 2 ranks``."""
-        source, target = (arm + ranks for arm, ranks in zip(self.arms, self.ranks, strict=True))
-        return f"{source} -> {target}"
-
-    @property
-    def keeps_scales(self) -> bool:
-        """Whether one of the arms keeps scaling state, which loading must renew."""
-        return bool(self.saved.scaling_state or self.loaded.rebuilt_scaling_state)
+        """``fp8 -> bf16``."""
+        return " -> ".join(self.arms)

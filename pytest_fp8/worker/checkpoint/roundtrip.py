@@ -120,7 +120,7 @@ def on_disk(saved: Saved, folder: Path, store: str, weights: Container[str] | No
 def load(engine: Engine, folder: Path, store: str, optimizer: bool) -> Loaded:
     """Read ``folder`` into the arm. Loads nothing where a weight is missing or unexpected, so that no half-loaded model
     trains on."""
-    weights, aliases, scaling = weights_of(engine)
+    weights, aliases, _ = weights_of(engine)
     stored, tree = stores.read(folder, store, engine.device, weights)
     extra, others = tree.pop(EXTRA), tree.pop(BESIDES, None)
     found = {plain_name(name): value for name, value in stored.items()}
@@ -131,7 +131,6 @@ def load(engine: Engine, folder: Path, store: str, optimizer: bool) -> Loaded:
         unexpected=sorted(set(found) - set(weights) - set(aliases)),
         wrong_shape=sorted(n for n in set(weights) & set(found) if shape(weights[n]) != found[n].shape),
         untied=untied(*engine.weights) | doubled,
-        rebuilt_scaling_state=scaling,
         loaded=False,
     )
     if report.missing or report.unexpected or report.wrong_shape or doubled:
@@ -162,14 +161,13 @@ def load(engine: Engine, folder: Path, store: str, optimizer: bool) -> Loaded:
 def arrived(engine: Engine, optimizer: bool, watch: StaleCopies, before: Mapping[str, int]) -> Loaded:
     """What the arm holds after a load, and whether it computes with it. Scales are made anew. ``before``: digests of
     the weights that it held before the load."""
-    weights, _, scaling = weights_of(engine)
+    weights, _, _ = weights_of(engine)
     state = optimizer_state(engine) if optimizer else {}
     now = digests(weights)
     loaded = Loaded(
         loaded=True,
         digests=now,
         optimizer_digests=_digests_of(state),
-        rebuilt_scaling_state=scaling,
         untouched=sorted(name for name, digest in now.items() if before.get(name) == digest),
     )
     loaded = replace(loaded, stale=watch.stale(), unchecked=watch.unchecked)
