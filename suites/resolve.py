@@ -7,12 +7,10 @@ file is asked for. By hand, in this folder: ``accelerate launch --config_file fp
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import gc
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -75,29 +73,10 @@ def answers(
 
 
 def run_program(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run in a process group of its own, so that what ``accelerate launch`` starts ends with it.
-
-    Raises :class:`ArmError` where there is no answer within :data:`SECONDS`.
-    """
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True, stdin=subprocess.DEVNULL
+    """Raises ``subprocess.TimeoutExpired`` where there is no answer within :data:`SECONDS`."""
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=SECONDS, check=False
     )
-    try:
-        out, err = process.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired as late:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise ArmError(
-            R.ARM_HUNG,
-            f"Accelerate and the Trainer did not say which precision they use: no answer in {SECONDS} s",
-            expected="one line for each question",
-            seen="nothing",
-            cause="the machine is too busy, or the launcher waits for something",
-            next_step=" ".join(command),
-        ) from late
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def _clean(environment: str) -> dict[str, str]:

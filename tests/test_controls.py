@@ -80,12 +80,6 @@ def test_the_verdict_with_another_code_catches_nothing():
 OUTCOMES = (("v100", R.UNKNOWN_GPU), ("v100", R.NOT_STARTED), ("h100", R.UNKNOWN_GPU))
 
 
-def test_an_arm_without_a_control_has_the_engine_itself():
-    from pytest_fp8.worker.run.engine import Engine, engine_type
-
-    assert engine_type(None) is Engine
-
-
 def test_what_a_control_says_of_itself_hides_no_method_of_the_engine():
     from pytest_fp8.worker.run.engine import Engine
 
@@ -93,26 +87,11 @@ def test_what_a_control_says_of_itself_hides_no_method_of_the_engine():
     assert both == {"convert", "training_batch", "step"}
 
 
-def test_a_control_that_cannot_be_imported_is_an_error():
-    from pytest_fp8.worker.run.engine import engine_type
-
-    with pytest.raises(ImportError):
-        engine_type("nowhere.at_all:Control")
-    with pytest.raises(AttributeError):
-        engine_type("controls.catalogue:no-such-control")
-
-
 def test_the_catalogue_loads_no_torch():
     code = "import sys; from controls.catalogue import CATALOGUE; print(len(CATALOGUE), 'torch' in sys.modules)"
     path = {"PYTHONPATH": f"{ROOT / 'suites'}:{ROOT}"}
     done = subprocess.run([sys.executable, "-c", code], env=path, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(len(CATALOGUE)), "False"]
-
-
-def test_each_control_has_its_test_in_the_suite(pytester):
-    listed = pytester.runpytest_subprocess(str(ROOT / "suites/test_controls.py"), "--collect-only", "-q")
-    for control in CATALOGUE:
-        assert f"test_control[{control.id}]" in listed.stdout.str()
 
 
 def test_a_broken_arm_is_never_shared_with_a_healthy_one(monkeypatch):

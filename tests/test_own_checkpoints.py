@@ -16,8 +16,6 @@ from pytest_fp8.codes import K
 
 pytestmark = pytest.mark.slow
 
-BOTH = pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
-
 
 def adamw(parameters):
     import torch
@@ -45,26 +43,6 @@ def from_torch(model, optimizer, folder):
     optimizer.scheduler.load_state_dict(state["at"])
 
 
-def with_safetensors(model, optimizer, folder):
-    import torch
-    from safetensors.torch import save_file
-
-    save_file(model.state_dict(), folder / "model.safetensors")
-    torch.save([optimizer.state_dict(), optimizer.scheduler.last_epoch], folder / "rest.pt")
-
-
-def from_safetensors(model, optimizer, folder):
-    """The schedule is made anew at the stored step, as scripts do that keep nothing of it but the step."""
-    import torch
-    from safetensors.torch import load_file
-
-    state, step = torch.load(folder / "rest.pt", weights_only=True)
-    model.load_state_dict(load_file(folder / "model.safetensors"))
-    optimizer.load_state_dict(state)
-    optimizer.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20, last_epoch=step - 1)
-    optimizer.load_state_dict(state)
-
-
 def with_dcp(model, optimizer, folder):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -85,29 +63,22 @@ def from_dcp(model, optimizer, folder):
     optimizer.scheduler.load_state_dict(held["schedule"])
 
 
-@pytest.mark.nightly_beyond(2)
-@BOTH
 @pytest.mark.parametrize(
-    "functions",
-    [(with_torch, from_torch), (with_safetensors, from_safetensors), (with_dcp, from_dcp)],
-    ids=["torch.save", "safetensors", "dcp"],
+    ("recipe", "save", "load"), [("tensorwise", with_torch, from_torch), ("rowwise", with_dcp, from_dcp)]
 )
-def test_sound_functions_pass(recipe, functions):
-    save, load = functions
+def test_sound_functions_pass(recipe, save, load):
     decision = carried(replace(CASE, recipe=recipe), loss=loss, optimizer=adamw, save=save, load=load)
     assert decision.verdict is Verdict.PASS, decision.message
     assert "fp8 -> bf16 (own, resumed), bf16 -> fp8 (own, resumed)" in decision.headline
 
 
-@BOTH
-def test_an_average_schedule_and_running_statistics_that_are_saved_pass(recipe):
+def test_an_average_schedule_and_running_statistics_that_are_saved_pass():
     parts = {name: getattr(saved, name) for name in ("build", "batch", "loss", "optimizer", "save", "load")}
-    decision = carried(replace(CASE, recipe=recipe), **parts)
+    decision = carried(**parts)
     assert decision.verdict is Verdict.PASS, decision.message
 
 
-@BOTH
-def test_save_pretrained_of_a_tied_llama_passes(recipe):
+def test_save_pretrained_of_a_tied_llama_passes():
     def build_llama():
         from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -133,7 +104,7 @@ def test_save_pretrained_of_a_tied_llama_passes(recipe):
         model.load_state_dict(read.state_dict())
         optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
 
-    decision = carried(replace(CASE, recipe=recipe), build=build_llama, batch=tokens, save=save, load=load)
+    decision = carried(build=build_llama, batch=tokens, save=save, load=load)
     assert decision.verdict is Verdict.PASS, decision.message
 
 

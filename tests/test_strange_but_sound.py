@@ -37,66 +37,6 @@ SPARSE = """
         fp8_pair.assert_loss()
         fp8_pair.assert_checkpoints()
 """
-PARTS = """
-    from dataclasses import dataclass
-    import torch
-
-    WIDTH = 128
-
-    @dataclass
-    class Batch:
-        x: torch.Tensor
-
-    def collate(rows):
-        return Batch(torch.stack(rows))
-"""
-PICKLED = """
-    from dataclasses import dataclass
-    import pytest, torch
-    from torch import nn
-    from torch.utils.data import DataLoader
-    from pytest_fp8 import Workload
-    from test_parts import collate
-
-    @dataclass
-    class Config:
-        width: int
-
-    class Net(nn.Module):
-        def __init__(self, config):
-            super().__init__()
-            self.config = config
-            self.layers = nn.Sequential(nn.Linear(64, config.width), nn.ReLU(), nn.Linear(config.width, 64))
-
-        def forward(self, x):
-            return self.layers(x)
-
-    def build():
-        from test_parts import WIDTH
-        return Net(Config(WIDTH))
-
-    def batch(step):
-        return next(iter(DataLoader(torch.randn(64, 64), batch_size=64, collate_fn=collate, num_workers=1)))
-
-    def save(model, optimizer, folder):
-        torch.save([model.config, model.state_dict(), optimizer.state_dict()], folder / "all.pt")
-
-    def load(model, optimizer, folder):
-        config, weights, state = torch.load(folder / "all.pt", weights_only=False)
-        assert config == model.config
-        model.load_state_dict(weights)
-        optimizer.load_state_dict(state)
-
-    @pytest.fixture
-    def fp8_workload():
-        loss = lambda model, batch: (model(batch.x) - batch.x.sin()).float().square().mean()
-        return Workload(build, batch=batch, loss=loss, save=save, load=load)
-
-    @pytest.mark.fp8(emulated=True)
-    def test_both(fp8_pair):
-        fp8_pair.assert_layers()
-        fp8_pair.assert_checkpoints()
-"""
 TRAINER = """
     import pytest, torch
     import transformers as hf
@@ -119,14 +59,6 @@ TRAINER = """
         fp8_pair.assert_layers()
 """
 NEEDED = ("accelerate", "transformers")
-
-
-@pytest.mark.nightly
-def test_classes_of_test_files_go_through_pickle_in_an_arm(pytester):
-    """A loader's workers give batches of one back, and a save function stores another; where pickle found them by no
-    name, the first never ended."""
-    pytester.makepyfile(test_parts=PARTS, test_net=PICKLED)
-    pytester.runpytest("--fp8-strict").assert_outcomes(passed=1)
 
 
 def test_sparse_gradients_are_gradients(pytester):

@@ -1,6 +1,6 @@
 """What makes a speedup no answer: a disturbed measurement, other work, a reference that waits, too good a figure. Pure.
 
-:data:`WORDS` has one row a cause. :func:`unsound` asks them in order.
+:func:`unsound` asks for one cause after another.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from statistics import median
 
 from pytest_fp8.codes import S
-from pytest_fp8.questions.findings import Words, tell
+from pytest_fp8.questions.findings import finding
 from pytest_fp8.questions.layers.kernels import kernel_family
 from pytest_fp8.questions.speed.account import IDLE, LOST, Account, launch_bound_arms
 from pytest_fp8.questions.speed.evidence import TimingEvidence
@@ -37,56 +37,6 @@ UNTOUCHED = {
     "other products": "a smaller batch, fewer layers or no recomputation in the FP8 arm",
 }
 """Classes of kernels that FP8 leaves as they are, and why the FP8 arm may have less of one."""
-
-WORDS: Words = {
-    S.OTHER_PROCESS: (
-        "another process used the GPU",
-        "a shared GPU, or a process left by an earlier run",
-        "nvidia-smi, then run again",
-    ),
-    S.THROTTLED: (
-        "the GPU's clocks were throttled",
-        "heat, or a power supply that gives too little: neither comes of the code under test",
-        "nvidia-smi -q -d PERFORMANCE,TEMPERATURE, then run again on a cooler GPU",
-    ),
-    S.OTHER_ATTENTION: (
-        "the arms ran different attention kernels",
-        "{cause}",
-        "point CUDNN_HOME at torch's own cuDNN, or pin the attention backend in both arms",
-    ),
-    S.OTHER_REFERENCE: (
-        "the BF16 reference is outside its own band",
-        "another host, power limit or BF16 library: a ratio to it says nothing about FP8",
-        "compare driver and libraries with the baseline's provenance; measure anew if they moved",
-    ),
-    S.COMPILED_WHILE_TIMED: (
-        "code was compiled inside the timed blocks",
-        "the step changes while it is timed: a batch of another shape, a Python number that the code depends on, or "
-        "torch._dynamo.reset()",
-        'run with TORCH_LOGS="recompiles" to see the reason; give every batch one shape',
-    ),
-    S.LESS_WORK: (
-        "the arms do not do the same work",
-        "{cause}",
-        "find what the FP8 arm's conversion, precision or step does besides FP8; do it in both arms",
-    ),
-    S.REFERENCE_WAITS: (
-        "the reference waits for its host",
-        "{cause}",
-        "take the wait out of the reference's step, or put it in both arms",
-    ),
-    S.TOO_GOOD: (
-        "the speedup is too good to be true",
-        "{cause}",
-        "compare both arms' steps; what is not FP8 must be the same in both",
-    ),
-    S.NO_BUSY_TIMES: (
-        "the host held up steps, and the baseline has step times alone",
-        "a host slower or busier than the baseline's, or code in the step that makes the GPU wait",
-        'store busy times, too: --fp8-update="busy times"; or a larger batch',
-    ),
-}
-"""Code -> headline, cause, next step."""
 
 
 def unsound(
@@ -119,7 +69,7 @@ def unsound(
 
 
 def _invalid(code: S, expected: str, seen: str, cause: str = "") -> Finding:
-    return tell(WORDS, code, expected, seen, Verdict.INVALID, cause=cause)
+    return finding(code, expected, seen, Verdict.INVALID, cause=cause)
 
 
 def disturbance(strangers: Sequence[int], throttles: Sequence[str], clocks: Sequence[int]) -> Finding | None:
