@@ -10,6 +10,7 @@ import pytest
 
 import integrations
 from pytest_fp8 import Case
+from pytest_fp8.codes import K, L
 from pytest_fp8.errors import ArmError
 from pytest_fp8.questions.precision import check_precision
 
@@ -27,10 +28,10 @@ class Known(AssertionError):
     """The defect itself. The only failure that is expected: a hung arm or a loss that is not finite is another one."""
 
 
-def judge(decision, words):
-    """Raises :class:`Known` where the decision fails in these words, and fails the test where it fails in others."""
+def judge(decision, code):
+    """Raises :class:`Known` where the decision has this code, and fails the test where it fails with another."""
     if not decision.verdict.passes:
-        if words in decision.message:
+        if decision.code is code:
             raise Known(decision.message)
         pytest.fail(decision.message, pytrace=False)
 
@@ -95,7 +96,7 @@ class TestTrainerWithTorchAO:
     @pytest.mark.nightly
     @known("accelerate", WRAPPED, Known)
     def test_every_weight_is_trained(self, fp8_pair):
-        judge(fp8_pair.loss(), "in no optimizer of the FP8 arm")
+        judge(fp8_pair.loss(), L.NOT_IN_OPTIMIZER)
 
     @known("accelerate", "weights wrapped for FSDP2 have no storage that safetensors can write", Known)
     def test_the_model_can_be_saved(self, fp8_pair):
@@ -114,7 +115,7 @@ class TestTrainerWithTorchAO:
 @known("accelerate", "amax_compute_algo='most_recent' is dropped; max is in force", Known)
 @pytest.mark.usefixtures("healthy_alone")
 def test_the_recipe_asked_for_is_in_force(fp8_pair):
-    judge(fp8_pair.layers(), "another recipe was in force")
+    judge(fp8_pair.layers(), L.OTHER_RECIPE)
 
 
 def recomputed_step(model):
@@ -157,7 +158,7 @@ def test_activations_can_be_recomputed(fp8_pair):
 @known("accelerate", "convert_model takes adapters for layers like any other", Known)
 @pytest.mark.usefixtures("healthy_alone")
 def test_adapters_stay_in_high_precision(fp8_pair):
-    judge(fp8_pair.layers(), "left alone (adapter: ")
+    judge(fp8_pair.layers(), L.LEFT_AND_CONVERTED)
 
 
 @pytest.mark.fp8(cases=integrations.on_hopper([Case("1b", "accelerate_te", "delayed", integrations.MOST)]))
@@ -166,15 +167,15 @@ class TestTiedHead:
     @known("accelerate", "convert_model copies weights, which unties a tied head", Known)
     def test_the_head_is_still_the_embedding(self, fp8_pair):
         # Asked after presence: whatever does not run in FP8 fails in other words.
-        judge(fp8_pair.layers(), "weights that were one tensor are two")
+        judge(fp8_pair.layers(), L.UNTIED)
 
     @known("accelerate", "convert_model unties the head, which the optimizer does not get", Known)
     def test_the_head_is_trained(self, fp8_pair):
-        judge(fp8_pair.loss(), "in no optimizer of the FP8 arm")
+        judge(fp8_pair.loss(), L.NOT_IN_OPTIMIZER)
 
     @known("accelerate", "convert_model unties the head, which a checkpoint then holds twice", Known)
     def test_a_checkpoint_can_be_carried_back(self, fp8_pair):
-        judge(fp8_pair.checkpoints(), "untied")
+        judge(fp8_pair.checkpoints(), K.UNTIED)
 
 
 def step_with_a_plain_weight(model):

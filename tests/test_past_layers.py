@@ -164,9 +164,7 @@ def test_an_unconverted_layer_that_is_kept_beside_converted_ones_is_found():
             return self.kept[0](functional.gelu(self.past(x)))
 
     decision = judge(serve(build=Net, step=loop()))
-    verdict_of(
-        decision, Verdict.FAIL, L.FPROP_NOT_IN_FP8, "down, bfloat16 by (Linear 1)", "references to the unconverted"
-    )
+    verdict_of(decision, Verdict.FAIL, L.FPROP_NOT_IN_FP8, "down, bfloat16 by (Linear 1)")
 
 
 def test_a_model_that_multiplies_with_all_weights_itself_is_told_so():
@@ -181,14 +179,7 @@ def test_a_model_that_multiplies_with_all_weights_itself_is_told_so():
     def loss(model, x):
         return squares(model, x.requires_grad_())
 
-    verdict_of(
-        judge(serve(build=Net, loss=loss)), Verdict.FAIL, L.NEVER_CALLED, "multiplies with the layers' weights itself"
-    )
-
-
-def test_an_evaluation_past_its_layer_is_named():
-    decision = judge_both(build=model_of(by_function, "evaluation"), step=loop(evaluate=16))
-    verdict_of(decision, Verdict.PASS, "evaluates in high precision past converted layers: past.inner")
+    verdict_of(judge(serve(build=Net, loss=loss)), Verdict.FAIL, L.NEVER_CALLED)
 
 
 # -- sound ------------------------------------------------------------------------------------------------------------
@@ -269,4 +260,4 @@ def test_torchs_attention_may_multiply_with_the_weight_of_a_part_of_its_own():
             x = self.enter(x)
             return self.attention(x, x, x, need_weights=False)[0]
 
-    verdict_of(judge_both(build=Net, loss=squares), Verdict.PASS, "nn.MultiheadAttention")
+    verdict_of(judge_both(build=Net, loss=squares), Verdict.PASS, "attention.out_proj")
