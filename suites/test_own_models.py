@@ -158,7 +158,9 @@ def loop(case):
     def build():
         import torch
 
-        model = models.build(size, seed=torch.initial_seed(), device="cpu" if size == "micro" else "cuda")
+        device = "cpu" if size == "micro" else "cuda"
+        dtype = torch.float32 if case.autocast else torch.bfloat16
+        model = models.build(size, seed=torch.initial_seed(), device=device, dtype=dtype)
         if checkpointed:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return model
