@@ -17,7 +17,6 @@ from pytest_fp8.codes import R
 from pytest_fp8.compare.session import Model, compare_in
 from pytest_fp8.plan import REFERENCE
 from pytest_fp8.questions.asks import fp8_layers, layers_of, numerics_of
-from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.speed.evidence import timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.verdicts import Verdict
@@ -119,28 +118,6 @@ def test_memory_that_runs_out_for_an_arm_alone_ends_the_question(pair, world, mo
     with pytest.raises(ArmError, match="no room at all"):
         pair.run(numerics_of)
     assert len(world.built) <= built + 2
-
-
-@pytest.mark.parametrize("fits_alone", [True, False])
-def test_the_reference_on_one_gpu_has_the_pairs_memory_too(world, monkeypatch, fits_alone):
-    """For checkpoints of a case of two GPUs."""
-    pool = ArmPool(H200)
-    pair = PairArms(Case("tiny", "torchao", "tensorwise", gpus=2, parallel="fsdp2"), pool, None)
-    pair.start()
-    real = FakeProcess.receive
-
-    def receive(self, timeout=0):
-        if self.asked is None and self.spec.case.gpus == 1 and (len(alive(world)) > 2 or not fits_alone):
-            raise ArmError(R.OUT_OF_MEMORY, "one GPU does not hold it")
-        return real(self, timeout)
-
-    monkeypatch.setattr(FakeProcess, "receive", receive)
-    if fits_alone:
-        assert len(pair.run(lambda: transfers_of(pair))) == 6
-    else:
-        with pytest.raises(ArmError, match="one GPU does not hold it"):
-            pair.run(lambda: transfers_of(pair))
-    pool.close()
 
 
 @pytest.mark.parametrize("operation", ["blocks", "layers"])
