@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -47,19 +48,22 @@ def main(arguments: list[str] | None = None) -> int:
 def from_report(report: Path, out: Path) -> list[Path]:
     """The timed blocks of a run's report as recordings, one file per case. The GPU's state is known for the whole of a
     case there, so that each of its processes carries all of it."""
-    from benchmarks.reports import report_at
     from pytest_fp8.baselines.atomic import write_atomically
+    from pytest_fp8.baselines.strict import NAME
+    from pytest_fp8.plain import to_plain
+    from pytest_fp8.report.files import read_report
 
-    contents = {}
-    with report_at(report) as data:
-        for name, entry in data["entries"].items():
-            timing = dict(entry["timing"])
-            if not timing:
-                continue
-            shared = {key: timing.pop(key) for key in ("clocks_mhz", "throttles", "strangers")}
-            timing["processes"] = [{**process, **shared} for process in timing["processes"]]
-            content = {"schema": SCHEMA, "case": name, "case_hash": entry["case_hash"], **timing}
-            contents[name] = {**content, "provenance": dict(data["provenance"])}
+    content, contents = read_report(report), {}
+    for name, row in content.entries.items():
+        if not re.fullmatch(NAME, name):
+            raise SystemExit(f"{name!r:.80} names no case")
+        timing = dict(row.timing)
+        if not timing:
+            continue
+        shared = {key: timing.pop(key) for key in ("clocks_mhz", "throttles", "strangers")}
+        timing["processes"] = [{**process, **shared} for process in timing["processes"]]
+        facts = {"schema": SCHEMA, "case": name, "case_hash": row.case_hash, **timing}
+        contents[name] = {**facts, "provenance": to_plain(content.provenance)}
     written = []
     for name, content in contents.items():
         path = free_name(out, name)
