@@ -340,7 +340,8 @@ def _device() -> torch.device:
 def _cudnn_version() -> int | None:
     """torch does not tell it where Transformer Engine has loaded another one than torch was built for."""
     with contextlib.suppress(RuntimeError):
-        return torch.backends.cudnn.version()
+        version: int | None = torch.backends.cudnn.version()
+        return version
     return None
 
 
