@@ -243,7 +243,7 @@ class Fp8Pair:
         if question.ask == "_speed":
             self.notes.timed(self.speed_question.timer.recording())
         if name == "speedup" and self._compare_with_base is not None:
-            from pytest_fp8.compare.gate import with_base
+            from pytest_fp8.compare.session import with_base
 
             compared = self._arms.once(f"base {self.case.tolerance}", self._compare_with_base)
             decision = with_base(decision, compared)

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.baselines.store import Source
     from pytest_fp8.case import Case
-    from pytest_fp8.compare.gate import BaseGate
-    from pytest_fp8.compare.session import Comparison
+    from pytest_fp8.compare.session import BaseGate, Comparison
     from pytest_fp8.pair import Fp8Pair
     from pytest_fp8.script.command import Script
     from pytest_fp8.script.pair import Fp8Script
@@ -181,8 +180,7 @@ class Pairs:
         settings = self.settings
         if not settings.base or not case.needs_gpu:
             return None
-        from pytest_fp8.compare.gate import BaseGate
-        from pytest_fp8.compare.session import Model, Side
+        from pytest_fp8.compare.session import BaseGate, Model, Side
 
         if self._base is None:
             self._base = BaseGate(Side("", self.base_commit), self.root, self.pool, self._held)

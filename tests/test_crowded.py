@@ -14,7 +14,8 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.codes import R
-from pytest_fp8.compare.session import Model, compare_in
+from pytest_fp8.compare.session import Model
+from pytest_fp8.compare.session import compare as compare_sides
 from pytest_fp8.plan import REFERENCE
 from pytest_fp8.questions.asks import fp8_layers, layers_of, numerics_of
 from pytest_fp8.questions.speed.evidence import timing_of
@@ -129,7 +130,7 @@ def test_sides_of_a_comparison_that_are_crowded_take_turns_and_the_case_s_pair_d
     beside_another(monkeypatch, world, operation, lambda process: process.side == "base")
 
     def compare():
-        return compare_in(pair.pool, pair.case, Model(), sides, 0.01)
+        return compare_sides(pair.pool, pair.case, Model(), sides, 0.01)
 
     found = pair.once("base", compare) if within_a_gate else compare()
     assert found.decision.verdict is Verdict.PASS

@@ -42,13 +42,6 @@ class Stopwatch:
         self.builds.setdefault(arm, []).append(dict(phases))
 
     @property
-    def by_operation(self) -> dict[str, float]:
-        total: dict[str, float] = {}
-        for (_, what), seconds in self.waited.items():
-            total[what] = total.get(what, 0.0) + seconds
-        return total
-
-    @property
     def elapsed(self) -> float:
         """Seconds since the first arm was started, or since they were last taken; 0 where none was."""
         return time.monotonic() - self._began if self._began is not None else 0.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.codes import S
-from pytest_fp8.errors import Fp8Error, SettingsError, refuse
+from pytest_fp8.errors import refuse
 from pytest_fp8.suites_command import suites
 
 if TYPE_CHECKING:
@@ -39,83 +39,60 @@ def add_compare(commands: Any) -> None:
     )
     add.add_argument("--workload", default="", metavar="MODULE:NAME", help="your own model; its cases are own-...")
     add.add_argument("--tolerance", type=float, help="loss of speed that fails (default: 0.01)")
-    add.add_argument("--looks", type=int, choices=(1, 2, 3), default=3, help="how often to look (2, 4, 6 pairs)")
     add.add_argument("--fp8-only", action="store_true", help="leave the BF16 arms out")
-    add.add_argument("--strict", action="store_true", help="INCONCLUSIVE and INVALID exit with 1 in place of 2")
     add.add_argument("--json", action="store_true", help="JSON instead of a table")
     add.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and give the exit code."""
-    from pytest_fp8.compare.session import compare, differences, environments, require_gpu
+    from pytest_fp8.arms.pool import ArmPool
+    from pytest_fp8.compare.session import Model, compare, differences, environments, require_gpu
+    from pytest_fp8.shipping import ship
     from pytest_fp8.verdicts import Verdict
     from pytest_fp8.workload import WorkloadReference
 
     base, head = _sides(options)
     if options.tolerance is not None and not 0 < options.tolerance < 1:
-        raise SettingsError(
-            S.COMPARE_OPTIONS, "--tolerance", expected="a fraction between 0 and 1", seen=str(options.tolerance)
-        )
+        refuse(S.COMPARE_OPTIONS, "--tolerance", expected="a fraction between 0 and 1", seen=str(options.tolerance))
     workload = WorkloadReference(options.workload) if options.workload else None
     cases = named_cases(options.case, options.suite or _suite(), own=workload is not None)
     if workload is None:
         _require_other_libraries(base, head, cases[0])
-    for case in cases:
-        require_gpu(case)
+    gpu = require_gpu(cases)
+    model = Model(ship(workload, f"the workload {workload.text!r}"), workload.text) if workload is not None else Model()
     done: list[Comparison] = []
     with ExitStack() as held:
         sides = environments(base, head, Path.cwd(), held)
         if not options.json:
             print(f"base against head: {'; '.join(differences(*sides)) or 'the same libraries'}", flush=True)
-        try:
-            for case in cases:
-                done.append(
-                    compare(
-                        case,
-                        *sides,
-                        tolerance=options.tolerance,
-                        looks=options.looks,
-                        with_bf16=not options.fp8_only,
-                        workload=workload,
-                    )
-                )
-        except Fp8Error:
-            # What was measured before is not lost.
-            _tell(done, options.json)
-            raise
-    _tell(done, options.json)
+        # What was measured before an arm dies is not lost.
+        held.callback(_tell, done, options.json)
+        for case in cases:
+            pool = ArmPool(gpu)
+            with closing(pool):
+                done.append(compare(pool, case, model, sides, options.tolerance, with_bf16=not options.fp8_only))
     verdicts = {comparison.decision.verdict for comparison in done}
     if Verdict.FAIL in verdicts:
         return 1
     # A disturbed or an undecided comparison is no green one.
-    return (1 if options.strict else 2) if verdicts & {Verdict.INCONCLUSIVE, Verdict.INVALID} else 0
+    return 2 if verdicts & {Verdict.INCONCLUSIVE, Verdict.INVALID} else 0
 
 
 def _sides(options: argparse.Namespace) -> tuple[Side, Side]:
     """Base and head as they were named. Raises :class:`SettingsError`."""
     from pytest_fp8.compare.session import Side
 
-    given = {name: getattr(options, name) for name in ("base_python", "base_git", "head_python", "head_git")}
-    for name, value in given.items():
-        if value == "":
-            refuse(
-                S.COMPARE_OPTIONS,
-                f"--{name.replace('_', '-')} is given and empty",
-                expected="an interpreter" if name.endswith("python") else "a commit, branch or tag",
-                seen="nothing: a variable that nobody has set?",
-                next_step="set it, or leave the option out",
-            )
-    if not any(given.values()):
+    given = [getattr(options, f"{side}_{what}") for side in ("base", "head") for what in ("python", "git")]
+    if "" in given or not any(given):
         refuse(
             S.COMPARE_OPTIONS,
             "compare needs two sides",
             expected="--base-python or --base-git; --head-python or --head-git where head is not what is here",
-            seen="neither",
+            seen="one is given and empty: a variable that nobody has set?" if "" in given else "neither",
             next_step="pytest-fp8 compare --base-git main --workload package.module:name --case own-torchao-tensorwise",
         )
-    base, head = (Side(given[f"{side}_python"] or "", given[f"{side}_git"] or "") for side in ("base", "head"))
-    return base, head
+    return Side(given[0] or "", given[1] or ""), Side(given[2] or "", given[3] or "")
 
 
 def _require_other_libraries(base: Side, head: Side, case: Case) -> None:
@@ -155,7 +132,7 @@ def named_cases(names: Sequence[str], suite: Path, own: bool) -> list[Case]:
     by_id = {case.id: case for case in known}
     unknown = [name for name in names if name not in by_id]
     if unknown:
-        raise SettingsError(
+        refuse(
             S.COMPARE_OPTIONS,
             f"no case {unknown[0]!r}" + ("" if own else f" in {suite}"),
             expected=", ".join(by_id),
@@ -168,7 +145,6 @@ def named_cases(names: Sequence[str], suite: Path, own: bool) -> list[Case]:
 def print_comparisons(done: Sequence[Comparison]) -> None:
     """A row per arm, then each verdict in full."""
     from pytest_fp8.report.table import print_table
-    from pytest_fp8.report.terminal import time_in_arms
 
     rows = []
     for comparison in done:
@@ -183,5 +159,3 @@ def print_comparisons(done: Sequence[Comparison]) -> None:
     print_table(COLUMNS, rows)
     for comparison in done:
         print(f"{comparison.case}: {comparison.decision.message}")
-        if spent := time_in_arms(comparison.seconds):
-            print(spent)

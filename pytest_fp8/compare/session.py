@@ -25,16 +25,17 @@ from pytest_fp8.libraries import changed_versions
 from pytest_fp8.plan import REFERENCE, Asking, TwoArms
 from pytest_fp8.questions.asks import fp8_layers, layers_of
 from pytest_fp8.questions.layers.check import check_layers
+from pytest_fp8.questions.speed.check import SpeedFigures
 from pytest_fp8.questions.speed.sound import disturbance
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.recipes import SCRIPTS
 from pytest_fp8.script.judge import presence_alone
-from pytest_fp8.shipping import ship
 from pytest_fp8.stats.estimate import ratios_by_process
-from pytest_fp8.stats.looks import BESIDE, Looks, Outcome, against_base
+from pytest_fp8.stats.looks import BESIDE, Outcome, against_base
 from pytest_fp8.verdicts import Decision, Finding, Verdict
-from pytest_fp8.workload import WorkloadReference
 
+Sides = tuple[ArmEnvironment, ArmEnvironment]
+"""Base and head."""
 QUESTION = "same session"
 TOLERANCE = 0.01
 """Loss of speed against base that fails. Host, driver and hour are the same for both sides, so it can be finer than a
@@ -57,18 +58,6 @@ class Model:
     identity: str = ""
 
 
-@dataclass(frozen=True)
-class SidesEvidence:
-    """Milliseconds per step of base and head, block by block and process by process, and what disturbed them."""
-
-    base: Sequence[Sequence[float]]
-    head: Sequence[Sequence[float]]
-    disturbed: Finding | None
-    """Throttled clocks, or processes of others on the GPU."""
-    attention: tuple[Mapping[str, Sequence[str]], Mapping[str, Sequence[str]]] = field(default_factory=lambda: ({}, {}))
-    """Attention operator -> kernels that it launched, of base and of head."""
-
-
 @dataclass
 class Comparison:
     """What was measured of one case, and the verdict on head."""
@@ -79,8 +68,6 @@ class Comparison:
     bf16: Outcome | None = None
     step_ms: Mapping[str, float] = field(default_factory=dict)
     """Median milliseconds per step of ``base fp8``, ``head fp8``, ``base bf16`` and ``head bf16``."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    """Operation -> what this comparison waited for it."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -89,12 +76,11 @@ class Comparison:
             "verdict": self.decision.verdict.value,
             "message": self.decision.message,
             "step_ms": dict(self.step_ms),
-            "seconds": dict(self.seconds),
             **{name: _numbers(side) for name, side in (("fp8", self.fp8), ("bf16", self.bf16)) if side is not None},
         }
 
 
-def environments(base: Side, head: Side, project: Path, held: ExitStack) -> tuple[ArmEnvironment, ArmEnvironment]:
+def environments(base: Side, head: Side, project: Path, held: ExitStack) -> Sides:
     """Both sides, probed; checkouts live as long as ``held``. Raises :class:`SettingsError`."""
 
     def environment(name: str, side: Side) -> ArmEnvironment:
@@ -104,143 +90,102 @@ def environments(base: Side, head: Side, project: Path, held: ExitStack) -> tupl
     return environment("base", base), environment("head", head)
 
 
-def compare(
-    case: Case,
-    base: ArmEnvironment,
-    head: ArmEnvironment,
-    *,
-    tolerance: float | None = None,
-    looks: int = len(BESIDE.pairs),
-    with_bf16: bool = True,
-    workload: WorkloadReference | None = None,
-) -> Comparison:
-    """Measure one case on both sides. Raises :class:`ArmError` where an arm cannot be built or dies, and
-    :class:`SettingsError` where there is no GPU: speed is a GPU's question."""
-
-    pool = ArmPool(require_gpu(case))
-    model = Model(ship(workload, f"the workload {workload.text!r}"), workload.text) if workload is not None else Model()
-    try:
-        return compare_in(pool, case, model, (base, head), tolerance, looks, with_bf16)
-    finally:
-        pool.close()
-
-
-def require_gpu(case: Case) -> Gpu:
-    """The GPU that answers for this case; raises :class:`SettingsError` where none can."""
+def require_gpu(cases: Sequence[Case]) -> Gpu:
+    """The GPU that answers for these cases; raises :class:`SettingsError` where none can: speed is a GPU's question."""
     from pytest_fp8.gpu import detect
 
     gpu, absent = detect()
-    if case.emulated or gpu is None:
+    emulated = next((case.id for case in cases if case.emulated), "")
+    if emulated or gpu is None:
         raise SettingsError(
             S.NO_GPU,
-            f"case {case.id} cannot be compared for speed here",
+            f"case {emulated or cases[0].id} cannot be compared for speed here",
             expected="a GPU, and a case that runs on it",
-            seen="FP8 emulated on the CPU, at no speed that means anything" if case.emulated else absent,
+            seen="FP8 emulated on the CPU, at no speed that means anything" if emulated else absent,
             next_step="run the same command on a GPU machine"
-            + (f", with --case {case.id.removesuffix('-emulated')}" if case.emulated else ""),
+            + (f", with --case {emulated.removesuffix('-emulated')}" if emulated else ""),
         )
     return gpu
 
 
-def compare_in(
+def compare(
     pool: ArmPool,
     case: Case,
     model: Model,
-    sides: tuple[ArmEnvironment, ArmEnvironment],
+    sides: Sides,
     tolerance: float | None = None,
-    looks: int = len(BESIDE.pairs),
     with_bf16: bool = False,
     cases: int = 1,
 ) -> Comparison:
-    """:func:`compare` with the arms of a pool, which ends every other arm that it has. ``tolerance``: by default
-    :data:`TOLERANCE`, or the case's own where that is finer. Raises ``ArmError``."""
-
+    """Measure one case on both sides, with the arms of a pool, which ends every other arm that it has. ``tolerance``:
+    by default :data:`TOLERANCE`, or the case's own where that is finer. Raises :class:`ArmError` where an arm cannot be
+    built or dies."""
     allowed = min(TOLERANCE, case.tolerance) if tolerance is None else tolerance
 
-    def decide(evidence: SidesEvidence) -> Outcome:
-        return against_base(
-            ratios_by_process(evidence.base, evidence.head), allowed, cases, Looks(BESIDE.pairs[:looks], BESIDE.blocks)
-        )
+    def decide(timer: BlockTimer) -> Outcome:
+        return against_base(ratios_by_process(timer.reference, timer.other), allowed, cases)
 
-    before = pool.stopwatch.by_operation
-    arms = _sides(case, pool, sides, model)
-    evidence = arms.run(lambda: _looks(arms, looks, decide))
-    fp8 = decide(evidence)
-    times = {"base fp8": _median(evidence.base), "head fp8": _median(evidence.head)}
-    bf16 = None
-    disturbed = evidence.disturbed
+    arms = _arms(case, pool, sides, model)
+    timer = BlockTimer(arms)
+    attention = arms.run(lambda: _looks(timer, decide))
+    fp8, bf16, disturbed = decide(timer), None, _disturbance(timer)
+    times = {"base fp8": _median(timer.reference), "head fp8": _median(timer.other)}
     unsound = _unsound(case, arms)
     if with_bf16 and case.backend != "bf16":
-        references = _sides(case.reference(), pool, sides, model)
-        timer = BlockTimer(references)
-        references.run(lambda: timer.measure(BESIDE.pairs[0], BESIDE.blocks))
-        beside = _evidence(timer)
+        references = _arms(case.reference(), pool, sides, model)
+        beside = BlockTimer(references)
+        references.run(lambda: beside.measure(BESIDE.pairs[0], BESIDE.blocks))
         bf16 = decide(beside)
-        times |= {"base bf16": _median(beside.base), "head bf16": _median(beside.head)}
-        disturbed = disturbed or beside.disturbed
-    decision = judge(fp8, bf16, allowed, disturbed, unsound, evidence.attention, sides)
-    seconds = {what: each - before.get(what, 0.0) for what, each in pool.stopwatch.by_operation.items()}
-    return Comparison(case.id, decision, fp8, bf16, times, {what: each for what, each in seconds.items() if each})
+        times |= {"base bf16": _median(beside.reference), "head bf16": _median(beside.other)}
+        disturbed = disturbed or _disturbance(beside)
+    decision = judge(fp8, bf16, allowed, disturbed or unsound, attention, sides)
+    return Comparison(case.id, decision, fp8, bf16, times)
 
 
-def _looks(arms: TwoArms, looks: int, decide: Callable[[SidesEvidence], Outcome]) -> Asking[SidesEvidence]:
-    """Blocks of fresh pairs of processes, more of them while they leave it open."""
-    timer = BlockTimer(arms)
-    for pairs in BESIDE.pairs[:looks]:
+def _looks(timer: BlockTimer, decide: Callable[[BlockTimer], Outcome]) -> Asking[bool]:
+    """Blocks of fresh pairs of processes, more of them while they leave it open. Tells if both sides ran the same
+    attention kernels."""
+    for pairs in BESIDE.pairs:
         yield from timer.measure(pairs, BESIDE.blocks, layers_of)
         # Asked once, after the first blocks: profiling slows a process. Later looks add fresh ones.
-        base = yield from layers_of(REFERENCE)
-        head = yield from fp8_layers()
-        evidence = _evidence(timer, (base.attention, head.attention))
-        if decide(evidence).verdict is not Verdict.INCONCLUSIVE:
+        base, head = (yield from layers_of(REFERENCE)), (yield from fp8_layers())
+        if decide(timer).verdict is not Verdict.INCONCLUSIVE:
             break
-    return evidence
+    return base.attention == head.attention
 
 
-def _evidence(timer: BlockTimer, attention: tuple[Any, ...] = ({}, {})) -> SidesEvidence:
+def _disturbance(timer: BlockTimer) -> Finding | None:
     seen = timer.beside
-    disturbed = disturbance(seen.strangers, seen.throttles, seen.clocks)
-    return SidesEvidence([list(x) for x in timer.reference], [list(x) for x in timer.other], disturbed, attention)
+    return disturbance(seen.strangers, seen.throttles, seen.clocks)
 
 
 def judge(
-    fp8: Outcome,
-    bf16: Outcome | None,
-    tolerance: float,
-    disturbed: Finding | None,
-    unsound: Decision | None,
-    attention: tuple[Mapping[str, Sequence[str]], Mapping[str, Sequence[str]]],
-    sides: tuple[ArmEnvironment, ArmEnvironment],
+    fp8: Outcome, bf16: Outcome | None, tolerance: float, wrong: Finding | None, same_attention: bool, sides: Sides
 ) -> Decision:
-    """The verdict on head's FP8 arm, with its cause. Pure."""
+    """The verdict on head's FP8 arm, with its cause. ``wrong``: why there is none. Pure."""
+    if wrong is not None:
+        return wrong.answer(QUESTION)
     low, high = fp8.estimate.change_interval
     pairs = len(fp8.estimate.each)
     seen = f"{fp8.estimate.change:+.2%} [{low:+.2%}, {high:+.2%}] over {pairs} pairs of fresh processes"
     expected = f"head's FP8 step at most {tolerance:.1%} slower than base's"
 
-    def decision(code: Code | None, verdict: Verdict, headline: str, cause: str = "", next_step: str = "") -> Decision:
+    def decision(code: Code | None, headline: str, cause: str = "", next_step: str = "") -> Decision:
+        verdict = Verdict.PASS if code is None else fp8.verdict
         return Finding(code, verdict, headline, expected, seen, cause, next_step).answer(QUESTION)
 
-    if disturbed is not None:
-        return disturbed.answer(QUESTION)
-    if unsound is not None:
-        return replace(unsound, question=QUESTION, headline=f"in head {unsound.headline}", figures=None)
     changed = "; ".join(differences(*sides)) or "the project's own code"
     if fp8.verdict is Verdict.FAIL:
-        cause = f"changed between base and head: {changed}"
-        if attention[0] != attention[1]:
-            cause = f"the sides ran different attention kernels; {cause}"
+        other = "" if same_attention else "the sides ran different attention kernels; "
         return decision(
             S.SLOWER_THAN_BASE,
-            Verdict.FAIL,
             "head is slower than base in FP8" + _whose(fp8, bf16),
-            cause,
+            f"{other}changed between base and head: {changed}",
             "change one of them at a time and compare again",
         )
     if fp8.verdict is Verdict.INCONCLUSIVE:
         return decision(
             S.UNDECIDED,
-            Verdict.INCONCLUSIVE,
             "the blocks do not decide",
             "the true change lies at the tolerance, or the processes spread",
             "run again on a quiet GPU, or with another --tolerance",
@@ -248,7 +193,7 @@ def judge(
     how = "faster than base's" if low > 0 else "as fast as base's"
     if high < 0:
         how = "slower than base's, within the tolerance"
-    return decision(None, Verdict.PASS, f"head's FP8 step is {how}" + _whose(fp8, bf16))
+    return decision(None, f"head's FP8 step is {how}" + _whose(fp8, bf16))
 
 
 def differences(base: ArmEnvironment, head: ArmEnvironment) -> list[str]:
@@ -266,12 +211,7 @@ def _whose(fp8: Outcome, bf16: Outcome | None) -> str:
     return f"; BF16 changed by {bf16.estimate.change:+.2%}: {own.change:+.2%} is FP8's own"
 
 
-def _sides(
-    case: Case,
-    pool: ArmPool,
-    sides: tuple[ArmEnvironment, ArmEnvironment],
-    model: Model,
-) -> TwoArms:
+def _arms(case: Case, pool: ArmPool, sides: Sides, model: Model) -> TwoArms:
     """One case's arms in both environments, alive: base's is the reference, head's the other."""
     digest = case.digest(model.identity)
     base, head = (Arm(f"{digest}@{side.name}", ArmSpec(case, "cuda", model.shipped), pool, side) for side in sides)
@@ -280,12 +220,12 @@ def _sides(
     return arms
 
 
-def _unsound(case: Case, arms: TwoArms) -> Decision | None:
+def _unsound(case: Case, arms: TwoArms) -> Finding | None:
     """What is wrong with FP8 in head's arm, or ``None``."""
     if case.backend == "bf16":
         return None
-    decision = arms.run(presence_alone) if case.backend in SCRIPTS else check_layers(case, arms.run(fp8_layers))
-    return decision if decision.verdict is Verdict.FAIL else None
+    found = arms.run(presence_alone) if case.backend in SCRIPTS else check_layers(case, arms.run(fp8_layers))
+    return replace(found, headline=f"in head {found.headline}") if found.verdict is Verdict.FAIL else None
 
 
 def _median(arms: Sequence[Sequence[float]]) -> float:
@@ -296,3 +236,36 @@ def _numbers(side: Outcome) -> dict[str, Any]:
     found = side.estimate
     interval = found.change_interval
     return {"change": found.change, "interval": interval, "pairs": len(found.each), "verdict": side.verdict.value}
+
+
+class BaseGate:
+    """Base's FP8 arm beside head's, case by case: what ``assert_speedup`` adds under ``--fp8-base``. The checkout lives
+    until ``held`` is closed."""
+
+    def __init__(self, base: Side, project: Path, pool: Callable[[], ArmPool], held: ExitStack) -> None:
+        self._base, self._project, self._pool, self._held = base, project, pool, held
+        self._sides: Sides | None = None
+
+    def compare(self, case: Case, model: Model, cases: int) -> Comparison:
+        """``cases`` of the session share its false alarms. Raises :class:`ArmError`, and :class:`SettingsError` where
+        base cannot be had."""
+        if self._sides is None:
+            self._sides = environments(self._base, Side(), self._project, self._held)
+        return compare(self._pool(), case, model, self._sides, cases=cases)
+
+
+def with_base(stored: Decision, compared: Comparison) -> Decision:
+    """The comparison with base decides; the stored baseline is the coarse guard behind it, against slow creep. Pure.
+
+    A FAIL or INVALID of the stored one stands. What it leaves open, the comparison answers; so it does on a host of
+    which the stored figures say nothing.
+    """
+    decision = compared.decision
+    figures = stored.figures
+    if isinstance(figures, SpeedFigures):
+        figures = replace(figures, base=compared.to_json())
+    if stored.verdict in (Verdict.FAIL, Verdict.INVALID) and stored.code is not S.OTHER_REFERENCE:
+        return replace(stored, figures=figures)
+    seen = f"{decision.seen or decision.headline} against base; against the stored baseline: {stored.headline}"
+    headline = f"{decision.headline}; {seen}" if decision.verdict is Verdict.PASS else decision.headline
+    return replace(decision, question=stored.question, headline=headline, seen=seen, figures=figures)
