@@ -58,14 +58,14 @@ def run_on(monkeypatch, kind, seed=1, slow=(), **world):
 @pytest.mark.parametrize(
     ("kind", "slow", "stored", "judged"),
     [
-        (Waiting, (), False, "busy time"),
-        (LateWaiting, (2,), False, "busy time"),
-        (LateWaiting, (4,), False, "busy time"),
-        (LateWaiting, (), False, "step time"),
-        (LateWaiting, (), True, "busy time"),
-        (Scattering, (), False, "busy time"),
-        (Quiet, (), False, "step time"),
-        (Quiet, (), True, "busy time"),
+        (Waiting, (), False, True),
+        (LateWaiting, (2,), False, True),
+        (LateWaiting, (4,), False, True),
+        (LateWaiting, (), False, False),
+        (LateWaiting, (), True, True),
+        (Scattering, (), False, True),
+        (Quiet, (), False, False),
+        (Quiet, (), True, True),
     ],
 )
 def test_an_update_has_busy_times_of_every_pair_and_judges_by_them_where_any_waits(
@@ -78,9 +78,9 @@ def test_an_update_has_busy_times_of_every_pair_and_judges_by_them_where_any_wai
     decision, rows = updated(4, host_bound=stored)
     assert [len(rows["speedup"]), len(rows["busy_speedup"])] == [4, 4]
     assert len(set(Waiting.asked_busy)) == 8, "both arms of each pair"
-    assert (decision.numbers["gated_on"], decision.numbers["host_bound"]) == (judged, judged == "busy time")
+    assert (decision.numbers["on_busy"], decision.numbers["host_bound"]) == (judged, judged)
     account = decision.numbers["account"]
-    assert rows["speedup_limit"] == [account["busy_limit" if judged == "busy time" else "limit"]]
+    assert rows["speedup_limit"] == [account["busy_limit" if judged else "limit"]]
     assert [rows["earned_ms"], rows["casts_ms"]] == [[account["earned_ms"]], [account["casts_ms"]]]
 
 
@@ -175,7 +175,7 @@ def test_a_baseline_of_a_quiet_host_is_asked_on_a_slow_one(monkeypatch, kind, ke
     monkeypatch.setattr(kind, "works", property(lambda self: fp8 * slower if self.is_fp8 else bf16))
     decision = asked_of(stored, kept)
     assert decision.verdict in verdicts, decision.message
-    assert decision.numbers["gated_on"] == ("busy time" if kept is BOTH else "step time")
+    assert decision.numbers["on_busy"] is (kept is BOTH)
 
 
 def test_blocks_that_do_not_scatter_are_asked_for_no_busy_times(monkeypatch):
@@ -248,7 +248,7 @@ def test_busy_time_tells_a_change_from_a_host_that_holds_blocks_up(late, changed
     evidence = TimingEvidence([blocks[0]] * 4, [blocks[1]] * 4, **gpu)
     decision = check_speedup(evidence, floor=None, tolerance=0.02, **STORED)
     assert decision.verdict is (changed if moved else Verdict.PASS)
-    assert decision.numbers["gated_on"] == "busy time"
+    assert decision.numbers["on_busy"]
     one = {"bf16_busy": [[], *gpu["bf16_busy"][:1]], "fp8_busy": [[], [230.0, 232.0] * 15]}
     alone = check_speedup(TimingEvidence([blocks[0]] * 2, [blocks[1]] * 2, **one), floor=None, tolerance=0.02, **STORED)
     assert alone.verdict is Verdict.INCONCLUSIVE, "busy times of one pair alone fail nothing"
@@ -283,7 +283,7 @@ def test_a_step_that_takes_longer_than_bf16s_is_not_faster_though_its_kernels_ar
     """The floor is the user's question: with FP8 on, a step takes 206 ms in place of 121."""
     slow = launch_bound(98.0)
     verdict_of(slow, Verdict.FAIL, "0.590x", "the GPU works 98.0 ms of each 206.0", "in its work alone FP8 is 1.15x")
-    assert slow.numbers["gated_on"] == "step time"
+    assert slow.numbers["on_busy"] is False
 
 
 @pytest.mark.parametrize("busy", [116.0, 113.2, 110.0])
@@ -294,7 +294,7 @@ def test_steps_that_prove_the_floor_answer_whatever_busy_times_say(busy):
     works = {"bf16_busy": [[113.0 * x for x in NOISE[:5]]] * 2, "fp8_busy": [[busy * x for x in NOISE[:5]]] * 2}
     decision = asked(bf16=bf16, fp8=fp8, bf16_ms=132.0, fp8_ms=123.0, **works)
     verdict_of(decision, Verdict.PASS, "1.073x")
-    assert decision.numbers["gated_on"] == "step time"
+    assert decision.numbers["on_busy"] is False
 
 
 def test_what_timed_steps_wait_is_no_work_though_the_profiled_ones_met_a_quiet_host():
@@ -353,4 +353,4 @@ def test_a_stored_session_asks_for_busy_times_and_one_without_them_for_step_time
     verdict_of(stored, Verdict.NOT_EXERCISED, seen, "limit 1.34x of busy time")
     decision = launch_bound(98.0, floor=None, history=sessions(0.59))
     verdict_of(decision, Verdict.PASS)
-    assert decision.numbers["gated_on"] == "step time"
+    assert decision.numbers["on_busy"] is False

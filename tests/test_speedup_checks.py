@@ -123,6 +123,5 @@ def test_slower_than_bf16_names_a_missing_compile(compiled, says):
 def test_a_pass_says_what_was_not_watched():
     decision = check_speedup(timing(unwatched=["clocks", "other processes"]), floor=1.0, tolerance=0.03)
     verdict_of(decision, Verdict.PASS, "not watched on this GPU: clocks, other processes")
-    assert decision.numbers["unwatched"] == ["clocks", "other processes"]
     assert any("not watched" in note for note in decision.numbers["notes"])
     assert "not watched" not in check_speedup(timing(), floor=1.0, tolerance=0.03).message

@@ -43,6 +43,12 @@ WORDS: Words = {
     ),
 }
 """Code -> headline, cause, next step."""
+CODES = {
+    Verdict.NOT_EXERCISED: S.NO_BASELINE,
+    Verdict.IMPROVED: S.FASTER_THAN_BASELINE,
+    Verdict.FAIL: S.SLOWER_THAN_BASELINE,
+}
+"""Of what the baseline says."""
 
 
 @dataclass(frozen=True)
@@ -59,31 +65,20 @@ class SpeedFigures(Figures):
     processes: int
     """Fresh pairs of them."""
     baseline: float | None
-    clocks_mhz: Sequence[int]
-    unwatched: Sequence[str]
-    """What of the GPU's state its driver did not tell."""
-    scattered: str
-    """The blocks where they scatter by the host, in words."""
-    bf16_gpu_ms: Mapping[str, float]
-    """Class of kernels -> milliseconds in the profiled step; likewise of FP8."""
-    fp8_gpu_ms: Mapping[str, float]
     host_bound: bool
     """Whether the host set an arm's pace, in this session or a stored one."""
     on_busy: bool
-    """Whether busy time is judged."""
-    gated_on: str
-    """``busy time`` or ``step time``."""
+    """Whether busy time is judged, and not step time."""
     gated_speedup: float
     gated_baseline: float | None
     change: float | None
-    """Against the baseline, as a fraction, with the standard errors of its logarithm."""
-    change_error: float | None
-    own_error: float | None
-    """Of it, what comes of processes and not of sessions."""
+    """Against the baseline, as a fraction."""
     sessions: int
     """That the baseline has."""
     tolerance: float
     """The loss that was gated on."""
+    scattered: str
+    """The blocks where they scatter by the host, in words."""
     waits_for_host: str
     """Why FP8's step waits, in words."""
     account: Mapping[str, Any] | None
@@ -117,9 +112,9 @@ def check_speedup(
     for step time.
     """
     steps, busy = ratios_by_process(evidence.bf16, evidence.fp8), busy_ratios(evidence)
-    held_up = floor is None and (evidence.host_bound or host_bound)
+    host_bound = host_bound or evidence.host_bound
     enough = bool(busy and busy_history) if history else len(busy) >= min(RUNS_TO_FAIL, len(steps))
-    on_busy = held_up and enough
+    on_busy = floor is None and host_bound and enough
     run, held = (busy, busy_history if history else ()) if on_busy else (steps, history)
     known = components.of_busy() if on_busy else components
     here = estimate_of(run, (), known)
@@ -131,18 +126,16 @@ def check_speedup(
     else:
         result = Outcome(here, Verdict.NOT_EXERCISED, tolerance)
     account = evidence.account()
-    figures = _figures(evidence, steps, run, result, history, held, on_busy, evidence.host_bound or host_bound)
+    figures = _figures(evidence, steps, run, result, history, held, host_bound)
     reference_ms = () if on_busy or floor is not None else baseline_reference_ms
     found = unsound(evidence, account, figures.bf16_ms, reference_ms, here.interval[0], on_busy)
     if found is None:
-        seen = f"{_seen(here, figures, account if on_busy else None)}; {_processes(steps, run)}"
-        if held:
-            seen += f"; {_change(result.estimate)} against the baseline of {len(held)} session(s)"
-        against = _against(floor, tolerance, result, held)
-        if result.verdict is Verdict.FAIL and held_up and not on_busy:
+        seen = f"{_seen(here, figures, account)}; {_processes(steps, run)}{_change(result, held)}"
+        against = baseline_file if floor is None and not held else _against(floor, tolerance, result, held)
+        if result.verdict is Verdict.FAIL and floor is None and host_bound and not on_busy:
             found = no_busy_times(against, seen)
         else:
-            found = _explain(evidence, result, account, seen, against, floor, baseline_file)
+            found = _explain(evidence, result, account, seen, against, floor)
     if account is not None:
         line = account.line(on_busy)
         if found.verdict is Verdict.PASS:
@@ -159,13 +152,11 @@ def _figures(
     result: Outcome,
     stored: Sequence[Session],
     held: Sequence[Session],
-    on_busy: bool,
     host_bound: bool,
 ) -> SpeedFigures:
     """``run``: what is judged, ``steps`` or busy times; ``held``: the sessions that it was held against, ``stored``:
     those of step time."""
-    account, timed, judged = evidence.account(), estimate_of(steps), estimate_of(run)
-    change = result.estimate if held else None
+    account, timed, judged, on_busy = evidence.account(), estimate_of(steps), estimate_of(run), run is not steps
     return SpeedFigures(
         speedup=timed.ratio,
         low=timed.interval[0],
@@ -174,83 +165,29 @@ def _figures(
         fp8_ms=float(median(chain.from_iterable(evidence.fp8))),
         processes=len(evidence.fp8),
         baseline=math.exp(level(stored)) if stored else None,
-        clocks_mhz=list(evidence.clocks),
-        unwatched=list(evidence.unwatched),
-        scattered=scattered(evidence.bf16, evidence.fp8),
-        bf16_gpu_ms=dict(evidence.bf16_gpu.milliseconds),
-        fp8_gpu_ms=dict(evidence.fp8_gpu.milliseconds),
         host_bound=host_bound,
         on_busy=on_busy,
-        gated_on="busy time" if on_busy else "step time",
         gated_speedup=judged.ratio,
         gated_baseline=math.exp(level(held)) if held else None,
-        change=change.change if change else None,
-        change_error=change.error if change else None,
-        own_error=change.own_error if change else None,
+        change=result.estimate.change if held else None,
         sessions=len(held),
         tolerance=result.tolerance,
+        scattered=scattered(evidence.bf16, evidence.fp8),
         waits_for_host=causes.launch_bound(account.fp8) if account is not None else "",
         account=account.numbers(on_busy) if account is not None else None,
-        notes=_notes(judged, account if on_busy else None, _unwatched(evidence)),
-    )
-
-
-def _unwatched(evidence: TimingEvidence) -> str:
-    return f"not watched on this GPU: {', '.join(evidence.unwatched)}" if evidence.unwatched else ""
-
-
-def _processes(timed: Session, judged: Session) -> str:
-    of_some = f", busy times of {len(judged)} of them" if len(judged) < len(timed) else ""
-    few, many = min(map(len, timed)), max(map(len, timed))
-    blocks = f"{many}" if few == many else f"{few} to {many}"
-    return f"{len(timed)} process(es) of {blocks} blocks{of_some}"
-
-
-def _notes(judged: Estimate, busy: Account | None, unwatched: str) -> list[str]:
-    """For below the table, which shows step times. ``busy``: the account, where busy time is judged."""
-    note = ""
-    if busy is not None:
-        note = (
-            f"speedup judged by busy time, {judged.ratio:.3f}x, {causes.why_busy(busy)}: the GPU works "
-            f"{busy.fp8.busy:.0f} ms of FP8's {busy.fp8.step:.0f} ms step"
-        )
-    return [each for each in (note, unwatched) if each]
-
-
-def _seen(here: Estimate, figures: SpeedFigures, busy: Account | None) -> str:
-    """``busy``: the account, where busy time is judged."""
-    low, high = here.interval
-    if busy is None:
-        return (
-            f"{here.ratio:.3f}x [{low:.3f}, {high:.3f}]: BF16 {figures.bf16_ms:.2f} ms, "
-            f"FP8 {figures.fp8_ms:.2f} ms a step"
-        )
-    return (
-        f"{here.ratio:.3f}x [{low:.3f}, {high:.3f}] of busy time, {causes.why_busy(busy)}: the GPU works "
-        f"{busy.bf16.busy:.2f} ms of BF16's {busy.bf16.step:.2f} ms step and {busy.fp8.busy:.2f} ms of FP8's "
-        f"{busy.fp8.step:.2f} ms; {figures.speedup:.3f}x of step time"
+        notes=[note for note in (_note(judged, account) if on_busy else "", _unwatched(evidence)) if note],
     )
 
 
 def _explain(
-    evidence: TimingEvidence,
-    result: Outcome,
-    account: Account | None,
-    seen: str,
-    against: str,
-    floor: float | None,
-    baseline_file: str,
+    evidence: TimingEvidence, result: Outcome, account: Account | None, seen: str, against: str, floor: float | None
 ) -> Finding:
     """The rule's verdict with its lines. ``against``: the bounds in words."""
     verdict = result.verdict
     if verdict is Verdict.PASS:
         return passed("; ".join(filter(None, (seen, against, _unwatched(evidence)))))
-    if verdict is Verdict.NOT_EXERCISED:
-        return tell(WORDS, S.NO_BASELINE, baseline_file or "a stored baseline", seen, verdict)
-    if verdict is Verdict.IMPROVED:
-        return tell(WORDS, S.FASTER_THAN_BASELINE, against, seen, verdict)
-    if verdict is Verdict.FAIL and floor is None:
-        return tell(WORDS, S.SLOWER_THAN_BASELINE, against, seen)
+    if floor is None and verdict in CODES:
+        return tell(WORDS, CODES[verdict], against or "a stored baseline", seen, verdict)
     if verdict is Verdict.FAIL:
         headline = "FP8 is not faster than the best BF16"
         why = causes.why_slow(account, evidence.fp8_compiled, evidence.turns)
@@ -260,18 +197,51 @@ def _explain(
     return Finding(why.code, verdict, headline, against, seen, why.cause, why.next_step)
 
 
-def _change(change: Estimate) -> str:
-    """``-3.1% [-4.4%, -1.8%]``: the change against the baseline, with a 99 % interval that includes the difference
-    between sessions and the baseline's own noise."""
-    low, high = change.change_interval
-    return f"{change.change:+.1%} [{low:+.1%}, {high:+.1%}]"
+def _unwatched(evidence: TimingEvidence) -> str:
+    return f"not watched on this GPU: {', '.join(evidence.unwatched)}" if evidence.unwatched else ""
+
+
+def _change(result: Outcome, held: Sequence[Session]) -> str:
+    """With a 99 % interval that includes the difference between sessions and the baseline's own noise."""
+    if not held:
+        return ""
+    low, high = result.estimate.change_interval
+    return f"; {result.estimate.change:+.1%} [{low:+.1%}, {high:+.1%}] against the baseline of {len(held)} session(s)"
+
+
+def _processes(timed: Session, judged: Session) -> str:
+    of_some = f", busy times of {len(judged)} of them" if len(judged) < len(timed) else ""
+    few, many = min(map(len, timed)), max(map(len, timed))
+    blocks = f"{many}" if few == many else f"{few} to {many}"
+    return f"{len(timed)} process(es) of {blocks} blocks{of_some}"
+
+
+def _note(judged: Estimate, account: Account | None) -> str:
+    """For below the table, which shows step times, where busy time is judged."""
+    if account is None:
+        return ""
+    return (
+        f"speedup judged by busy time, {judged.ratio:.3f}x, {causes.why_busy(account)}: the GPU works "
+        f"{account.fp8.busy:.0f} ms of FP8's {account.fp8.step:.0f} ms step"
+    )
+
+
+def _seen(here: Estimate, figures: SpeedFigures, account: Account | None) -> str:
+    low, high = here.interval
+    said = f"{here.ratio:.3f}x [{low:.3f}, {high:.3f}]"
+    if not figures.on_busy or account is None:
+        return f"{said}: BF16 {figures.bf16_ms:.2f} ms, FP8 {figures.fp8_ms:.2f} ms a step"
+    return (
+        f"{said} of busy time, {causes.why_busy(account)}: the GPU works "
+        f"{account.bf16.busy:.2f} ms of BF16's {account.bf16.step:.2f} ms step and {account.fp8.busy:.2f} ms of FP8's "
+        f"{account.fp8.step:.2f} ms; {figures.speedup:.3f}x of step time"
+    )
 
 
 def _against(floor: float | None, tolerance: float, result: Outcome, history: Sequence[Session]) -> str:
+    """The bounds in words."""
     if floor is not None:
         return f"above floor {floor:.2f}x"
-    if not history:
-        return "nothing to compare with"
     held = f"above baseline {math.exp(level(history)):.3f}x less {100 * result.tolerance:.3g}%"
     if result.tolerance > tolerance:
         held += f" (its {len(history)} session(s) cannot hold {100 * tolerance:g}%)"
