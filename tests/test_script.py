@@ -405,7 +405,7 @@ def test_a_script_is_timed_beside_that_of_base(tmp_path, monkeypatch, python, sl
     """The same command, in a checkout of base and here. A host of two cores tells a tenth of a second."""
     from contextlib import ExitStack
 
-    from pytest_fp8.compare.session import Model, Side, compare_in, environments
+    from pytest_fp8.compare.session import Model, Side, compare, environments
 
     path = tmp_path / "train.py"
     sleeps = OWN_FP8 + TRAIN.replace("time.sleep(given.sleep)", "time.sleep(0.05)")
@@ -421,7 +421,7 @@ def test_a_script_is_timed_beside_that_of_base(tmp_path, monkeypatch, python, sl
     pool = ArmPool(None)
     with ExitStack() as held:
         sides = environments(Side("", "HEAD~1"), Side(), tmp_path, held)
-        found = compare_in(pool, case, Model(script.to_text(), script.identity), sides, tolerance=0.2, looks=1)
+        found = compare(pool, case, Model(script.to_text(), script.identity), sides, tolerance=0.2)
         pool.close()
     assert found.decision.verdict.value == verdict, found.decision.message
     assert found.step_ms["head fp8"] - found.step_ms["base fp8"] == pytest.approx(1e3 * slower, abs=30)
