@@ -55,7 +55,7 @@ class Fp8Script(Fp8Pair):
             for (arm, name), losses in zip(names.items(), told, strict=True):
                 curves[arm][seed] = Curve(seed, losses, [0.0] * len(losses))
                 if self.script.seed:
-                    self._arms.end(name)
+                    self._arms.pool.renew(self._arms.arms[name])
         return LossEvidence(curves[FP8], curves[REFERENCE], {})
 
     def _seeded(self, names: Mapping[str, str], seed: int) -> None:
@@ -65,4 +65,4 @@ class Fp8Script(Fp8Pair):
             base = self._arms.arms[arm]
             spec = replace(base.spec, workload=text)
             self._arms.arms.setdefault(name, Arm(f"{base.key}-seed{seed}", spec, base.pool))
-            self._arms.end(arm)
+            self._arms.pool.renew(base)
