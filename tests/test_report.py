@@ -273,7 +273,7 @@ def test_hostile_text_is_escaped_wherever_it_stands():
             return [poisoned(item) for item in value]
         return HOSTILE if isinstance(value, str) else value
 
-    bad = row_of(HOSTILE, gpu=HOSTILE, errors=[HOSTILE], expected=[HOSTILE])
+    bad = row_of(HOSTILE, gpu=HOSTILE, errors={HOSTILE: HOSTILE}, expected=[HOSTILE])
     bad.decisions = {HOSTILE: replace(said(x=HOSTILE), code=HOSTILE, headline=HOSTILE, message=f"x\n{HOSTILE}")}
     spent = {"waited": {HOSTILE: {HOSTILE: 9.0}}}
     text = page(bad, not_run={HOSTILE: [HOSTILE]}, problems=[HOSTILE], durations=spent)

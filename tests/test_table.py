@@ -168,7 +168,7 @@ def test_the_summary_has_a_row_per_case_the_worst_first_and_says_what_to_do():
 
 def test_hostile_text_breaks_no_row_and_is_no_html():
     failed = said("FAIL", HOSTILE)
-    bad = row_of("a", decisions={"faster": failed}, errors=["x | y\n# z <b> @all"], expected=["k"])
+    bad = row_of("a", decisions={"faster": failed}, errors={"x": "x | y\n# z <b> @all"}, expected=["k"])
     text = markdown(report_of(bad))
     assert "<script" not in text
     assert "<b>" not in text

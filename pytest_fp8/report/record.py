@@ -217,7 +217,7 @@ class Record:
                 strictest = min(one["tolerance"] for one in (metric, row.metrics.get(name, metric)))
                 row.metrics[name] = {**metric, "tolerance": strictest}
         named = [(each.ended, each.headline if each.verdict == ERROR else each.question) for each in answers]
-        row.errors = list(dict.fromkeys(each.headline for each in answers if each.verdict == ERROR))
+        row.errors = {each.headline: each.message for each in answers if each.verdict == ERROR}
         row.known, row.failed = (
             list(dict.fromkeys(what for ended, what in named if ended == wanted)) for wanted in ("known", "failed")
         )
@@ -468,7 +468,7 @@ class CaseNotes:
 
     def error(self, question: str, error: Fp8Error) -> None:
         """An arm failed, which ended a question; ``told`` of the error is what stands for its answer."""
-        error.told = self._answer(question, ERROR, str(error.code), error.first_line)
+        error.told = self._answer(question, ERROR, str(error.code), error.first_line, error.message)
         self.notes.answers.append(error.told)
 
     def unproved(self, question: str) -> Answer:

@@ -76,8 +76,8 @@ class Row:
     what a test looked at last."""
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     timing: dict[str, Any] = field(default_factory=dict)
-    errors: list[str] = field(default_factory=list)
-    """Code and headline of errors that ended a question without a decision."""
+    errors: dict[str, str] = field(default_factory=dict)
+    """Code and headline of errors that ended a question without a decision -> the whole message."""
     expected: list[str] = field(default_factory=list)
     """Why tests of this case were expected to fail, and did: a library's known defect."""
     known: list[str] = field(default_factory=list)

@@ -184,8 +184,8 @@ def markdown(report: Report) -> str:
     heads = [COLUMNS[question].head.replace("\n", " ") for question in shown]
     lines += markdown_table(["case", "verdict", *heads], rows) if entries else []
     for name, row in entries:
-        for text in dict.fromkeys(row.errors):
-            lines += _told(name, "an arm failed, as known" if row.is_known(text) else "an arm failed", text)
+        for text, message in row.errors.items():
+            lines += _told(name, "an arm failed, as known" if row.is_known(text) else "an arm failed", message)
     answers = [
         (row.knows(question), name, question, said)
         for name, row in entries
