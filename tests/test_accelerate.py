@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from pytest_fp8 import Case
@@ -49,16 +47,6 @@ def test_every_option_of_the_recipe_is_in_the_environment():
         "ACCELERATE_FP8_AMAX_COMPUTE_ALGO": "max",
         "ACCELERATE_FP8_MARGIN": "2",
     }
-
-
-def test_the_environment_is_put_back(monkeypatch):
-    from pytest_fp8.backends.trainer import accelerate_environment
-
-    monkeypatch.setenv("ACCELERATE_FP8_MARGIN", "7")
-    before = dict(os.environ)
-    with accelerate_environment({"ACCELERATE_MIXED_PRECISION": "fp8"}):
-        assert "ACCELERATE_FP8_MARGIN" not in os.environ
-    assert dict(os.environ) == before
 
 
 @pytest.fixture
@@ -152,35 +140,3 @@ def test_on_unsloths_model_adapters_are_converted_and_the_base_is_unfrozen(stand
     assert set(prepared.conversion.skipped) == {"q_proj.lora_A", "q_proj.lora_B"}
     assert all(type(linear) is stand_in.Linear for linear in linears(model).values()), "adapters too"
     assert model["q_proj"]["base_layer"].weight.requires_grad, "what the layers question calls unfrozen"
-
-
-def test_unsloth_with_transformer_engine_needs_all_three(monkeypatch):
-    from pytest_fp8 import recipes
-    from pytest_fp8.backends.unsloth import UnslothTransformerEngine
-
-    there = {"unsloth", "transformer-engine", "accelerate"}
-
-    def asked(distribution, minimum):
-        return distribution in there, distribution if distribution in there else f"no {distribution}"
-
-    monkeypatch.setattr(recipes, "installed", asked)
-    assert UnslothTransformerEngine().available()[0]
-    for missing in sorted(there):
-        there.remove(missing)
-        assert UnslothTransformerEngine().available() == (False, f"no {missing}")
-        there.add(missing)
-
-
-def test_an_unfrozen_head_is_seen_under_its_own_name():
-    from pytest_fp8.worker.notes import weights_of
-
-    model = blocks().requires_grad_(False)
-    tied = weights_of(model, {})
-    assert not tied["lm_head.weight"].trained
-    assert tied["lm_head.weight"].same_as == "embed.weight"
-    model["lm_head"].weight = torch.nn.Parameter(model["embed"].weight.detach().clone())
-    untied = weights_of(model, {})
-    assert untied["lm_head.weight"].trained
-    assert not untied["embed.weight"].trained
-    assert untied["lm_head.weight"].same_as == ""
-    assert untied["lm_head.weight"].digest == untied["embed.weight"].digest

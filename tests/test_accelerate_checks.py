@@ -6,11 +6,9 @@ import ast
 from dataclasses import replace
 from pathlib import Path
 
-from helpers.evidence import layers_evidence, loaded, saved
+from helpers.evidence import layers_evidence
 from pytest_fp8 import Case, Verdict
 from pytest_fp8.codes import L
-from pytest_fp8.questions.checkpoints.check import check_checkpoints
-from pytest_fp8.questions.checkpoints.evidence import Transfer
 from pytest_fp8.questions.layers.check import check_layers
 from pytest_fp8.recipes import Reason, Stays
 
@@ -39,19 +37,6 @@ def test_a_conversion_that_stops_is_named_with_the_layer_it_stopped_at():
     assert decision.verdict is Verdict.FAIL
     assert "left for their sizes: mlp.router (size: out_features=10" in decision.seen
     assert "not FP8: mlp.up" in decision.message
-
-
-def transfer(digests=None):
-    source = saved(keys=["e", "h"], digests={"e": 1, "h": 2}, untied={"h": "e"})
-    return Transfer(("fp8", "bf16"), "safetensors", source, loaded(digests=digests or {"e": 1}), 0.0, 0.1)
-
-
-def test_a_head_that_was_untied_fails_the_checkpoint_by_name():
-    decision = check_checkpoints([transfer()])
-    assert decision.verdict is Verdict.FAIL
-    assert "h to stay one with e" in decision.message
-    assert "untied" in decision.message
-    assert check_checkpoints([transfer(digests={"e": 1, "h": 2})]).verdict is Verdict.PASS
 
 
 def test_converted_adapters_fail():

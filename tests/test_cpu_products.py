@@ -6,9 +6,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
-
-from pytest_fp8.worker.training import cpu_products
 
 pytestmark = pytest.mark.slow
 
@@ -98,12 +95,3 @@ def test_attentions_backward_pass_is_as_close_to_float32_as_torchs_own():
 def test_products_and_convolutions_are_those_of_float32_rounded_once():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.stdout == "equal\n", done.stderr
-
-
-@pytest.mark.parametrize(("device", "supported"), [("cpu", True), ("cuda", True), ("cuda", False)])
-def test_nothing_is_replaced_where_the_hardware_multiplies_bf16(monkeypatch, device, supported):
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
-    replaced = []
-    monkeypatch.setattr(cpu_products, "replace_products", lambda: replaced.append(device))
-    cpu_products.multiply_bfloat16_through_float32(torch.device(device))
-    assert replaced == []

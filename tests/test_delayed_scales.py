@@ -123,20 +123,6 @@ def test_a_scale_may_leave_as_much_unused_as_its_format_can_spare(form, unused, 
     assert torch.nn.functional.cosine_similarity(values.flatten(), lines.flatten(), dim=0) > 0.99
 
 
-def test_scales_that_are_taken_from_the_operand_are_not_asked_for():
-    server = ArmServer(spec(Case("own", "torchao", "tensorwise", emulated=True)))
-    assert not any(server.engine.backend.scaling(layer) for layer in server.engine.model)
-    current = SimpleNamespace(fp8_meta={FORWARD: SimpleNamespace(), BACKWARD: SimpleNamespace()})
-    assert TransformerEngine.scaling(None, current) is None
-    assert TransformerEngine.scaling(None, SimpleNamespace()) is None
-
-
-def test_a_row_of_scales_is_none_for_a_whole_tensor():
-    lines = torch.randn(4, 64)
-    scaled = Operand(lines, lines.abs().max(), scale=torch.tensor(1e-3)).cast(Cast(E4M3, "line"))[0]
-    assert torch.equal(scaled, Operand(lines, lines.abs().max()).cast(Cast(E4M3, "line"))[0])
-
-
 class Recomputed(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -66,16 +66,6 @@ def test_a_count_in_extra_state_arrives(tmp_path, store, at_root):
     assert mine == theirs > 1
 
 
-@pytest.mark.parametrize("give", [lambda n: {"seen": (n,)}, lambda n: {n: "seen"}])
-def test_tuples_and_numbers_as_keys_arrive(tmp_path, give):
-    def take(state):
-        return next(iter(state.get("seen", state)))
-
-    saved, _, mine, theirs = carried(building(give, take), tmp_path)
-    assert saved["left_out"] == []
-    assert mine == theirs > 1
-
-
 def test_what_is_not_data_alone_is_left_out_and_named(tmp_path):
     saved, loaded, mine, theirs = carried(
         building(lambda n: {"seen": {n}}, lambda state: state["seen"].pop()), tmp_path

@@ -25,33 +25,6 @@ def test_each_micro_batch_is_accounted_for(parts):
     assert decision.numbers["fp8_share"] == 1.0
 
 
-def test_micro_batches_whose_sizes_differ_are_accounted_for():
-    def step(model, batch, optimizer, precision):
-        for rows in batch.split([64, 32]):
-            loss = model(rows).float().pow(2).mean()
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    decision = judge(serve(step=step))
-    assert decision.verdict is Verdict.PASS, decision.message
-    assert decision.numbers["roles"]["wgrad"] == {"expected": 10, "fp8": 10}
-
-
-def test_one_backward_for_a_sum_of_losses_is_accounted_for():
-    def step(model, batch, optimizer, precision):
-        loss = sum(model(rows).float().pow(2).mean() for rows in batch.chunk(2))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    decision = judge(serve(step=step))
-    assert decision.verdict is Verdict.PASS, decision.message
-    assert decision.numbers["fp8_share"] == 1.0
-
-
 def test_an_evaluation_between_steps_is_no_training_and_no_failure():
     decision = judge(serve(step=loop(2, evaluate=True)))
     assert decision.verdict is Verdict.PASS, decision.message
@@ -148,23 +121,6 @@ def test_a_step_may_skip_losses_that_are_not_finite():
     curve = serve(step=step).curve(seed=0, steps=8)
     assert len(curve["gradient_norms"]) == len(curve["losses"]) == 8
     assert any(math.isnan(loss) for loss in curve["losses"])
-
-
-def test_clipping_is_seen_in_the_gradient_norms():
-    norms = serve(step=loop(2, clip=0.01, set_to_none=False)).curve(seed=0, steps=3)["gradient_norms"]
-    assert all(norm < 0.0102 for norm in norms)
-
-
-def test_outputs_are_compared_without_training_and_for_any_kind_of_batch():
-    inner = loop(2)
-    server = serve(
-        batch=lambda step: (batch(step), batch(step)),
-        step=lambda model, pair, optimizer, precision: inner(model, pair[0], optimizer, precision),
-    )
-    server.engine.restart(seed=3)
-    first = server.logits(seed=0)
-    assert len(first) == 4 + 4 * 48 * 32, "a fingerprint, and float32 of one micro-batch"
-    assert server.logits(seed=0) == first
 
 
 def test_calibration_passes_of_a_step_change_no_weight(monkeypatch):

@@ -25,14 +25,6 @@ def test_checkpointing_inside_the_model_is_seen_without_being_declared(reentrant
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_inside_the_model_is_seen_without_an_own_step(reentrant):
-    decision = judge(serve(build=lambda: build(True, reentrant), loss=lambda model, x: model(x).float().pow(2).mean()))
-    assert decision.verdict is Verdict.PASS, decision.message
-    assert decision.numbers["roles"]["recompute"]["expected"] == 4
-    assert decision.numbers["fp8_share"] == 1.0
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
 def test_an_evaluation_in_the_loss_of_a_checkpointed_model_is_no_training(reentrant):
     def loss(model, x):
         import torch

@@ -17,7 +17,7 @@ from pytest_fp8.markers import why_not
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.layers.check import check_layers
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.questions.layers.products import FP8, role_table
+from pytest_fp8.questions.layers.products import role_table
 from pytest_fp8.zoo.shapes import SHAPES
 
 pytestmark = pytest.mark.slow
@@ -70,22 +70,6 @@ def test_a_frozen_base_needs_no_weight_gradient(evidence):
     assert "wgrad" not in role_table(evidence.step(), evidence.calls)
 
 
-def test_the_first_blocks_projections_need_no_input_gradient(evidence):
-    without = [call.name for call in evidence.calls if call.fp8 and "dgrad" not in call.owed]
-    assert without == FIRST
-    fp8 = [a for a in ran(evidence, "dgrad", adapters=False) if a.kind == FP8]
-    assert len(fp8) == BASE - len(FIRST)
-    assert not {a.layer for a in fp8} & set(without)
-
-
-def test_torchao_uncompiled_multiplies_weight_gradients_that_are_not_needed(evidence):
-    """Seen with torchao 0.18: its matmul's backward does not ask which gradients are needed. Compiled, a product whose
-    result nobody uses is left out."""
-    others = evidence.step().others
-    wasted = [p for p in others if p.phase == "backward" and p.kind == FP8 and p.inner == SHAPES["micro"].tokens]
-    assert len(wasted) == BASE - len(FIRST)
-
-
 # -- order, on live models ----------------------------------------------------------------------------------------
 
 
@@ -104,25 +88,6 @@ def adapted(model, rank=8):
     return add_adapters(model, rank)
 
 
-def converted(model, wanted=lambda name: not name.endswith("lm_head")):
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-    config = replace(Float8LinearConfig.from_recipe_name("tensorwise"), emulate=True)
-    return convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: wanted(name))
-
-
-def planned(model):
-    from pytest_fp8.backends.linears import plan
-
-    return set(plan(model).converted).__contains__
-
-
-def fp8_names(model):
-    from torchao.float8.float8_linear import Float8Linear
-
-    return {name for name, module in model.named_modules() if isinstance(module, Float8Linear)}
-
-
 def loss(model):
     from pytest_fp8.zoo import data, training
 
@@ -135,29 +100,6 @@ def test_adapters_start_at_zero_and_only_they_are_trained():
     assert loss(model).item() == loss(plain).item()
     assert {adapter(name) for name, p in model.named_parameters() if p.requires_grad} == {True}
     assert {str(p.dtype) for p in model.parameters()} == {"torch.bfloat16"}
-
-
-def test_the_base_gets_no_gradient():
-    model = adapted(build())
-    model = converted(model, planned(model))
-    loss(model).backward()
-    with_gradient = {name for name, p in model.named_parameters() if p.grad is not None}
-    assert with_gradient == {name for name, p in model.named_parameters() if adapter(name)}
-
-
-def test_converting_first_gives_the_same_model_because_a_float8linear_is_a_linear():
-    late = adapted(build())
-    late = converted(late, planned(late))
-    early = adapted(converted(build()))
-    assert fp8_names(early) == fp8_names(late)
-    assert loss(early).item() == loss(late).item()
-    assert early.state_dict().keys() == late.state_dict().keys()
-
-
-@pytest.mark.parametrize("first", ["adapters", "conversion"])
-def test_a_conversion_after_the_adapters_without_a_filter_converts_them(first):
-    model = converted(adapted(build() if first == "adapters" else converted(build())))
-    assert len([name for name in fp8_names(model) if adapter(name)]) == 2 * BASE
 
 
 def test_the_layers_question_fails_on_converted_adapters(evidence):

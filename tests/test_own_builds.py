@@ -7,10 +7,9 @@ import pytest
 pytest.importorskip("torchao")
 
 from helpers.arms import square as loss
-from helpers.loops import batch, build, judge, serve
+from helpers.loops import build, judge, serve
 from pytest_fp8 import Verdict
 from pytest_fp8.backends.torchao import ComputedWeightError
-from pytest_fp8.worker.answers.token_count import TokenCountError
 
 pytestmark = pytest.mark.slow
 
@@ -71,16 +70,6 @@ def test_a_model_that_build_compiled_starts_again():
     assert judge(server).verdict is Verdict.PASS
 
 
-def test_a_model_with_a_length_of_nothing_starts_again():
-    def build_empty():
-        model = build()
-        type(model).__len__ = lambda self: 0
-        return model
-
-    server = serve(build=build_empty, loss=loss)
-    assert server.curve(seed=1, steps=1) != server.curve(seed=2, steps=1)
-
-
 def build_by_keyword():
     import torch
 
@@ -99,20 +88,6 @@ def test_layers_that_are_called_by_keyword_are_seen():
     server = serve(build=build_by_keyword, loss=loss)
     assert judge(server).verdict is Verdict.PASS
     assert {product["layer"] for product in server.numerics(moved=False)["products"]} == {"up", "down"}
-
-
-def test_odd_rows_by_keyword_are_named():
-    with pytest.raises(TokenCountError, match=r"layer 'up' was given 13 rows"):
-        serve(build=build_by_keyword, loss=loss, batch=lambda step: batch(step)[:13])
-
-
-def test_a_model_that_is_itself_a_linear_is_converted():
-    import torch
-
-    server = serve(build=lambda: torch.nn.Linear(32, 32), loss=loss)
-    decision = judge(server)
-    assert decision.verdict is Verdict.PASS, decision.message
-    assert decision.numbers["converted"] == 1
 
 
 @pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm"])

@@ -9,8 +9,7 @@ import pytest
 pytest.importorskip("torchao")
 
 from helpers.arms import square as loss
-from helpers.loops import judge, ledgers, loop, serve
-from pytest_fp8 import Verdict
+from helpers.loops import ledgers, serve
 from pytest_fp8.worker.training.setup import takes_model
 from pytest_fp8.worker.training.step import WorkloadError
 
@@ -84,13 +83,6 @@ def compiled(parameters):
                         change(weight, weight.grad)
 
     return Compiled(parameters)
-
-
-@pytest.mark.parametrize("step", [None, loop()], ids=["loss", "step"])
-def test_products_of_an_optimizer_compiled_in_one_piece_are_no_layer_s(step):
-    decision = judge(serve(step=step, loss=loss, optimizer=compiled))
-    assert decision.verdict is Verdict.PASS, decision.message
-    assert decision.numbers["fp8_share"] == 1.0
 
 
 def build_with_groups():

@@ -45,14 +45,6 @@ def test_lists_dicts_sets_and_queues_are_put_back_in_place():
     assert (model.losses is losses, model.by_kind["a"] is inner, model.queue.maxlen) == (True, True, 2)
 
 
-def test_one_that_was_put_in_its_place_goes():
-    model = Keeps()
-    losses, state = model.losses, Snapshot(model, [])
-    model.losses = []
-    state.restore()
-    assert model.losses is losses
-
-
 def test_a_restart_takes_back_the_buffers_that_convert_made():
     class Scaled(nn.Module):
         def __init__(self, inner):

@@ -89,19 +89,3 @@ def test_ranks_whose_collectives_do_not_fit_together_are_told_so(fresh):
 
     with pytest.raises(ArmError, match="ranks called other collectives than each other"):
         fresh.build(own(loss=loss))
-
-
-@pytest.mark.nightly
-def test_a_torchrun_around_pytest_is_not_that_of_the_ranks(monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    with two_ranks() as arm:
-        arm.build(own())
-
-
-@pytest.mark.nightly
-def test_ranks_that_raise_alike_end_since_a_step_may_have_stopped_in_the_middle(fresh):
-    fresh.build(own())
-    pids = fresh.pids
-    with pytest.raises(ArmError, match=r"unknown operation 'no such thing', in the arm .*rank 0 of 2"):
-        fresh.request("no such thing")
-    assert all_end(*pids)

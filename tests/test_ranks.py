@@ -51,37 +51,6 @@ def test_two_ranks_train_as_one_process_on_the_whole_batch(arm, on_one, backend,
 
 
 @pytest.mark.nightly
-def test_accelerates_fsdp2_trains_in_float32_weights_in_both_arms(arm):
-    pytest.importorskip("accelerate")
-    case = micro("fsdp2", "accelerate_torchao", questions=("layers", "loss"))
-    losses, wires = [], []
-    for each in (case.reference(), case):
-        arm.build(ArmSpec(each, "cpu", threads=1))
-        losses.append(arm.request("curve", seed=1, steps=STEPS)["losses"])
-        told = arm.request("ledger")
-        assert {weight["dtype"] for weight in told["after"].values()} == {"float32"}
-        wires.append(told["wire"])
-    assert losses[1] == pytest.approx(losses[0], rel=0.01)
-    assert wires[0] == wires[1], "FSDP2 gathers and reduces the same in both arms"
-    assert {one["dtype"] for one in wires[0]} == {"bfloat16"}
-
-
-@pytest.mark.nightly
-def test_accelerates_ddp_trains_as_one_process_in_both_arms(arm, on_one):
-    pytest.importorskip("accelerate")
-    case, wires = micro("ddp", "accelerate_torchao"), []
-    for each in (case.reference(), case):
-        arm.build(ArmSpec(each, "cpu", threads=1))
-        assert each.backend.startswith("accelerate_")
-        library = "bf16" if each.recipe == "none" else "torchao"
-        # Accelerate adds autocast to BF16, and its own choice of Linears to FP8.
-        assert arm.request("curve", seed=1, steps=STEPS)["losses"] == pytest.approx(on_one[library], rel=0.01)
-        wires.append(arm.request("ledger")["wire"])
-    assert wires[0] == wires[1]
-    assert "all-reduce" in {one["operation"] for one in wires[0]}
-
-
-@pytest.mark.nightly
 def test_weights_gathered_in_fp8_train_alike(arm, on_one):
     reduced = []
     for options in ({"float8_all_gather": True}, {"float8_all_gather": True, "precompute_scale": True}):

@@ -147,26 +147,3 @@ def test_a_count_of_steps_stays_on_the_host_and_groups_come_back(tmp_path):
     optimizer = one.engine.optimizer
     assert optimizer.param_groups[0]["lr"] == 5e-4
     assert {state["step"].device.type for state in optimizer.state.values()} == {"cpu"}
-
-
-def test_an_attribute_called_module_is_no_wrapper(tmp_path):
-    def made():
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.enter, self.module = (
-                    torch.nn.Linear(32, 32),
-                    torch.nn.ModuleDict({"enter": torch.nn.Linear(32, 32)}),
-                )
-
-            def forward(self, x):
-                return self.module["enter"](self.enter(x))
-
-        return Net()
-
-    assert serve(build=made, loss=loss).save(str(tmp_path), "dcp", optimizer=True)["keys"] == [
-        "enter.bias",
-        "enter.weight",
-        "module.enter.bias",
-        "module.enter.weight",
-    ]

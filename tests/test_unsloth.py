@@ -15,13 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.backends import backend, unsloth
+from pytest_fp8.backends import unsloth
 from pytest_fp8.worker.checkpoint import roundtrip
-from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.record.recorder import StepRecorder
 from pytest_fp8.worker.record.tables import layer_table
 from pytest_fp8.worker.run.engine import Engine
-from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.tensors import digests
 from pytest_fp8.zoo import data, folder
 
@@ -81,12 +79,6 @@ def test_a_folder_holds_what_a_loader_asks_for(tmp_path):
     assert tokenizer.pad_token_id != tokenizer.eos_token_id == 2
 
 
-def test_a_large_vocabulary_is_filled_up():
-    tokenizer = folder.tokenizer(1000)
-    assert len(tokenizer) == 1000
-    assert tokenizer.decode(tokenizer("def f():\n").input_ids) == "def f():\n"
-
-
 def test_the_folder_and_the_librarys_copy_of_it_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     import hashlib
@@ -134,19 +126,6 @@ def test_a_restart_gives_both_arms_the_same_adapters_and_loads_nothing(library, 
     assert digests(roundtrip.weights_of(other)[0]) != mine
 
 
-def test_a_jittered_restart_changes_only_adapters(engine):
-    engine.restart(seed=1)
-    plain = {name: value.clone() for name, value in engine.model.named_parameters()}
-    engine.restart(seed=1, jitter=True)
-    moved = {name for name, value in engine.model.named_parameters() if not torch.equal(value, plain[name])}
-    assert {name.split(".")[-3] for name in moved} == {"lora_A"}, "B is zero, and stays so"
-
-
-def test_a_curve_repeats_from_its_seed(engine):
-    first, second = (curve(engine, seed=0, steps=4) for _ in range(2))
-    assert first["losses"] == second["losses"]
-
-
 def test_only_adapters_are_stored_and_loaded(engine, tmp_path):
     saved = roundtrip.save(engine, tmp_path, "safetensors", optimizer=True)
     assert all(".lora_" in key for key in saved.keys)
@@ -157,13 +136,6 @@ def test_only_adapters_are_stored_and_loaded(engine, tmp_path):
     assert loaded.loaded
     assert loaded.digests == saved.digests
     assert loaded.optimizer_digests == saved.optimizer_digests
-
-
-def test_layers_and_logits_are_answered(library):
-    server = ArmServer(ArmSpec(CASE, "cpu"))
-    evidence = server.layers()
-    assert {call["name"].rsplit(".", 1)[-1] for call in evidence["calls"]} >= {"base_layer", "k_proj", "down_proj"}
-    assert server.logits(seed=0) == server.logits(seed=0)
 
 
 class Fused(torch.nn.Module):
@@ -232,13 +204,6 @@ def test_the_recipe_is_read_from_torchaos_own_tensor():
     assert backend.recipe_in_force(layer) == {"recipe": "rowwise"}
     assert backend.recipe_in_force(quantized("tensor")) == {"recipe": "tensorwise"}
     assert not backend.is_fp8_layer(torch.nn.Linear(4, 4))
-
-
-def test_the_reference_is_the_same_librarys_16_bit_lora():
-    case = Case("1b", "unsloth", "rowwise", lora=16)
-    assert case.reference().backend == "unsloth_bf16"
-    assert case.reference().lora == 16
-    assert backend("unsloth").brings_model
 
 
 FAKE = """

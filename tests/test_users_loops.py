@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.healthy.users import SAM, Warmup
 from pytest_fp8.worker.state.snapshot import muted
-from pytest_fp8.worker.training.step import around_step, follow, settings_now
+from pytest_fp8.worker.training.step import follow, settings_now
 
 pytestmark = pytest.mark.slow
 
@@ -24,16 +24,6 @@ def go(weight, step):
     step()
 
 
-def test_a_step_that_was_looked_up_while_muted_steps_afterwards():
-    weight, optimizer = made()
-    with muted(optimizer):
-        step = optimizer.step
-        go(weight, step)
-        assert weight.tolist() == [1, 1]
-    go(weight, step)
-    assert weight[0] < 1
-
-
 def test_a_step_that_was_looked_up_before_is_undone():
     weight, optimizer = made()
     step = optimizer.step
@@ -41,14 +31,6 @@ def test_a_step_that_was_looked_up_before_is_undone():
         go(weight, step)
     assert weight.tolist() == [1, 1]
     assert not optimizer.state
-
-
-def test_a_step_that_was_looked_up_before_is_noted():
-    weight, optimizer = made()
-    step, seen = optimizer.step, []
-    with around_step(optimizer, lambda args, kwargs: seen.append(args)):
-        go(weight, step)
-    assert seen == [()]
 
 
 def test_a_step_that_calls_that_of_its_base_class_is_one_step():

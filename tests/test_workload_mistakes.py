@@ -13,7 +13,7 @@ from pytest_fp8.arms.pool import Arm
 from pytest_fp8.codes import R
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.shipping import ship
-from pytest_fp8.worker.answers.token_count import TokenCountError, explain_rows
+from pytest_fp8.worker.answers.token_count import TokenCountError
 from pytest_fp8.worker.error_trace import known_cause
 from pytest_fp8.worker.training.step import WorkloadError
 
@@ -79,23 +79,6 @@ def test_what_is_not_one_batch_is_named(given, words):
     with pytest.raises(WorkloadError, match=words) as error:
         serve(batch=given, loss=loss)
     assert "batches[step % len(batches)]" in error.value.fp8_next
-
-
-def schedule(parameters):
-    return torch.optim.lr_scheduler.StepLR(torch.optim.SGD(parameters, lr=0.1), 1)
-
-
-@pytest.mark.parametrize(
-    ("given", "words", "next_step"),
-    [
-        ({"optimizer": schedule}, r"optimizer schedule\(\) must give one .*a StepLR", "optimizer.scheduler"),
-        ({"convert": lambda model: (model, 1)}, "must give the model, it gave a tuple", "return the converted model"),
-    ],
-)
-def test_what_a_function_gives_in_place_of_its_own_is_named(given, words, next_step):
-    with pytest.raises(WorkloadError, match=words) as error:
-        serve(loss=loss, **given)
-    assert next_step in error.value.fp8_next
 
 
 def test_a_result_that_no_process_can_be_sent_is_named_as_one():
@@ -178,30 +161,6 @@ def test_a_short_last_batch_is_named_with_its_rows_and_what_to_do(parts):
         server.curve(seed=1, steps=6)
     assert "drop_last=True" in error.value.fp8_next
     assert "multiples of 16" in error.value.fp8_cause
-
-
-def test_a_short_batch_of_the_warm_up_is_a_later_one_too():
-    with pytest.raises(TokenCountError, match=r"batch\(step=2\)"):
-        serve(batch=lambda step: batch(step)[: 8 if step == 2 else 96], loss=loss)
-
-
-def test_after_a_librarys_error_the_rows_are_looked_at():
-    """As on a GPU, where no hook watches the training."""
-    server = serve(batch=short_last, loss=loss)
-    for module in server.engine.model.modules():
-        module._forward_pre_hooks.clear()
-        module._forward_hooks.clear()
-
-    def failing(seed, steps):
-        server.engine.training_batch(seed, steps - 1)
-        raise RuntimeError("mat1 is not divisible by 16")
-
-    server.curve = failing
-    with pytest.raises(TokenCountError, match=r"from batch\(step=5\) of seed 2"):
-        server.answer("curve", {"seed": 2, "steps": 6})
-    with pytest.raises(RuntimeError, match="not divisible"):
-        server.answer("curve", {"seed": 2, "steps": 5})
-    explain_rows(server.engine)
 
 
 def test_a_batch_that_cannot_be_drawn_again_hides_no_error():

@@ -111,49 +111,6 @@ def test_it_carries_weights_and_optimizer_of_which_each_rank_has_a_part(tmp_path
         arm.close()
 
 
-@pytest.mark.nightly
-def test_a_weight_that_no_gradient_reaches_is_seen_to_stand_still():
-    def build():
-        from torch import nn
-
-        class Cut(nn.Module):
-            def forward(self, x):
-                return x.detach()
-
-        return nn.Sequential(nn.Linear(32, 4096), Cut(), nn.Linear(4096, 32), nn.GELU(), nn.Linear(32, 32))
-
-    arm = ArmProcess(fork=True, device="cpu", ranks=2)
-    try:
-        arm.build(own("zero3", build=build))
-        curve = arm.request("curve", seed=0, steps=2)
-        cut, next_one = (curve["movement"][f"{layer}.weight"] for layer in (0, 2))
-        assert (cut["reached"], cut["moved"]) == (0, 0)
-        assert next_one["reached"] > 0.9
-        assert all(curve["gradient_norms"])
-    finally:
-        arm.close()
-
-
-@pytest.mark.nightly
-def test_its_optimizer_has_the_groups_that_were_made_of_whole_weights():
-    """DeepSpeed leaves parts with one dimension: a factory that sorts by dimensions would sort them otherwise."""
-
-    def optimizer(parameters):
-        from torch.optim import AdamW
-
-        every = list(parameters)
-        decayed, others = [p for p in every if p.dim() > 1], [p for p in every if p.dim() < 2]
-        return AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}])
-
-    arm = ArmProcess(fork=True, device="cpu", ranks=2)
-    try:
-        arm.build(own("zero3", optimizer=optimizer))
-        members = arm.request("ledger")["optimizer"]["members"]
-        assert members == {"0.weight": 0, "0.bias": 1, "2.weight": 0, "2.bias": 1}
-    finally:
-        arm.close()
-
-
 GATHERED_AHEAD = """
 import torch
 import torch.distributed as dist

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from pytest_fp8.worker.answers.recorded import RANDOM, fit_scales
+from pytest_fp8.worker.answers.recorded import RANDOM, SEED, fit_scales
 from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.record.gradients import GradientSketches
 from pytest_fp8.worker.record.held_out import compared, held_out_output
@@ -65,7 +65,7 @@ def moved_gradients(engine: Engine, seed: int, draw: int = 0) -> dict[str, Any]:
         return gradients(engine, seed)
 
 
-def further_moved_gradients(engine: Engine, draws: int, operands: int, seed: int) -> list[dict[str, Any]]:
+def further_moved_gradients(engine: Engine, draws: int, operands: int = 0, seed: int = SEED) -> list[dict[str, Any]]:
     """The same for ``draws`` further ways, from the weights of ``seed``; and for ``operands`` ways of moving what
     Linears are given instead, each value on its own. These run uncompiled, which takes more memory: where that is not
     there they are left out, as a gradient that is wrong beside moved weights is no error of memory."""
