@@ -19,8 +19,7 @@ from pytest_fp8.worker.record.operators import dtype_name
 from pytest_fp8.worker.record.probe import StepLooks
 from pytest_fp8.worker.record.samples import values
 from pytest_fp8.worker.record.tables import counted_step
-from pytest_fp8.worker.tensors import gradient_part, part, plain_name, split, trained
-from pytest_fp8.worker.training import zero
+from pytest_fp8.worker.tensors import gradient_part, part, partitioned_norm, plain_name, split, trained
 from pytest_fp8.worker.training.restored import hooked
 from pytest_fp8.worker.training.step import innermost
 from pytest_fp8.zoo import data
@@ -111,7 +110,7 @@ class TrainingCourse:
     def note_gradients(self) -> None:
         """Called before each step of the optimizer, and after each call of its closure."""
         live = list(self._model.parameters())
-        partitioned = zero.gradient_norm(live)
+        partitioned = partitioned_norm(live)
         self._norm = norm_of([p.grad for p in live if p.grad is not None]) if partitioned is None else partitioned
         for name, gradient in self._gradients(gradient_part):
             if name in self._reached:

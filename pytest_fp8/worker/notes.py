@@ -13,8 +13,7 @@ import torch
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.questions.ledger.evidence import OptimizerNote, Weight
 from pytest_fp8.worker.record.operators import dtype_name
-from pytest_fp8.worker.tensors import digests, is_part, plain_name, split
-from pytest_fp8.worker.training import zero
+from pytest_fp8.worker.tensors import digests, is_part, plain_name, shape, split
 from pytest_fp8.worker.training.step import innermost, schedule_of, schedule_state
 
 TIME = ("lr_scheduler", "optimizer", "_get_lr_called_within_step", "_initial_step")
@@ -77,7 +76,7 @@ def _digest(tensor: torch.Tensor) -> str:
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """A ragged size is -1. Of a parameter that ZeRO-3 holds in parts, the whole one's."""
-    return tuple(size if isinstance(size, int) else -1 for size in zero.shape(tensor))
+    return tuple(size if isinstance(size, int) else -1 for size in shape(tensor))
 
 
 def digest_of(tensor: torch.Tensor) -> str:

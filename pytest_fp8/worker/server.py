@@ -27,9 +27,8 @@ from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.record import clock
 from pytest_fp8.worker.record.held_out import compared, held_out_output
 from pytest_fp8.worker.run.engine import Engine, engine_type
-from pytest_fp8.worker.tensors import foreign
+from pytest_fp8.worker.tensors import foreign, shape
 from pytest_fp8.worker.training.ranks import share_buffers
-from pytest_fp8.worker.training.zero import shape
 
 
 class UnsendableError(Told, TypeError):

@@ -18,7 +18,6 @@ import torch
 
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.worker.training import zero
-from pytest_fp8.worker.training.zero import is_partitioned
 
 # -- names ------------------------------------------------------------------------------------------------------------
 
@@ -82,6 +81,16 @@ def is_sharded(tensor: Any) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def is_partitioned(tensor: Any) -> bool:
+    """Whether it is a parameter of which each rank holds a part under ZeRO-3, flat."""
+    return zero.is_partitioned(tensor)
+
+
+def shape(tensor: torch.Tensor) -> torch.Size:
+    """Of the whole tensor."""
+    return zero.shape(tensor)
+
+
 def is_part(tensor: Any) -> bool:
     """Whether this rank holds a part of it, as a ``DTensor`` or under ZeRO-3."""
     return is_sharded(tensor) or is_partitioned(tensor)
@@ -136,6 +145,11 @@ def whole_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
     if is_partitioned(parameter):
         return zero.gradient(parameter)
     return None if parameter.grad is None else full(parameter.grad.detach())
+
+
+def partitioned_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor | None:
+    """The norm of all ranks' gradients together; ``None`` where ZeRO-3 holds no parameter."""
+    return zero.gradient_norm(parameters)
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:

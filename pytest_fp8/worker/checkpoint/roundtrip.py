@@ -39,15 +39,16 @@ from pytest_fp8.worker.tensors import (
     digests,
     foreign,
     is_part,
+    is_partitioned,
     join,
     placed,
     plain_name,
     plain_shards,
+    shape,
     split,
 )
 from pytest_fp8.worker.training.ranks import wait_for_all
 from pytest_fp8.worker.training.step import innermost, load_schedule_state, schedule_of, schedule_state
-from pytest_fp8.worker.training.zero import is_partitioned, shape
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine

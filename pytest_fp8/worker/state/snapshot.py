@@ -18,11 +18,10 @@ import numpy as np
 import torch
 
 from pytest_fp8.source_text import is_of_a_library
-from pytest_fp8.worker.tensors import assign, full, is_part, is_plain
+from pytest_fp8.worker.tensors import assign, full, is_part, is_partitioned, is_plain
 from pytest_fp8.worker.training import ranks
 from pytest_fp8.worker.training.restored import replaced_method
 from pytest_fp8.worker.training.step import closure_of, innermost, optimizers_of, settings_now
-from pytest_fp8.worker.training.zero import is_partitioned
 
 _CONTAINERS = (list, dict, set, deque)
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
