@@ -16,7 +16,6 @@ from controls.products import RecomputeOutsideAutocast
 from helpers import te_stand_in
 from pytest_fp8 import Case, Workload, recompute_with
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.backends import backend
 from pytest_fp8.backends.transformer_engine import TransformerEngine
 from pytest_fp8.codes import R
 from pytest_fp8.plain import from_plain
@@ -76,16 +75,6 @@ def test_the_control_recomputes_outside_it(calls):
     assert all(calls["forward"])
     assert len(calls["backward"]) == len(calls["forward"])
     assert not any(calls["backward"])
-
-
-def test_recomputed_products_are_told_from_those_of_the_backward_pass():
-    server = ArmServer(spec())
-    evidence = from_plain(LayersEvidence, server.layers())
-    # The stand-in multiplies in BF16: nothing is FP8 here, and everything is accounted for.
-    assert {p.phase for p in evidence.products} == {"forward", "backward", "recompute"}
-    assert sum(p.phase == "recompute" for p in evidence.products) == LAYERS
-    attributed = [a for a in evidence.step().attributions if a.role == "recompute" and a.kind != "absent"]
-    assert len(attributed) == LAYERS
 
 
 def own_step(model, batch, optimizer, precision):
@@ -194,14 +183,6 @@ def test_torchs_own_checkpointing_is_explained(monkeypatch):
     assert "outside te.autocast" in cause
     assert "te.checkpoint" in next_step
     assert manager().get_fp8_recipe() is None
-
-
-def test_accelerate_leaves_recomputation_to_torch():
-    for name in ("accelerate_te", "trainer_te"):
-        assert backend(name).recompute_function() is None
-    for name in ("transformer_engine", "te_fused"):
-        assert backend(name).recompute_function().keywords == {"use_reentrant": False}
-    assert backend("torchao").recompute_function() is None
 
 
 def test_a_model_that_recomputes_nothing_is_refused():
