@@ -94,7 +94,9 @@ def _case_ids() -> re.Pattern[str]:
         re.escape(backend) + ("" if recipe == "none" else f"-{recipe}")
         for backend, recipe in sorted(named, reverse=True)
     )
-    further = rf"\w+\.\w+|emulated|eager|ac|weights|lora[\w.]+|(?:{'|'.join(PARALLEL)})\.\d+|(?:\d+|b)x(?:\d+|s)"
+    further = (
+        rf"\w+\.\w+|emulated|eager|autocast|ac|weights|lora[\w.]+|(?:{'|'.join(PARALLEL)})\.\d+|(?:\d+|b)x(?:\d+|s)"
+    )
     return re.compile(rf"(?:^|-)((?:own(?:\.[\w.-]+)?|{models})-(?:{backends})(?:-(?:{further}))*)(?=[-\]])")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_fp8.backends.base import ALIGNMENT
 from pytest_fp8.backends.linears import linears
@@ -47,20 +49,35 @@ def _dropped(was: torch.nn.Linear, now: torch.nn.Module | None) -> list[str]:
 
 
 def _multiplies_alone(linear: torch.nn.Linear) -> bool:
-    """Whether its class's own forward gives what ``nn.Linear``'s gives, the same gradients too, and leaves nothing
+    """Whether its class's own forward runs the operators of ``nn.Linear``'s, with the same result, and leaves nothing
     behind in the layer. One that casts a weight to its input's type does."""
     held = dict(vars(linear))
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(ALIGNMENT, linear.in_features, generator=generator).to(linear.weight).requires_grad_()
-    taken = [rows, *(value for value in linear.parameters() if value.requires_grad)]
+    rows = torch.randn(ALIGNMENT, linear.in_features, generator=torch.Generator().manual_seed(0)).to(linear.weight)
     try:
-        with torch.enable_grad(), generators_kept():
-            ours, plain = type(linear).forward(linear, rows), torch.nn.Linear.forward(linear, rows)
-            gradients = [torch.autograd.grad(made.square().sum(), taken) for made in (ours, plain)]
-        alike = all(map(torch.equal, (ours, *gradients[0]), (plain, *gradients[1])))
+        names, made = _operators(type(linear).forward, linear, rows)
+        wanted, result = _operators(torch.nn.Linear.forward, linear, rows)
+        alike = names == wanted and torch.equal(made, result)
     except Exception:
         return False  # It takes more than a tensor of rows, or gives more.
     kept = vars(linear).keys() == held.keys() and all(vars(linear)[key] is value for key, value in held.items())
     vars(linear).clear()
     vars(linear).update(held)
     return alike and kept
+
+
+def _operators(
+    forward: Callable[..., torch.Tensor], linear: torch.nn.Linear, rows: torch.Tensor
+) -> tuple[list[str], torch.Tensor]:
+    """Those of the forward and the backward pass, in order, and the result."""
+    names: list[str] = []
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(str(operator))
+            return operator(*args, **(kwargs or {}))
+
+    rows = rows.detach().requires_grad_()
+    with torch.enable_grad(), generators_kept(), Names():  # type: ignore[no-untyped-call]
+        made = forward(linear, rows)
+        torch.autograd.grad(made.sum(), [rows, *(value for value in linear.parameters() if value.requires_grad)])
+    return names, made
