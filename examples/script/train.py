@@ -14,7 +14,10 @@ parser.add_argument("--width", type=int, default=128)
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--rate", type=float, default=1e-3)
 parser.add_argument("--fp8", action="store_true")
+parser.add_argument("--seed", type=int)
 given = parser.parse_args()
+if given.seed is not None:
+    torch.manual_seed(given.seed)
 
 ROWS, CONTEXT = 256, 16
 device = "cuda" if torch.cuda.is_available() else "cpu"
