@@ -97,27 +97,20 @@ def test_without_a_gpu_it_says_what_runs_there(doctor):
     assert (code, problems(topics)) == (0, [])
 
 
-def test_of_a_missing_library_one_command_is_told_in_one_piece(monkeypatch, capsys):
+def test_of_a_missing_library_the_command_has_a_line_of_its_own(monkeypatch):
     there = importlib.metadata.version
 
     def version(package):
-        if package in ("transformer-engine", "unsloth"):
+        if package == "transformer-engine":
             raise importlib.metadata.PackageNotFoundError(package)
         return there(package)
 
-    monkeypatch.setattr(gpus, "detect", lambda: (None, "no NVIDIA GPU"))
     monkeypatch.setattr(importlib.metadata, "version", version)
-    here = {package: found for package, found in VERSIONS.items() if package != "transformer-engine"}
-    monkeypatch.setattr(its, "library_versions", lambda packages: here)
-    monkeypatch.setattr(its, "tried", lambda name, recipe, emulated: FP8_PRODUCT)
-    main(["doctor"])
-    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    commands = [line.removeprefix("next: ") for line in lines if "pip install" in line]
-    assert all(f"next: {command}" in lines for command in commands), "a command has a line of its own"
-    [command] = [command for command in commands if "transformer" in command]
-    assert shlex.split(command) == ["pip", "install", "transformer-engine[pytorch]>=2.9"]
+    command = f"pip install {wanted('transformer-engine')}"
+    lines = [line.strip() for line in its.lines_of([*its.library_findings(), *its.recipe_findings(None)])]
+    assert lines.count(f"next: {command}") == 1
+    assert shlex.split(command)[-1] == "transformer-engine[pytorch]>=2.9"
     assert installed("transformer-engine", "2.9")[1] == f"transformer-engine is not installed: {command}"
-    assert not [line for line in lines if line.endswith(("-", "pip", "install"))]
 
 
 def test_the_command_of_a_library_is_what_the_extra_of_it_brings():
