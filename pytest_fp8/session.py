@@ -499,8 +499,7 @@ class Session:
         from pytest_fp8.baselines.check import presence
         from pytest_fp8.baselines.store import Folder
 
-        folder = Folder(self.settings.baseline_dir)
-        found = presence(self.record, self.pairs.source(), folder, self.pairs.gpu_key)
+        found = presence(self.record, Folder(self.settings.baseline_dir), self.pairs.gpu_key)
         self.said.problems += found.problems
         self.said.notes += found.notes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import runpy
 import sys
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fp8.baselines.metrics import lacking
 from pytest_fp8.baselines.record import MEASUREMENT, Baseline
-from pytest_fp8.baselines.store import Files, Source, gpus_in, load, measuring, misplaced
+from pytest_fp8.baselines.store import Files, Source, gpus_in, measuring, misplaced
 from pytest_fp8.case import OWN, Case
 from pytest_fp8.ci import ci_variable
 from pytest_fp8.codes import B, Code
@@ -128,9 +127,9 @@ class Presence:
     notes: list[str] = field(default_factory=list)
 
 
-def presence(record: Record, source: Source, folder: Source, gpu: str) -> Presence:
-    """What to say of the baselines of ``gpu`` after a session that read them from ``source``; ``folder``: those of the
-    checkout. Orphaned ones fail it in continuous integration, where nobody reads notes."""
+def presence(record: Record, folder: Source, gpu: str) -> Presence:
+    """What to say of the baselines of ``gpu`` in ``folder``, the checkout's, after a session. Orphaned ones fail it in
+    continuous integration, where nobody reads notes."""
     found = Presence()
     if not record.partial:
         asked = {name for name, entry in record.entries.items() if entry.decisions}
@@ -145,20 +144,6 @@ def presence(record: Record, source: Source, folder: Source, gpu: str) -> Presen
         if not_asked := sorted((here & set(record.collected)) - asked):
             names = ", ".join(not_asked)
             found.notes.append(f"{len(not_asked)} unexercised baseline(s), asked nothing in this run: {names}")
-    of_this_gpu = {name for name, entry in record.entries.items() if entry.gpu == gpu}
-    otherwise = []
-    for path in source.names():
-        if path.parts[:-1] == (gpu,) and path.stem in of_this_gpu:
-            # Where the file cannot be read, the tests of its case have failed with it.
-            with contextlib.suppress(BaselineError):
-                if (stored := load(source, path)) is not None and measured_otherwise(stored):
-                    otherwise.append(path.stem)
-    if otherwise:
-        found.notes.append(
-            f"{len(otherwise)} baseline(s) were gated on although their figures were taken another way than today "
-            f"(measurement {MEASUREMENT}): {', '.join(otherwise)}\n"
-            f'  next: {measuring(gpu, *otherwise)}"measured as today"'
-        )
     return found
 
 

@@ -18,7 +18,7 @@ SCHEMA = 3
 # 4: busy times of several GPUs leave out waits for late hosts, and casts beside other kernels.
 MEASUREMENT = 4
 """How stored figures are taken. Raised, with a line above, by a change that moves one. Sessions of an older number are
-still gated on; the session, ``check`` and ``show`` name them."""
+still gated on; ``check`` and ``list CASE`` name them."""
 MAX_SESSIONS = 8
 """A file keeps so many; a further one takes the place of the oldest."""
 

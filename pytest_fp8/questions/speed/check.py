@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from pytest_fp8.codes import S
-from pytest_fp8.questions.findings import Words, tell
+from pytest_fp8.questions.findings import finding
 from pytest_fp8.questions.speed import causes
 from pytest_fp8.questions.speed.account import Account
 from pytest_fp8.questions.speed.evidence import TimingEvidence, busy_ratios
@@ -25,24 +25,6 @@ from pytest_fp8.stats.looks import GATED_CASES, RUNS_TO_FAIL, Outcome, against_f
 from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict, passed
 
 QUESTION = "speedup"
-WORDS: Words = {
-    S.FASTER_THAN_BASELINE: (
-        "FP8 is faster than its baseline",
-        "a library, a kernel or the model's FP8 path became faster; the old baseline no longer guards that",
-        'update the baseline: --fp8-update="faster since ..."',
-    ),
-    S.NO_BASELINE: (
-        "no baseline to hold the speedup against",
-        "this case was never stored for this GPU",
-        'run once with --fp8-update="first measurement"',
-    ),
-    S.SLOWER_THAN_BASELINE: (
-        "FP8 lost speed against BF16 since the baseline",
-        "the FP8 arm became slower while BF16 did not: a library, a kernel choice or the model's FP8 path",
-        "compare library versions with the baseline's provenance; then the layers question",
-    ),
-}
-"""Code -> headline, cause, next step."""
 CODES = {
     Verdict.NOT_EXERCISED: S.NO_BASELINE,
     Verdict.IMPROVED: S.FASTER_THAN_BASELINE,
@@ -187,14 +169,13 @@ def _explain(
     if verdict is Verdict.PASS:
         return passed("; ".join(filter(None, (seen, against, _unwatched(evidence)))))
     if floor is None and verdict in CODES:
-        return tell(WORDS, CODES[verdict], against or "a stored baseline", seen, verdict)
+        return finding(CODES[verdict], against or "a stored baseline", seen, verdict)
     if verdict is Verdict.FAIL:
-        headline = "FP8 is not faster than the best BF16"
-        why = causes.why_slow(account, evidence.fp8_compiled, evidence.turns)
+        code, cause = causes.why_slow(account, evidence.fp8_compiled, evidence.turns)
     else:
-        headline = f"the blocks do not decide against the {'baseline' if floor is None else 'floor'}"
-        why = causes.why_undecided(evidence, result.estimate, against_history=floor is None)
-    return Finding(why.code, verdict, headline, against, seen, why.cause, why.next_step)
+        code, cause = causes.why_undecided(evidence, result.estimate, against_history=floor is None)
+    bound = "baseline" if floor is None else "floor"
+    return finding(code, against, seen, verdict, cause=cause, against=bound)
 
 
 def _unwatched(evidence: TimingEvidence) -> str:

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
-from pytest_fp8.codes import S
 from pytest_fp8.gpu import CLOCKS, Conditions
 from pytest_fp8.stats.estimate import log_ratios
 from pytest_fp8.stats.quantiles import robust_sigma
@@ -19,6 +18,7 @@ by 0.6 to 0.7 % on H200s (docs/limits.md)."""
 RETRIES_A_STEP, FEW_RETRIES = 0.5, 3
 """The allocator gives its cache back so many times a step where there is no memory for it. A few times in all is
 fragments, or a larger batch than those before it."""
+NO_ROOM = "a smaller batch or seq in both arms, or a GPU with more memory"
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,6 @@ class Beside:
         }
 
 
-class Why(NamedTuple):
-    """What a finding says of its cause."""
-
-    code: S
-    cause: str
-    next_step: str
-
-
 def counted(turns: Iterable[Turn], what: str) -> dict[str, int]:
     """Arm -> the sum of this field of its turns."""
     found: dict[str, int] = {}
@@ -91,16 +83,14 @@ def counted(turns: Iterable[Turn], what: str) -> dict[str, int]:
     return found
 
 
-def short_of_memory(turns: Sequence[Turn], arm: str) -> Why | None:
-    """Why an arm's steps wait where the GPU has no memory left for them."""
+def short_of_memory(turns: Sequence[Turn], arm: str) -> str:
+    """How an arm's steps wait where the GPU has no memory left for them; empty where it has."""
     retries, steps = (counted(turns, what).get(arm, 0) for what in ("retries", "steps"))
     if retries < max(FEW_RETRIES, RETRIES_A_STEP * steps):
-        return None
-    return Why(
-        S.SHORT_OF_MEMORY,
+        return ""
+    return (
         f"too little memory for a step of {arm}'s arm: the allocator gave its cache back {retries} times in timed "
-        "turns, and the GPU waits each time",
-        "a smaller batch or seq in both arms, or a GPU with more memory",
+        "turns, and the GPU waits each time"
     )
 
 

@@ -15,7 +15,7 @@ from pytest_fp8.questions.findings import finding
 from pytest_fp8.questions.layers.kernels import kernel_family
 from pytest_fp8.questions.speed.account import IDLE, LOST, Account, launch_bound_arms
 from pytest_fp8.questions.speed.evidence import TimingEvidence
-from pytest_fp8.questions.speed.host import Why, short_of_memory
+from pytest_fp8.questions.speed.host import NO_ROOM, short_of_memory
 from pytest_fp8.questions.speed.wire import sends_less
 from pytest_fp8.verdicts import Finding, Verdict
 
@@ -155,10 +155,10 @@ def steady_idle(account: Account, evidence: TimingEvidence) -> float:
     return account.bf16.idle - max(0.0, account.bf16.step - times[len(times) // 10])
 
 
-def _reference_waits(account: Account, idle: float, short: Why | None) -> Finding | None:
+def _reference_waits(account: Account, idle: float, short: str) -> Finding | None:
     """The host holds the reference up and not the FP8 arm: by a wait that only the reference's step has, or so long
     that one arm is launch-bound and the other is not. ``idle``: of the reference, see :func:`steady_idle`; ``short``:
-    why, where it has too little memory."""
+    how, where it has too little memory."""
     waited, fp8 = account.bf16, account.fp8
     more_waits = sum(waited.waits.values()) > sum(fp8.waits.values())
     by_its_calls = more_waits and idle - fp8.idle > NOTICED * waited.step
@@ -174,7 +174,7 @@ def _reference_waits(account: Account, idle: float, short: Why | None) -> Findin
         if more_waits
         else "Python takes time in the reference's step alone: a sleep, loading of data, code that is not compiled",
     )
-    return replace(found, **short._asdict()) if short is not None else found
+    return replace(found, code=S.SHORT_OF_MEMORY, cause=short, next_step=NO_ROOM) if short else found
 
 
 def _above_limit(account: Account, lowest: float, on_busy: bool) -> Finding | None:

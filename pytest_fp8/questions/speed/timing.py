@@ -162,7 +162,7 @@ class BlockTimer:
                     R.OUT_OF_MEMORY,
                     f"the {name} arm ran out of GPU memory while it was timed",
                     expected="timed steps that find their memory in the allocator's cache",
-                    seen=short.cause,
+                    seen=short,
                     cause="the arms do not fit this GPU together: one trains beside what the other holds",
                     next_step="a smaller batch or seq, or a GPU with more memory",
                 )

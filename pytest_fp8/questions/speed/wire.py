@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_fp8.codes import S
 from pytest_fp8.questions.layers.evidence import WireTime
-from pytest_fp8.questions.speed.host import Why
 
 
 @dataclass(frozen=True)
@@ -50,22 +48,15 @@ def wire_words(bf16: ArmWire, fp8: ArmWire) -> str:
     return f"; on the wire {'; '.join(said)}" if said else ""
 
 
-def slow_wire(bf16: ArmWire, fp8: ArmWire, noticed: float) -> Why | None:
-    """Why FP8 is slow where collectives that nothing hides hold it up for ``noticed`` milliseconds more than BF16."""
+def slow_wire(bf16: ArmWire, fp8: ArmWire, noticed: float) -> str:
+    """How FP8 is slow where collectives that nothing hides hold it up for ``noticed`` milliseconds more than BF16."""
     if fp8.exposed - bf16.exposed < noticed:
-        return None
+        return ""
     longer = fp8.milliseconds - bf16.milliseconds
-    slower = longer >= noticed
-    what = (
-        f"take {longer:.1f} ms longer than BF16's" if slower else "have less to hide behind, since products are faster"
-    )
-    return Why(
-        S.SLOW_WIRE,
-        f"the wire: the FP8 arm's collectives {what}; {fp8.words()}, in BF16 {bf16.words() or 'none'}",
-        "compare both arms' collectives in report.json (account, wire): their number and bytes"
-        if slower
-        else "more tokens on each rank, or fewer bytes between ranks (float8_all_gather under FSDP2)",
-    )
+    what = "have less to hide behind, since products are faster"
+    if longer >= noticed:
+        what = f"take {longer:.1f} ms longer than BF16's"
+    return f"the wire: the FP8 arm's collectives {what}; {fp8.words()}, in BF16 {bf16.words() or 'none'}"
 
 
 def sends_less(bf16: ArmWire, fp8: ArmWire, share: float) -> bool:

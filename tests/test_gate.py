@@ -1,0 +1,280 @@
+"""The gate's own benchmark: its noise is what was measured, its rules stand where they say, its promises hold."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.gate import simulate
+from benchmarks.gate.__main__ import main
+from benchmarks.gate.noise import CONDITIONS, QUIET, Condition, autocorrelation, draw, fit
+from benchmarks.gate.record import free_name, from_report
+from benchmarks.gate.record import main as record_main
+from benchmarks.gate.recordings import BASELINES, from_recording, histories, load
+from benchmarks.gate.replay import replay
+from benchmarks.gate.rules import TODAY, ours, process_seconds
+from helpers.fakes import H200, SUITE, install
+from helpers.gate import BLOCKS, histories_of, noise_put_in, recording, verdicts
+from pytest_fp8 import Case
+from pytest_fp8.stats.components import MEASURED, estimate
+from pytest_fp8.verdicts import Verdict
+
+
+@pytest.fixture(scope="module")
+def noise():
+    return noise_put_in()
+
+
+# -- the noise ----------------------------------------------------------------------------------------------------
+
+
+def test_the_fit_finds_the_noise_that_was_put_in_and_a_trace_has_it(noise):
+    # Four blocks of 0.4 % make one log ratio: half the square root of their squares' sum.
+    assert noise.sigma_block == pytest.approx(0.004, rel=0.1)
+    assert abs(autocorrelation(noise)) < 0.15
+    assert (noise.bf16_ms, noise.fp8_ms) == (pytest.approx(120, rel=0.01), pytest.approx(107, rel=0.01))
+    x = draw(np.random.default_rng(1), noise, (400, 4, 12)).log_ratios
+    assert np.median(x) == pytest.approx(math.log(noise.bf16_ms / noise.fp8_ms), abs=5e-4)
+    assert x.std(axis=2).mean() == pytest.approx(noise.sigma_block, rel=0.15)
+    between = np.median(x, axis=2).std(axis=1, ddof=1)
+    assert math.sqrt((between**2).mean()) == pytest.approx(math.hypot(noise.sigma_run, 1.2 * 0.004 / 12**0.5), rel=0.15)
+
+
+def test_an_abba_block_is_cut_out_in_the_order_taken_and_a_disturbed_process_left_out():
+    data = recording(processes=2)
+    data["processes"][0] |= {"bf16": [100.0, 103.0] * 2, "fp8": [81.0, 82.0] * 2}
+    data["processes"][1]["strangers"] = 1
+    [quads] = from_recording(data, "x").quads
+    assert np.exp(quads[0]) == pytest.approx([100, 81, 82, 103])
+    data["processes"][0]["throttles"] = ["thermal"]
+    with pytest.raises(ValueError, match="no undisturbed process"):
+        from_recording(data, "x")
+
+
+def test_neighbouring_blocks_stay_neighbours():
+    data = recording(processes=4)
+    for entry in data["processes"]:
+        wave = np.exp(0.02 * np.sin(np.arange(BLOCKS) / 3)).repeat(2)
+        entry["bf16"] = [float(x) for x in wave * np.asarray(entry["bf16"])]
+    waved = fit({"1b-x": [from_recording(data, "x")]}, MEASURED)["1b-x"]
+    assert autocorrelation(waved) > 0.7
+    x = draw(np.random.default_rng(2), waved, (300, 1, 12)).log_ratios[:, 0]
+    x = x - x.mean(axis=1, keepdims=True)
+    assert (x[:, 1:] * x[:, :-1]).sum() / (x**2).sum() > 0.4
+
+
+def test_a_change_is_the_fp8_arm_s_alone_and_a_session_moves_the_ratio(noise):
+    def drawn(**how):
+        return draw(np.random.default_rng(3), noise, (50, 1, 6), **how)
+
+    base, slower, moved = drawn(), drawn(change=-0.05), drawn(session=np.full(50, 0.01))
+    assert slower.bf16 == pytest.approx(base.bf16)
+    assert slower.fp8 == pytest.approx(base.fp8 / 0.95)
+    assert moved.log_ratios - base.log_ratios == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("condition", [CONDITIONS[1], CONDITIONS[3]], ids=lambda c: c.name)
+def test_what_is_common_to_both_arms_leaves_the_ratio(noise, condition):
+    calm, moved = (draw(np.random.default_rng(4), noise, (200, 2, 6), c) for c in (QUIET, condition))
+    assert np.median(moved.log_ratios) == pytest.approx(np.median(calm.log_ratios), abs=1e-3)
+    assert np.median(moved.fp8) > 1.004 * np.median(calm.fp8)
+
+
+def test_two_modes_within_an_arm_do_not_pass_for_a_spread_between_processes():
+    data = recording(block=0.003, run=0.0, processes=50, seed=3)
+    # Turns of two blocks: the first of BF16's is faster than its second, and so is the first of FP8's.
+    modes = {"bf16": np.exp([0.0, 0.03]), "fp8": np.exp([-0.02, 0.02])}
+    for entry in data["processes"]:
+        for arm, factors in modes.items():
+            entry[arm] = [float(x) for x in np.asarray(entry[arm]) * np.tile(factors, BLOCKS)]
+    quads = fit({"1b-x": [from_recording(data, "x")]}, MEASURED)["1b-x"].residuals
+    ratios = (quads[..., 0] + quads[..., 3] - quads[..., 1] - quads[..., 2]) / 2
+    assert np.median(ratios, axis=1) == pytest.approx(0, abs=1e-12)
+
+
+def test_what_the_repository_has_can_be_fitted_and_is_of_one_way_of_measuring(tmp_path):
+    fitted = fit(load(), MEASURED).values()
+    assert any(noise.gpu_bound for noise in fitted)
+    assert all(0 < noise.sigma_block < 0.1 for noise in fitted)
+    found = histories()
+    assert len(found["8b-te-delayed"]) == 4
+    assert [session[:4] for session in found["1b-torchao-tensorwise"]][:2] == ["b1fe", "bb13"], "in the order taken"
+    assert not any(session.startswith(("d96f7cf", "df30e8e")) for case in found.values() for session in case)
+    assert "1b-te-current" not in load(), "its blocks are of step time, and it is gated on busy time"
+    lengths = {len(process) for session in found["1b-te-current"].values() for process in session}
+    assert lengths == {26}, "single steps, no blocks"
+    here = tmp_path / "h200"
+    here.mkdir()
+    for name in ("1b-te-current", "1b-te-block"):
+        (here / f"{name}.json").write_bytes((BASELINES[0] / f"{name}.json").read_bytes())
+    assert histories(baselines=(here, BASELINES[0]))["1b-te-current"] == found["1b-te-current"]
+
+
+# -- the rules ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "passes", "fails"),
+    [
+        ("one-shot mean, 2 %", 1.019, 1.021),
+        ("Megatron-LM, median +-5 %", 0.951, 0.949),
+        ("Megatron-LM, median +-5 %", 1.049, 1.051),
+    ],
+)
+def test_todays_rules_stand_where_their_sources_put_them(name, passes, fails):
+    rule = next(rule for rule in TODAY if rule.name == name)
+    before = 100 + 0.001 * np.arange(24.0)[None]
+    assert not rule.fails(before, passes * before[:, :12]).any()
+    assert rule.fails(before, fails * before[:, 11:23]).all()
+
+
+def test_a_reference_outside_its_band_is_invalid_and_no_regression(noise):
+    condition = Condition("common", common=(0.12, 0.15))
+    traces, now = histories_of(np.random.default_rng(7), noise, 20, condition=condition, change=-0.08)
+    assert {one.verdict for one in verdicts(traces, now, ours(MEASURED, 0.02, 30))} == {Verdict.INVALID}
+
+
+def test_the_rule_looks_again_and_fails_what_is_slower(noise):
+    rng, decide = np.random.default_rng(9), ours(MEASURED, 0.02, 30)
+    same, slower = (verdicts(*histories_of(rng, noise, 20, change=change), decide) for change in (0.0, -0.08))
+    assert {one.verdict for one in slower} == {Verdict.FAIL}
+    assert all(one.builds >= 2 for one in slower)
+    assert sum(one.verdict is Verdict.PASS and one.builds == 1 for one in same) > 15
+
+
+def test_gpu_seconds_count_every_step(noise):
+    # 6 blocks of 2 x 3 steps and 9 warm-up steps per arm; 8 and 7 steps dropped at the arms' turns.
+    expected = (45 + 8) * noise.bf16_ms + (45 + 7) * noise.fp8_ms
+    assert process_seconds(noise, 6) == pytest.approx(expected / 1000)
+
+
+# -- the promises -------------------------------------------------------------------------------------------------
+
+FEW = simulate.Plan(healthy=8, disturbed=2, changed=4)
+
+
+def tallies_of(noise, job, plan=FEW):
+    found = simulate.simulate([noise] * simulate.SESSION, MEASURED, plan, job, 0, job.sessions)
+    return {tally.rule: tally for tally in found}
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [pytest.param(each, id=each.name, marks=[pytest.mark.nightly] * (each is not QUIET)) for each in CONDITIONS],
+)
+def test_hardly_a_false_alarm_in_healthy_sessions(noise, condition):
+    mine = tallies_of(noise, simulate.Job(condition, 0.0, 4, 0.5, 10))[simulate.OURS]
+    # One in a hundred is promised: two in ten would be seen once in two hundred times.
+    assert mine.alarmed <= 1
+    assert mine.cases == 300
+
+
+def test_regressions_are_caught_and_todays_rules_miss_them(noise):
+    job = simulate.Job(QUIET, -0.03, 4, 0.0, 6)
+    found = tallies_of(noise, job)
+    assert found[simulate.OURS].rate("FAIL") > 0.93
+    assert found["Megatron-LM, median +-5 %"].rate("FAIL") < 0.1
+    assert found == tallies_of(noise, job), "a run is reproducible"
+    other = tallies_of(noise, job, simulate.Plan(seed=4))
+    assert [t.words for t in found.values()] != [t.words for t in other.values()]
+
+
+def test_a_session_s_part_makes_false_alarms_of_a_rule_that_does_not_know_it(noise):
+    rng, count = np.random.default_rng(11), 400
+    effects = rng.normal(0, MEASURED.session, (2, count))
+    stored = draw(rng, noise, (count, 4, 8), QUIET, 0.0, True, effects[0])
+    now = draw(rng, noise, (count, 4, 6), QUIET, 0.0, False, effects[1])
+
+    def alarms(components):
+        return sum(one.verdict is Verdict.FAIL for one in verdicts([stored], now, ours(components, 0.005, 30)))
+
+    assert alarms(MEASURED) == 0
+    assert alarms(replace(MEASURED, session=1e-5)) > 20
+
+
+def test_one_session_keeps_its_promises_at_one_per_cent(noise):
+    cases = [noise] * simulate.SESSION
+    same, slower = (simulate.same_session(cases, FEW, change, 10) for change in (0.0, -0.01))
+    assert same.alarmed == 0
+    assert slower.rate("FAIL") > 0.9
+    assert 2 <= same.builds / same.cases <= slower.builds / slower.cases <= 6
+    noises = fit(
+        {case: found for case, found in load().items() if not case.endswith("-bf16")},
+        estimate(list(histories().values()), prior=None),
+    )
+    recorded = [one for one in noises.values() if one.gpu_bound][: simulate.SESSION]
+    assert simulate.same_session(recorded, simulate.Plan(), -0.01, 20).rate("FAIL") > 0.84, "as the docs say"
+
+
+def test_cases_that_fail_together_count_for_fewer():
+    alike, apart = (simulate.Tally("x", "quiet", -0.02, 4, shared) for shared in (1.0, 0.0))
+    alike.add([["FAIL"] * 30, ["PASS"] * 30] * 10)
+    apart.add([["FAIL", "PASS"] * 15] * 20)
+    assert alike.caught() == pytest.approx(simulate.wilson(10, 20), abs=0.02)
+    assert apart.caught() == pytest.approx(simulate.wilson(300, 600))
+    # Wilson's interval of 0 in 100 and of 50 in 100, as published tables have them.
+    assert simulate.wilson(0, 100) == (0.0, pytest.approx(0.0370, abs=2e-4))
+    assert simulate.wilson(50, 100) == (pytest.approx(0.4038, abs=2e-4), pytest.approx(0.5962, abs=2e-4))
+
+
+def test_replay_gates_each_repeated_session_against_those_before_it():
+    level = [[0.1] * 8] * 4
+    stored = {"1b-x": {"a": level, "b": level, "c": [[0.05] * 6] * 4}, "1b-y": {"a": level}}
+    first, second = replay(stored, 0.02)
+    assert [(one.stored, one.ours) for one in (first, second)] == [(1, "PASS"), (2, "FAIL")]
+    assert second.change == pytest.approx(math.expm1(-0.05))
+
+
+def test_the_command_prints_its_tables_and_writes_json(tmp_path, monkeypatch, capsys):
+    for size in ("healthy", "disturbed", "changed"):
+        monkeypatch.setattr(simulate.Plan, size, 10)
+    monkeypatch.setattr(simulate, "SESSION", 4)
+    monkeypatch.setattr("benchmarks.gate.__main__.load", lambda: {"1b-x": [from_recording(recording(), "x")]})
+    monkeypatch.setattr("benchmarks.gate.__main__.run", lambda *what: simulate.run(*what, workers=1))
+    assert main(["--quick", "--json", str(tmp_path / "out.json")]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for words in ("between sessions:", "Sessions of 30 unchanged cases", "Megatron-LM", "same session", "Replay"):
+        assert words in text
+    out = json.loads((tmp_path / "out.json").read_text())
+    rules = {simulate.OURS, simulate.BESIDE, simulate.ALONE, *(rule.name for rule in TODAY)}
+    assert {tally["rule"] for tally in out["tallies"]} == rules
+
+
+# -- recordings ---------------------------------------------------------------------------------------------------
+
+
+def reported(pytester, monkeypatch, **world):
+    """The report of a run of the suite as on a GPU, one of its two cases timed."""
+    install(monkeypatch, H200, **world)
+    pytester.makepyfile(SUITE)
+    pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out", "-k", "test_layers or (test_faster and rowwise)")
+    return pytester.path / "out/report.json"
+
+
+def test_a_runs_report_gives_a_recording_of_each_timed_case(pytester, monkeypatch, tmp_path, capsys):
+    report = reported(pytester, monkeypatch, speedup=1.0)
+    [path] = from_report(report, tmp_path)
+    assert path == tmp_path / "tiny-torchao-rowwise.json", "the other case was not timed"
+    content, written = json.loads(report.read_text()), json.loads(path.read_text())
+    timing = content["entries"]["tiny-torchao-rowwise"]["timing"]
+    assert (written["schema"], written["case"], written["order"]) == (1, "tiny-torchao-rowwise", "abba")
+    assert written["case_hash"] == Case("tiny", "torchao", "rowwise").digest()
+    assert written["provenance"] == content["provenance"]
+    assert [{arm: p[arm] for arm in ("bf16", "fp8")} for p in written["processes"]] == timing["processes"]
+    assert all(p["clocks_mhz"] == timing["clocks_mhz"] for p in written["processes"])
+    assert [len(x) for x in from_recording(written, "x").quads] == [len(p["fp8"]) // 2 for p in timing["processes"]]
+    assert record_main([str(report), "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "tiny-torchao-rowwise.2.json", "none is overwritten"
+    assert free_name(tmp_path, "tiny-torchao-rowwise").name == "tiny-torchao-rowwise.3.json"
+
+
+def test_blocks_of_a_run_beside_a_stranger_are_recorded_and_not_used(pytester, monkeypatch, tmp_path):
+    [path] = from_report(reported(pytester, monkeypatch, strangers=(4242, 4243)), tmp_path)
+    [process] = json.loads(path.read_text())["processes"]
+    assert process["strangers"] == 2
+    with pytest.raises(ValueError, match="no undisturbed process"):
+        from_recording(json.loads(path.read_text()), "x")
