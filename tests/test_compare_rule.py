@@ -51,10 +51,6 @@ def test_a_gain_that_one_pair_does_not_show_passes_at_the_last_look():
     assert against_base(pairs[:5] * 2, 0.01).verdict is Verdict.IMPROVED
 
 
-def test_a_loss_well_within_the_tolerance_passes():
-    assert verdicts(-0.01, tolerance=0.03)[Verdict.PASS] > 0.99
-
-
 def test_bf16_taken_off_leaves_what_is_fp8s_own():
     slower = [[-0.05 + 0.001 * k for k in range(-2, 3)]] * 4
     same = [[0.001 * k for k in range(-2, 3)]] * 4

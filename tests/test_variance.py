@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.baselines import baseline
 from pytest_fp8.baselines.record import Baseline, StoredSession
 from pytest_fp8.baselines.review import compare_metric
-from pytest_fp8.baselines.store import Folder, components_in, estimated, read_folder, readable, write_baseline
+from pytest_fp8.baselines.store import Folder, components_in, estimated, write_baseline
 from pytest_fp8.stats.components import MEASURED, estimate
 from pytest_fp8.stats.looks import against_history
 from pytest_fp8.verdicts import Verdict
@@ -124,26 +125,13 @@ def test_what_was_measured_first_agrees_with_what_the_repository_s_data_say_toda
     assert 0 < found.process <= MEASURED.process, "later processes agree better"
 
 
-# -- beside the baselines ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def folder(tmp_path):
+def test_a_gpu_s_components_are_of_its_own_histories(tmp_path):
     [history] = drawn(cases=1, names=NAMES[:1])
-    processes = [[x - 0.1 for x in process] for process in history["monday"]]
-    ratios = [float(np.exp(np.median(process))) for process in processes]
-    metrics = {"speedup": processes, "bf16_ms": [100.0 * r for r in ratios], "fp8_ms": [100.0] * len(ratios)}
-    session = StoredSession("2026-11-22", "abc", False, "first", {"name": "NVIDIA H200"}, {}, "0" * 12, metrics)
-    write_baseline(tmp_path, Baseline("1b-x", "0" * 16, "h200", (session,)))
-    return tmp_path
-
-
-def test_a_gpu_s_components_are_of_its_own_histories(folder):
-    [mine] = readable(read_folder(folder)).values()
-    alone = components_in(Folder(folder), "h200")
+    mine = baseline("1b-x", "0" * 16, metrics={"speedup": [[x - 0.1 for x in each] for each in history["monday"]]})
+    write_baseline(tmp_path, mine)
+    alone = components_in(Folder(tmp_path), "h200")
     assert alone == estimated([mine]) != MEASURED
-    write_baseline(folder, replace(mine, gpu="h100", case="1b-y"))
-    assert components_in(Folder(folder), "h200") == alone
-    assert components_in(Folder(folder), "l40s") == MEASURED
-    (folder / "h200" / "1b-z.json").write_text("{")
-    assert components_in(Folder(folder), "h200") == alone, "the tests of a file that cannot be read fail with it"
+    write_baseline(tmp_path, replace(mine, gpu="h100", case="1b-y"))
+    (tmp_path / "h200" / "1b-z.json").write_text("{")
+    assert components_in(Folder(tmp_path), "h200") == alone, "the tests of a file that cannot be read fail with it"
+    assert components_in(Folder(tmp_path), "l40s") == MEASURED
