@@ -26,20 +26,9 @@ OTHER_REPOSITORY = (
 )
 """Variables that git sets for its hooks: they name the repository, and the index, of the command that runs them."""
 
-INSTALL = "install git, or put its folder into PATH; git --version"
-TRUST = "safe.directory "
-"""What git says of a repository that another user owns."""
-OUTSIDE = "not a git repository"
-"""What git says of a folder that is in none."""
-FETCH = "git branch --all; git tag. In a shallow clone: git fetch --unshallow, or fetch-depth: 0 of actions/checkout"
-
 
 class GitError(Exception):
-    """git is not installed, took too long or refused; the text is its own. ``next_step``: where one is known."""
-
-    def __init__(self, said: str, next_step: str = "") -> None:
-        super().__init__(said)
-        self.next_step = next_step
+    """git is not installed, took too long or refused; the text is its own."""
 
 
 def git(folder: Path, *arguments: str, seconds: float = SECONDS, index: Path | None = None) -> str:
@@ -64,7 +53,10 @@ def commit_named(folder: Path, revision: str) -> str:
     except GitError as error:
         if str(error):
             raise
-        raise GitError("no such revision: misspelt, or a shallow clone lacks it", FETCH) from error
+        raise GitError(
+            "no such revision: misspelt, or a shallow clone lacks it (git fetch --unshallow, or fetch-depth: 0 of "
+            "actions/checkout)"
+        ) from error
 
 
 def committed(folder: Path, commit: str, below: str) -> dict[str, bytes]:
@@ -105,11 +97,7 @@ def _git(
             env={**inherited, "LC_ALL": "C", **env},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        missing = isinstance(error, FileNotFoundError)
-        raise GitError(str(error), INSTALL if missing else "") from error
+        raise GitError(str(error)) from error
     if done.returncode != 0:
-        refusal = done.stderr.decode(errors="backslashreplace").strip()
-        outside = f"run this in the project's checkout: {folder} is in none" if OUTSIDE in refusal else ""
-        # In a container whose user is not the one who checked the project out git ends with the command that helps.
-        raise GitError(refusal, next((line.strip() for line in refusal.splitlines() if TRUST in line), outside))
+        raise GitError(done.stderr.decode(errors="backslashreplace").strip())
     return done.stdout

@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import platform
 import shlex
 import subprocess
 import sys
@@ -23,37 +24,10 @@ from pytest_fp8.errors import SettingsError
 from pytest_fp8.git import GitError, agrees, commit_named, git
 from pytest_fp8.own_code import NOT_FROM, own_code
 
-PROBE = """
-import importlib.util, json, sys
-from importlib.metadata import PackageNotFoundError, version
-
-def find(name):
-    try:
-        return importlib.util.find_spec(name)
-    except (ModuleNotFoundError, ValueError):
-        return None
-
-needed, packages, project, folders = json.loads(sys.argv[1])
-versions = {"python": ".".join(map(str, sys.version_info[:3]))}
-for package in packages:
-    try:
-        versions[package] = version(package)
-    except PackageNotFoundError:
-        pass
-cudnn = find("nvidia.cudnn")
-places = list(cudnn.submodule_search_locations) if cudnn and cudnn.submodule_search_locations else [""]
-missing = [name for name in needed if find(name) is None]
-before, sys.path[:] = list(sys.path), [path for path in sys.path if path not in folders]
-sys.path_importer_cache.clear()
-found = [spec for name in project if (spec := find(name)) is not None]
-sys.path[:] = before
-installed = [spec.origin or list(spec.submodule_search_locations or [""])[0] for spec in found]
-print(json.dumps({"versions": versions, "cudnn": places[0], "missing": missing, "installed": installed}))
-"""
 NEEDED = ("torch", "numpy", "transformers", "safetensors", "cloudpickle")
 """What every arm imports. A missing torchao or Transformer Engine is reported when an arm that needs it is built."""
-COMMON = ("benchmarks", "docs", "examples", "scripts", "src", "test", "tests", "tools", "utils")
-"""Packages of a project that say nothing of whether it is installed: other distributions bring such, too."""
+BEHIND = "PYTEST_FP8_BEHIND"
+"""The variable that gives an arm folders behind all others on its import path."""
 
 CHECKOUT_SECONDS = 120
 """A large checkout takes its time."""
@@ -69,13 +43,15 @@ class ArmEnvironment:
     """``base`` or ``head``; part of the arm's key."""
     python: str
     import_path: tuple[str, ...]
-    """The folders that come first on the import path: the project's own code, on this side."""
+    """The folders of the project's own code, on this side: first on the import path, or last (``installed``)."""
     versions: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
     """Versions of Python and of the installed packages, by name."""
     cudnn: str = ""
     """The folder of that interpreter's own cuDNN; empty where it has none."""
     own: tuple[str, ...] = ()
     """What of this process's import path is the project's own code, which an arm has by ``import_path`` alone."""
+    installed: bool = False
+    """Whether the project may be installed in that interpreter: then it counts as it is there."""
     not_from: str = ""
     """Of a side with a checkout: the top of the repository as it is here, from which an arm must import nothing, and
     that of the checkout; as :data:`pytest_fp8.own_code.NOT_FROM` tells them."""
@@ -87,8 +63,10 @@ class ArmEnvironment:
         measures both arms.
         """
         inherited = self._libraries() if self.python == sys.executable else []
+        first, last = ((), self.import_path) if self.installed else (self.import_path, ())
         return {
-            "PYTHONPATH": os.pathsep.join([*self.import_path, *inherited, instrument]),
+            "PYTHONPATH": os.pathsep.join([*first, *inherited, instrument]),
+            BEHIND: os.pathsep.join(last),
             NOT_FROM: self.not_from,
             # Without it `python -m` puts the current folder first, and base's arm would run head's code.
             "PYTHONSAFEPATH": "1",
@@ -105,8 +83,6 @@ def probed(name: str, python: str, root: Path, project: Path | None = None) -> A
 
     Raises :class:`SettingsError` where no arm could run in it.
     """
-    from pytest_fp8.libraries import PACKAGES
-
     # Links are kept: a virtual environment's python is a link, and its own path is what selects the environment.
     python = os.path.abspath(python)
     project = project or root
@@ -116,27 +92,26 @@ def probed(name: str, python: str, root: Path, project: Path | None = None) -> A
     if root != project:
         tree = os.path.normpath(root.resolve() / os.path.relpath(top, project.resolve()))
         not_from = os.pathsep.join([str(top), tree])
-    apart = root == project and python != sys.executable
-    bare = ArmEnvironment(name, python, tuple(_import_path(root, project, own)), own=tuple(own), not_from=not_from)
-    mine = packages_of(project) if apart else []
+    bare = ArmEnvironment(
+        name,
+        python,
+        tuple(_import_path(root, project, own)),
+        own=tuple(own),
+        installed=root == project and python != sys.executable,
+        not_from=not_from,
+    )
+    asks = "import json; from pytest_fp8.arms.environment import tell; print(json.dumps(tell()))"
     with temporary_folder("probe-") as folder:
         env = {**os.environ, **bare.env(instrument(folder))}
         try:
-            done = subprocess.run(
-                [python, "-c", PROBE, json.dumps([NEEDED, PACKAGES, mine, bare.import_path])],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=True,
-                env=env,
-            )
+            done = subprocess.run([python, "-c", asks], capture_output=True, text=True, timeout=60, check=True, env=env)
             seen: dict[str, Any] = json.loads(done.stdout)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             raise SettingsError(
                 R.NOT_A_PYTHON,
                 f"{name}: {python} is not a Python that arms can run in",
                 expected="the interpreter of a virtual environment, e.g. /path/to/venv/bin/python",
-                seen=_said(error)[-500:],
+                seen=str(getattr(error, "stderr", "") or error)[-500:],
                 next_step=f"{python} --version",
             ) from error
     if seen["missing"]:
@@ -147,24 +122,27 @@ def probed(name: str, python: str, root: Path, project: Path | None = None) -> A
             seen=f"no {', '.join(seen['missing'])}",
             next_step=f"{python} -m pip install {' '.join(seen['missing'])}",
         )
-    if any(not own_code(place, top) for place in seen["installed"]):
-        # An environment of its own, in which the project is installed: as it is there, and not as it is here.
-        here = {str(folder) for folder in import_folders(project)}
-        bare = replace(bare, import_path=tuple(path for path in bare.import_path if path not in here))
     return replace(bare, versions=seen["versions"], cudnn=seen["cudnn"])
 
 
-def _said(error: Exception) -> str:
-    """What a process wrote before it failed; of one that took too long it is bytes."""
-    text = getattr(error, "stderr", "") or str(error)
-    return (text.decode(errors="replace") if isinstance(text, bytes) else str(text)).strip()
+def tell() -> dict[str, Any]:
+    """What this interpreter says of itself: versions, its cuDNN, and what it lacks."""
+    from pytest_fp8.libraries import library_versions
+
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    return {
+        "versions": {"python": platform.python_version(), **library_versions()},
+        "cudnn": cudnn(),
+        "missing": missing,
+    }
 
 
-def packages_of(project: Path) -> list[str]:
-    """The names by which an environment that has the project installed is known: of the packages in ``src``, or below
-    the root where there is none; no namespace packages, which other projects share."""
-    inside = import_folders(project)[0].glob("*/__init__.py")
-    return sorted({path.parent.name for path in inside} - {*COMMON})
+def cudnn() -> str:
+    """The folder of the cuDNN that came with this interpreter's torch; empty where none did."""
+    with contextlib.suppress(ModuleNotFoundError, ValueError):
+        spec = importlib.util.find_spec("nvidia.cudnn")
+        return next(iter(spec.submodule_search_locations or ()), "") if spec is not None else ""
+    return ""
 
 
 def import_folders(root: Path) -> list[Path]:
@@ -212,7 +190,7 @@ def commit_of(revision: str, project: Path) -> str:
             f"git revision {revision!r} of this project cannot be checked out",
             expected="a commit, branch or tag of the repository in the current folder",
             seen=str(error),
-            next_step=error.next_step or "git log --oneline -5",
+            next_step="git log --oneline -5; git branch --all",
         ) from error
 
 
@@ -233,23 +211,17 @@ def checkout(revision: str, project: Path) -> Iterator[Path]:
             written = "checkout-index", "--all", "--quiet", f"--prefix={folder / 'tree'}/"
             git(top, *written, index=index, seconds=CHECKOUT_SECONDS)
         except GitError as error:
-            raise _not_written(revision, folder.parent, error) from error
+            raise SettingsError(
+                R.NOT_CHECKED_OUT,
+                f"the files of git revision {revision!r} cannot be written to a temporary folder",
+                expected=f"room for them in {folder.parent}, and all that git needs for them",
+                seen=str(error)[-500:],
+                cause="the disk is full, a filter of git's configuration is not installed, or a partial clone's server "
+                "is gone",
+                next_step=f"df -h {folder.parent}; git worktree add --detach FOLDER {shlex.quote(revision)}, to see it "
+                "by hand",
+            ) from error
         yield folder / "tree" / below
-
-
-def _not_written(revision: str, folder: Path, error: GitError) -> SettingsError:
-    full = "No space" in str(error)
-    by_hand = f"git worktree add --detach FOLDER {shlex.quote(revision)}, to see it by hand"
-    return SettingsError(
-        R.NOT_CHECKED_OUT,
-        f"the files of git revision {revision!r} cannot be written to a temporary folder",
-        expected=f"room for them in {folder}, and all that git needs for them",
-        seen=str(error)[-500:],
-        cause=""
-        if full
-        else "a filter of git's configuration that is not installed, or a partial clone's server is gone",
-        next_step=error.next_step or (f"df -h {folder}; TMPDIR names another folder" if full else by_hand),
-    )
 
 
 def arm_env(backend: str, folder: Path, environment: ArmEnvironment | None = None) -> dict[str, str]:
@@ -264,17 +236,14 @@ def arm_env(backend: str, folder: Path, environment: ArmEnvironment | None = Non
     env = {"HF_HUB_DISABLE_TELEMETRY": "1", **os.environ}
     if environment is None:
         env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        cudnn = ""
-        with contextlib.suppress(ModuleNotFoundError, ValueError):
-            spec = importlib.util.find_spec("nvidia.cudnn")
-            cudnn = next(iter(spec.submodule_search_locations or ()), "") if spec is not None else ""
+        own = cudnn()
     else:
         env |= environment.env(instrument(folder))
-        cudnn = environment.cudnn
-    if cudnn:
-        env["CUDNN_HOME"] = cudnn
+        own = environment.cudnn
+    if own:
+        env["CUDNN_HOME"] = own
         # The loader finds cuDNN's parts (libcudnn_graph, ...). It does not read CUDNN_HOME.
-        paths = [str(Path(cudnn) / "lib"), *filter(None, [env.get("LD_LIBRARY_PATH")])]
+        paths = [str(Path(own) / "lib"), *filter(None, [env.get("LD_LIBRARY_PATH")])]
         env["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
     if len(os.sched_getaffinity(0)) <= FEW_CORES:
         # Threads that spin while they wait take the cores from the threads they wait for, once anything else runs

@@ -86,8 +86,8 @@ class Revision(Folder):
                 expected="a folder in a git repository, and a commit, branch or tag of it that has baselines",
                 seen=str(error),
                 # What git itself says to do has its cause in what it says.
-                cause="" if error.next_step else "a revision from before the folder, or of another repository",
-                next_step=error.next_step or f"git log --oneline -- {self.folder}",
+                cause="a revision from before the folder, or of another repository",
+                next_step=f"git log --oneline -- {self.folder}",
             ) from error
         return {Path(name).relative_to(below): data for name, data in found.items()}
 

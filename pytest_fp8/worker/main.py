@@ -34,6 +34,8 @@ from pytest_fp8.worker import compilers
 def main(arguments: list[str]) -> int:
     descriptor, parent, backend = int(arguments[0]), int(arguments[1]), arguments[2]
     die_with(parent)
+    # The project of an interpreter that may have it installed.
+    sys.path += filter(None, os.environ.get("PYTEST_FP8_BEHIND", "").split(os.pathsep))
     show_stacks()
     seconds = import_ahead(backend)
     threading.Thread(target=_tell, args=(Path(arguments[3]),), daemon=True).start()
