@@ -64,16 +64,13 @@ def paired(items: list[pytest.Item]) -> list[Any]:
     return [case for item in with_pair if (case := case_of(item)) is not None]
 
 
-def in_order(items: list[pytest.Item], largest_first: bool = False) -> None:
+def in_order(items: list[pytest.Item]) -> None:
     """Bring the tests of one case together, and the cases of one reference, in place; other tests keep their places.
-    ``largest_first``: the suite's large models before small ones and before own ones, where several workers share the
-    cases: the last to be given out are then short.
 
     pytest groups parametrised tests by a parameter's position in each test's own list, which is not the same case in
     tests that ask different questions. Built once and asked everything, a pair costs a fifth.
     """
     from pytest_fp8.case import QUESTIONS
-    from pytest_fp8.zoo.shapes import SHAPES
 
     slots = [index for index, item in enumerate(items) if case_of(item) is not None]
     mine = [items[index] for index in slots]
@@ -84,12 +81,11 @@ def in_order(items: list[pytest.Item], largest_first: bool = False) -> None:
         references.setdefault(case.reference().id, len(references))
         cases.setdefault(case.id, len(cases))
 
-    def rank(item: pytest.Item) -> tuple[int, int, int, int]:
+    def rank(item: pytest.Item) -> tuple[int, int, int]:
         case = case_of(item)
-        shape = SHAPES.get(case.model) if largest_first else None
         question = question_of(item)
         asked = QUESTIONS.index(question) if question in QUESTIONS else len(QUESTIONS)
-        return -(shape.parameters if shape else 0), references[case.reference().id], cases[case.id], asked
+        return references[case.reference().id], cases[case.id], asked
 
     for index, item in zip(slots, sorted(mine, key=rank), strict=True):
         items[index] = item

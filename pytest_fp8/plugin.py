@@ -1,7 +1,5 @@
 """What pytest finds of pytest-fp8: options, fixtures, the hook for others, and the session, whose methods are the other
 hooks. Imports stay light, so that an idle plugin costs milliseconds.
-
-PYTEST_DONT_REWRITE: see the package's own file.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class Session:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if any(case_of(item) is not None for item in items):
             items[:] = filter(can_be_asked, items)
-            in_order(items, largest_first=self.is_worker and self.settings.declared)
+            in_order(items)
 
     def pytest_deselected(self) -> None:
         self._part = True

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable
-from functools import cache
+from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -76,49 +75,18 @@ def share_out(config: pytest.Config, settings: Settings, workers: int) -> None:
 
 
 def case_of(nodeid: str) -> str:
-    """The case of a test, which stands in the brackets at the end of its id, with other parameters or without; the
-    whole id where none does."""
-    found = _case_ids().search(nodeid.rpartition("[")[2]) if nodeid.endswith("]") else None
-    return found[1] if found else nodeid
-
-
-@cache
-def _case_ids() -> re.Pattern[str]:
-    """What the id of a case looks like (:attr:`pytest_fp8.case.Case.id`)."""
-    from pytest_fp8.recipes import PARALLEL, types
+    """The case of a test, which stands in the brackets at the end of its id, without the question that ``fp8_check``
+    adds; the whole id where there is none."""
+    from pytest_fp8.case import OWN
     from pytest_fp8.zoo.shapes import SHAPES
 
-    models = "|".join(map(re.escape, SHAPES))
-    named = [(kind.short or kind.name, facts.name) for kind in types() for facts in kind.recipes]
-    backends = "|".join(
-        re.escape(backend) + ("" if recipe == "none" else f"-{recipe}")
-        for backend, recipe in sorted(named, reverse=True)
-    )
-    further = (
-        rf"\w+\.\w+|emulated|eager|autocast|ac|weights|lora[\w.]+|(?:{'|'.join(PARALLEL)})\.\d+|(?:\d+|b)x(?:\d+|s)"
-    )
-    return re.compile(rf"(?:^|-)((?:own(?:\.[\w.-]+)?|{models})-(?:{backends})(?:-(?:{further}))*)(?=[-\]])")
+    found = re.fullmatch(r".*?\[((\w+)[.-].*?)(-(layers|numerics|loss|faster|speedup|memory|checkpoints))?\]", nodeid)
+    return found[1] if found and found[2] in (*SHAPES, OWN) else nodeid
 
 
-def model_of(case: str) -> str:
-    """The model in a case's id: cases of one model mostly share their reference."""
-    return case.partition("-")[0]
-
-
-def next_unit(waiting: Iterable[str], mine: str | None, others: Collection[str]) -> str:
-    """The next case of ``waiting`` for a worker whose last model was ``mine``: one of that model, whose reference it
-    has; else of a model that none of the ``others`` is at; else the first. Each worker that comes to a model builds its
-    reference anew, and asks it all that cases share."""
-    cases = list(waiting)
-    alike = (case for case in cases if model_of(case) == mine)
-    new = (case for case in cases if model_of(case) not in others)
-    return next(alike, next(new, cases[0]))
-
-
-def by_case(config: pytest.Config, log: Any, together: Callable[[str], str] = case_of, by_model: bool = True) -> Any:
-    """A scheduler of pytest-xdist that gives all tests of a case to one worker, which keeps its arms, and ``by_model``
-    the cases of a model to as few workers as keeps all busy; else the cases in their order. ``together``: the same text
-    for tests of one worker.
+def by_case(config: pytest.Config, log: Any, together: Callable[[str], str] = case_of) -> Any:
+    """A scheduler of pytest-xdist that gives all tests of a case to one worker, which keeps its arms. ``together``: the
+    same text for tests of one worker.
 
     xdist's own ``loadgroup`` would serve, and does nothing under pytest 9.2 (xdist 3.8).
     """
@@ -150,10 +118,6 @@ def by_case(config: pytest.Config, log: Any, together: Callable[[str], str] = ca
                 self._assign_work_unit(node)
 
         def _assign_work_unit(self, node: Any) -> None:
-            if by_model:
-                at = {worker: model_of(next(reversed(work))) for worker, work in self.assigned_work.items() if work}
-                mine = at.pop(node, None)
-                self.workqueue.move_to_end(next_unit(self.workqueue, mine, at.values()), last=False)
             # A worker may have died before xdist was told, which then takes the unit back.
             with contextlib.suppress(OSError):
                 super()._assign_work_unit(node)

@@ -79,7 +79,7 @@ def pytest_xdist_make_scheduler(config, log):
         return None
     if config.stash[SESSION].settings.declared:
         return None
-    return by_case(config, log, together, by_model=False)
+    return by_case(config, log, together)
 
 
 def pytest_runtest_setup(item):

@@ -55,29 +55,6 @@ def test_an_arm_killed_in_the_middle_is_one_clear_error_and_takes_what_it_starte
     assert all_end(child)
 
 
-@either_way
-def test_an_arm_that_died_before_it_was_asked_is_one_error(fresh):
-    os.kill(fresh.pid, signal.SIGKILL)
-    assert all_end(fresh.pid)
-    with pytest.raises(ArmError, match="died of SIGKILL") as error:
-        fresh.request("layers")
-    # Else pytest shows the broken connection above it.
-    assert error.value.__context__ is None
-
-
-@either_way
-def test_an_arm_that_exits_shows_the_end_of_its_output(fresh):
-    def build():
-        print("through Python", flush=True)
-        os.system("echo through the shell; echo as an error >&2")
-        os._exit(3)
-
-    with pytest.raises(ArmError, match="exited with 3") as error:
-        fresh.build(spec(build=build))
-    for line in ("through Python", "through the shell", "as an error"):
-        assert line in error.value.seen
-
-
 def hang(model):
     time.sleep(600)
 
@@ -158,13 +135,3 @@ def test_sizes_that_are_no_multiple_of_16_are_skipped_with_the_reason(fresh):
     assert layers["converted"] == ["2"]
     assert layers["skipped"]["0"] == {"kind": "size", "text": "out_features=10 is not a multiple of 16"}
     assert layers["skipped"]["1"] == {"kind": "size", "text": "in_features=10 is not a multiple of 16"}
-
-
-def test_the_number_of_a_process_that_has_ended_is_not_signalled(fresh, monkeypatch):
-    """It may be another's by then."""
-    killed = []
-    os.kill(fresh.pid, signal.SIGKILL)
-    fresh.death()
-    monkeypatch.setattr("os.killpg", lambda pid, _: killed.append(pid))
-    fresh.close()
-    assert killed == []

@@ -8,9 +8,9 @@ import pytest
 
 from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case
-from pytest_fp8.arms.pair import PairArms, make_arm
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.process import told_as_arm_error
+from pytest_fp8.plan import PairArms, make_arm
 
 WORKLOAD = """
     import pytest

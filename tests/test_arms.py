@@ -10,7 +10,6 @@ import pytest
 
 from helpers.arms import call, fresh_process, live_arm, spec
 from pytest_fp8.arms.process import ArmProcess
-from pytest_fp8.shipping import ship, unship
 
 pytestmark = pytest.mark.slow
 
@@ -65,11 +64,6 @@ def test_losses_that_are_not_finite_reach_pytest_as_they_are(fresh, loss, is_so)
     assert is_so(fresh.request("curve", seed=0, steps=1)["losses"][0])
 
 
-def test_call_runs_a_users_function_on_the_live_model(arm):
-    count = unship(arm.request("call", function=ship(lambda model: sum(p.numel() for p in model.parameters()), "f")))
-    assert count == 32 * 64 + 64 + 64 * 32 + 32
-
-
 def test_an_arm_has_the_variables_the_import_path_and_the_folder_of_now(tmp_path, monkeypatch):
     monkeypatch.setenv("MINE", "new")
     monkeypatch.chdir(tmp_path)
@@ -83,28 +77,3 @@ def test_an_arm_has_the_variables_the_import_path_and_the_folder_of_now(tmp_path
     finally:
         arm.close()
     assert seen == ("new", str(tmp_path), 7)
-
-
-def test_a_fork_has_the_import_path_of_now(tmp_path, monkeypatch):
-    (tmp_path / "lies_there.py").write_text("VALUE = 8")
-    monkeypatch.syspath_prepend(tmp_path)
-    arm = ArmProcess(fork=True)
-    try:
-        arm.build(spec())
-        parent, value = call(arm, lambda: (os.getppid(), __import__("lies_there").VALUE))
-    finally:
-        arm.close()
-    assert value == 8
-    assert parent != os.getpid(), "the fork server's child"
-
-
-def test_a_variable_that_deepspeed_sets_when_it_is_imported_makes_no_fork_an_interpreter(monkeypatch):
-    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    arm = ArmProcess(fork=True)
-    try:
-        arm.build(spec())
-        parent, seen = call(arm, lambda: (os.getppid(), os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]))
-    finally:
-        arm.close()
-    assert seen == "1"
-    assert parent != os.getpid(), "the fork server's child"

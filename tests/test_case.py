@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.marks import ids
 from pytest_fp8 import Case, SettingsError
 from pytest_fp8.baselines.store import baseline_path
 
@@ -104,17 +103,6 @@ def test_a_case_that_cannot_be_is_refused(wrong):
         Case(model="tiny", **wrong)
 
 
-def test_full_fine_tuning_with_unsloth_is_refused_with_its_message():
-    with pytest.raises(SettingsError, match="not compatible with full finetuning"):
-        Case("1b", "unsloth", "rowwise")
-
-
-@pytest.mark.parametrize("more", [{"compile": False}, {"activation_checkpointing": True}])
-def test_of_unsloth_neither_compiling_nor_checkpointing_can_be_asked(more):
-    with pytest.raises(SettingsError, match="compiles its model itself"):
-        Case("1b", "unsloth", "rowwise", lora=16, **more)
-
-
 def test_emulated_cases_never_answer_for_speed_or_memory():
     case = Case("tiny", "torchao", "rowwise", emulated=True)
     assert not case.asks("speedup")
@@ -133,11 +121,6 @@ def test_names_that_differ_give_ids_that_differ(tmp_path):
         assert case.startswith("own.gr__e.") == (name in ("größe", "grüße"))
 
 
-@pytest.mark.parametrize("name", ["a_b", "vit", "vit.2", "v-1"])
-def test_a_name_of_plain_signs_stands_in_the_id_as_it_is(name):
-    assert Case("own", "torchao", "rowwise", name=name, emulated=True).id == f"own.{name}-torchao-rowwise-emulated"
-
-
 def test_of_one_model_every_case_has_the_same_name_in_its_id():
     recipes = ("rowwise", "tensorwise")
     cases = [Case("own", "torchao", recipe, name="größe", lora=8, lora_targets=("q proj",)) for recipe in recipes]
@@ -145,14 +128,6 @@ def test_of_one_model_every_case_has_the_same_name_in_its_id():
     assert (len(begins), len(ends)) == (1, 1)
     assert re.fullmatch(r"own\.gr__e\.[0-9a-f]{6}", begins.pop())
     assert re.fullmatch(r"lora8\.q_proj\.[0-9a-f]{6}", ends.pop())
-
-
-def test_one_of_two_such_models_is_chosen_by_its_id(pytester):
-    marks = "@pytest.mark.fp8(name='größe')\ndef test_a(fp8_case): pass\n@pytest.mark.fp8(name='grüße')\n"
-    found = ids(pytester, f"{marks}def test_b(fp8_case): pass")
-    assert len(set(found)) == 2
-    chosen = [line for line in pytester.runpytest("--collect-only", "-q", "-k", found[0]).outlines if "::" in line]
-    assert [line.split("[")[1] for line in chosen] == [f"{found[0]}]"]
 
 
 def test_one_case_has_one_id():

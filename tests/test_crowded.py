@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from helpers.crowded import alive, beside_another, pair_of_8b, several_gpus
-from helpers.fakes import H100, H200, FakeProcess, install
+from helpers.fakes import H100, H200, FakeProcess
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.environment import ArmEnvironment
 from pytest_fp8.arms.pair import PairArms
@@ -54,11 +54,6 @@ def test_a_step_must_fit_beside_what_the_other_arm_holds(what, gpu, steps, held,
     for arm, step in zip(arms, steps, strict=True):
         pool.facts[arm.key] = {"memory": {"step": step * GIB, "peak": 1.2 * step * GIB, "allocated": held * GIB}}
     assert pool.crowded(*arms) is crowded, what
-
-
-def test_a_cpu_and_arms_that_said_nothing_are_not_crowded():
-    for pool in (ArmPool(None), ArmPool(H100)):
-        assert not pool.crowded(*(Arm(key, ArmSpec(CASE, "cuda"), pool) for key in ("bf16", "fp8")))
 
 
 @pytest.mark.parametrize("of_the_reference", [True, False])
@@ -161,54 +156,3 @@ def test_on_a_cpu_nothing_takes_turns(world, monkeypatch):
         pair.run(numerics_of)
     assert not pair.takes_turns
     pool.close()
-
-
-SUITE = """
-    import pytest
-    from pytest_fp8 import Case
-
-    pytestmark = pytest.mark.fp8(cases=[Case("1b", "torchao", "tensorwise")])
-
-    def test_layers(fp8_pair):
-        fp8_pair.assert_layers()
-
-    def test_numerics(fp8_pair):
-        fp8_pair.assert_numerics()
-
-    def test_loss(fp8_pair):
-        fp8_pair.assert_loss()
-
-    def test_memory(fp8_pair):
-        fp8_pair.memory()
-
-    def test_speedup(fp8_pair):
-        fp8_pair.assert_faster()
-"""
-
-OPERATIONS = ("blocks", "layers", "ledger", "numerics", "curve", "memory")
-CROWDED = [
-    pytest.param(
-        operation,
-        alone,
-        id=f"{operation}-{'alone' if alone else 'all'}",
-        marks=[pytest.mark.nightly] * ((operation, alone) not in (("blocks", False), ("numerics", True))),
-    )
-    for operation in OPERATIONS
-    for alone in (False, True)
-]
-
-
-@pytest.mark.nightly_beyond(3)
-@pytest.mark.parametrize(("operation", "one_by_one"), CROWDED)
-def test_a_session_whose_arms_turn_out_crowded_answers_all_the_same(pytester, monkeypatch, operation, one_by_one):
-    world = install(monkeypatch, H200)
-    pytester.makepyfile(SUITE)
-    beside_another(monkeypatch, world, operation, lambda process: process.is_fp8)
-    chosen = {"numerics": "test_numerics", "curve": "test_loss", "memory": "test_memory"}.get(operation, "test_layers")
-    result = pytester.runpytest("--fp8-gpu=h200", *(["-k", chosen] if one_by_one else []))
-    assert result.parseoutcomes().get("failed", 0) == result.parseoutcomes().get("errors", 0) == 0
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(
-        ["1b-torchao-tensorwise and its reference did not fit this GPU together: they took turns*"]
-    )
-    assert not alive(world)

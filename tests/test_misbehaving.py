@@ -6,7 +6,6 @@ import os
 import resource
 import struct
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -70,11 +69,6 @@ def test_a_segfault_shows_the_stack_of_the_thread_that_crashed(arm):
     assert "SIGSEGV" in error.headline
     assert "Segmentation fault" in error.seen
     assert "in crash" in error.seen
-
-
-def test_an_exit_inside_the_arm_is_an_exception_of_the_users(arm):
-    assert "SystemExit: 7" in ends_in(arm, lambda: sys.exit(7), R.ARM_RAISED).seen
-    assert call(arm, lambda: 3) == 3, "the arm still answers"
 
 
 def test_garbage_on_the_socket_is_one_error(arm):

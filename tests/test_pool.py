@@ -9,15 +9,12 @@ import pytest
 from helpers.fakes import H100, H200, FakeProcess, install
 from helpers.later_arms import GIB, ahead, built, pairs
 from pytest_fp8 import ArmError, Case
-from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
-from pytest_fp8.plan import REFERENCE
+from pytest_fp8.plan import REFERENCE, PairArms
 from pytest_fp8.questions.asks import layers_of
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.memory import memory_of
-from pytest_fp8.questions.speed.evidence import timing_of
-from pytest_fp8.questions.speed.timing import BlockTimer
 
 
 @pytest.fixture
@@ -93,49 +90,6 @@ def test_peaks_that_were_too_large_at_once_are_not_tried_at_once_again(world, mo
     pool.close()
 
 
-def test_arms_that_do_not_fit_together_take_turns(world, monkeypatch):
-    # The second arm finds no memory as long as the first is alive.
-    alive: list[FakeProcess] = []
-    receive, close = FakeProcess.receive, FakeProcess.close
-
-    def crowded(self, timeout=0):
-        if any(other is not self for other in alive):
-            raise ArmError(R.OUT_OF_MEMORY, "no room")
-        alive.append(self)
-        return receive(self, timeout)
-
-    def leave(self):
-        if self in alive:
-            alive.remove(self)
-        close(self)
-
-    monkeypatch.setattr(FakeProcess, "receive", crowded)
-    monkeypatch.setattr(FakeProcess, "close", leave)
-    pool = ArmPool(H200)
-    [pair] = pairs(pool, "8b", "tensorwise")
-    pair.start()
-    assert pool.takes_turns(pair.fp8)
-    assert world.built == ["8b-bf16"], "what was built stays"
-    timer = BlockTimer(pair)
-    timing = pair.run(lambda: timing_of(pair, timer, 0))
-    assert [len(timing.bf16[0]), len(timing.fp8[0])] == [12, 12]
-    assert len(timer.beside.states) == 3, "after each half of the reference's blocks, and after all of FP8's"
-    assert len(alive) == 1
-    assert world.built[:3] == ["8b-bf16", "8b-torchao-tensorwise", "8b-bf16"]
-    pool.close()
-    assert not alive
-
-
-def test_the_gpu_is_looked_at_once_per_abba_block(world):
-    pool = ArmPool(H200)
-    [pair] = pairs(pool, "1b", "tensorwise")
-    pair.start()
-    timer = BlockTimer(pair)
-    timing = pair.run(lambda: timing_of(pair, timer, 0))
-    assert len(timing.fp8[0]) == 2 * len(timer.beside.states) == 12
-    pool.close()
-
-
 def test_what_was_learned_of_a_reference_is_asked_once(world):
     pool = ArmPool(H200)
     one, two = pairs(pool, "1b", "tensorwise", "rowwise")
@@ -164,14 +118,6 @@ def test_what_a_shared_reference_saves_for_one_case_is_not_overwritten_for_anoth
         pair.start()
         pair.run(partial(transfers_of, pair))
     assert len(saved) == len(set(saved)) == 3, "safetensors and DCP once, safetensors alone once"
-    pool.close()
-
-
-def test_bf16_against_bf16_is_two_processes(world):
-    pool = ArmPool(H200)
-    null = PairArms(Case("1b", "bf16", "none"), pool, None)
-    null.start()
-    assert len(built(world)) == 2
     pool.close()
 
 

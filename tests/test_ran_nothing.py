@@ -151,21 +151,3 @@ def test_a_test_that_is_expected_to_fail_ran_where_it_asked_something(pytester, 
     assert result.ret == 1
     result.assert_outcomes(xfailed=1)
     result.stdout.fnmatch_lines([f"*no FP8 test ran on it: {says}. A gate that ran nothing is not green*"])
-
-
-@pytest.mark.oldest
-def test_pytest_exit_before_the_first_test_is_no_green_gate(pytester, monkeypatch):
-    install(monkeypatch, H200)
-    pytester.makeconftest("import pytest\ndef pytest_runtest_setup(item):\n    pytest.exit('no', returncode=0)\n")
-    pytester.makepyfile(SUITE)
-    result = pytester.runpytest_subprocess("--fp8-gpu=h200", "-p", "no:cacheprovider")
-    assert result.ret == 1
-
-
-def test_what_could_not_be_asked_for_want_of_a_library_did_not_run(pytester, monkeypatch):
-    install(monkeypatch, H200)
-    monkeypatch.setattr(markers, "_library", lambda case: "torchao is not installed")
-    pytester.makepyfile(SUITE)
-    result = pytester.runpytest("--fp8-gpu=h200")
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["*not run: torchao is not installed*", "*no FP8 test ran on it: torchao is not*"])

@@ -23,13 +23,6 @@ def test_one_case_takes_three_builds_and_one_arm_is_resident(pytester, monkeypat
     assert told.alive == 0, "nothing is left"
 
 
-def test_the_reference_between_two_cases_serves_both(pytester, monkeypatch, told):
-    install(monkeypatch, H100)
-    assert run(pytester, recipes=RECIPES).ret == 0
-    first, second, third = ARMS
-    assert [arm for arm, _ in told.asked] == [REFERENCE, first, REFERENCE, second, REFERENCE, third, REFERENCE]
-
-
 def test_timing_comes_first_in_each_residence(pytester, monkeypatch, told):
     install(monkeypatch, H100)
     run(pytester, recipes=RECIPES)
@@ -65,23 +58,6 @@ def test_no_more_is_built_than_the_selected_tests_need(pytester, monkeypatch, to
     install(monkeypatch, H100)
     run(pytester, "-k", named, recipes=RECIPES)
     assert [arm for arm, _ in told.asked] == order
-
-
-def test_a_test_that_names_no_question_gathers_what_it_asks(pytester, monkeypatch, told):
-    install(monkeypatch, H100)
-    pytester.makepyfile(
-        """
-        import pytest
-        from pytest_fp8 import Case
-        from pytest_fp8.questions.memory import memory_of
-
-        @pytest.mark.fp8(cases=[Case("8b", "torchao", "tensorwise")])
-        def test_mine(fp8_pair):
-            assert fp8_pair.evidence(memory_of, "memory").bf16
-        """
-    )
-    pytester.runpytest("--fp8-gpu=h100").assert_outcomes(passed=1)
-    assert [arm for arm, _ in told.asked] == [REFERENCE, ARMS[0]]
 
 
 def test_a_test_that_names_no_question_beside_others_has_the_time_measured_first(pytester, monkeypatch, told):

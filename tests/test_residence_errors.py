@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.fakes import H100, FakeProcess, install
-from helpers.residence import ARMS, RECIPES, REFERENCE, noted, run
+from helpers.residence import ARMS, RECIPES, noted, run
 from pytest_fp8 import ArmError
 from pytest_fp8.codes import R
 
@@ -54,14 +54,6 @@ def test_what_several_questions_need_fails_each_of_them_and_no_other(pytester, m
     assert {line.split("::")[1].split("[")[0] for line in result.outlines if line.startswith("FAILED")} == need
 
 
-def test_the_tests_of_a_question_share_its_error_and_build_no_arm_again(pytester, monkeypatch, told):
-    install(monkeypatch, H100)
-    fails(monkeypatch, "blocks", R.ARM_DIED)
-    result = run(pytester, "-k", "speedup or faster")
-    result.assert_outcomes(failed=2)
-    assert [arm for arm, _ in told.asked] == [REFERENCE, ARMS[0]], "the other answers are gathered all the same"
-
-
 def test_an_arm_that_cannot_be_built_gives_all_questions_its_error(pytester, monkeypatch, told):
     world = install(monkeypatch, H100)
     world.fails[ARMS[0]] = R.ARM_DIED
@@ -89,11 +81,3 @@ def test_an_error_of_the_reference_is_no_evidence_for_the_next_case(pytester, mo
     assert len(failed) == 1
     assert ARMS[0] in failed[0]
     assert "test_memory" in failed[0]
-
-
-def test_a_mistake_in_a_question_is_raised_as_it_is(pytester, monkeypatch):
-    install(monkeypatch, H100)
-    monkeypatch.setattr(FakeProcess, "memory", lambda self: {"resident": 1})
-    result = run(pytester, "-k", "memory")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*PlainDataError*"])

@@ -6,9 +6,9 @@ import pytest
 
 from helpers.fakes import H100, H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case, Verdict
-from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
+from pytest_fp8.plan import PairArms
 from pytest_fp8.questions.asks import fp8_layers, ledgers_of, numerics_of
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.loss.check import judge_gap
@@ -109,21 +109,6 @@ def test_of_arms_that_take_turns_a_change_of_residence_is_no_death(monkeypatch, 
             kill(patch, world, before, last)
             found = gathered(question, turns=True)
         assert isinstance(found, ArmError) == (arm == last), (before, order[before])
-
-
-def test_the_next_question_gets_a_fresh_process(monkeypatch):
-    world = install(monkeypatch, H200)
-    pool = ArmPool(H200)
-    pair = PairArms(CASE, pool, None)
-    pair.start()
-    kill(monkeypatch, world, 3, pair.bf16.spec.case.id)
-    with pytest.raises(ArmError, match="died between two requests"):
-        pair.run(lambda: transfers_of(pair))
-    assert pair.run(memory_of).bf16.resident
-    assert [t.loaded.loaded for t in pair.run(lambda: transfers_of(pair))] == [True] * 4, (
-        "asked again, with nothing left of the first"
-    )
-    pool.close()
 
 
 @pytest.mark.nightly_beyond(1)

@@ -143,29 +143,6 @@ def test_a_function_may_mention_a_module_of_a_class_of_its_own():
 
 
 @pytest.mark.slow
-def test_a_test_file_may_set_flags_of_cudnn(pytester):
-    pytester.makepyfile(
-        """
-        import torch
-        from pytest_fp8 import Workload
-
-        torch.backends.cudnn.benchmark = False
-
-        def build():
-            with torch.backends.cudnn.flags(enabled=False):
-                return torch.nn.Linear(16, 16)
-
-        def test_it():
-            from pytest_fp8.shipping import identity, unship
-            one, two = (Workload(build=build, batch=lambda step: step).ship() for _ in range(2))
-            assert identity(one) == identity(two)
-            assert unship(one).build().in_features == 16
-        """
-    )
-    pytester.runpytest_subprocess().assert_outcomes(passed=1)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "uint16", "bfloat16", "complex64", "bool"])
 def test_tensors_of_every_type_travel(name):
     """Frozen FP8 weights, or tokens of 16 bits, that a test file holds."""

@@ -7,13 +7,11 @@ import pytest
 from helpers.fakes import H100, H200, FakeProcess, install
 from helpers.later_arms import GIB, pairs
 from pytest_fp8 import ArmError, Case
-from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
-from pytest_fp8.plan import FP8, REFERENCE, Ask
+from pytest_fp8.plan import FP8, REFERENCE, Ask, PairArms
 from pytest_fp8.questions.loss.check import judge_gap
 from pytest_fp8.questions.loss.question import loss_of
-from pytest_fp8.questions.memory import memory_of
 
 EMULATED = Case("tiny", "torchao", "tensorwise", emulated=True)
 
@@ -40,15 +38,6 @@ def test_steps_that_are_recorded_go_together_only_where_both_fit(world, monkeypa
     assert not pair.tight
     pair.run(lambda: both(pair))
     assert bool(sent) is at_once
-    pool.close()
-
-
-def test_what_is_timed_or_weighed_is_asked_alone(world, monkeypatch):
-    monkeypatch.setattr(FakeProcess, "send", None)
-    pool = ArmPool(H200)
-    [pair] = pairs(pool, "tiny", "tensorwise")
-    pair.start()
-    assert pair.run(memory_of).fp8.resident
     pool.close()
 
 

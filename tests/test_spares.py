@@ -68,14 +68,6 @@ def test_what_never_has_its_libraries_is_ended_and_waited_for_once(pair, importi
     assert pair.fp8.request("blocks") == pytest.approx(IMPORT_SECONDS, abs=0.1), "its kind is not started ahead again"
 
 
-def test_what_ended_while_it_imported_is_not_waited_for(pair, importing, clock, monkeypatch):
-    importing[0] = float("inf")
-    monkeypatch.setattr(FakeProcess, "blocks", lambda self, **_: clock[0], raising=False)
-    for process in waiting():
-        process.alive = False
-    assert pair.fp8.request("blocks") == 0.0
-
-
 @pytest.mark.slow
 def test_a_process_says_when_it_has_its_libraries():
     process = ArmProcess()
@@ -89,12 +81,6 @@ def test_a_process_says_when_it_has_its_libraries():
         assert process.has_imported, "who has them keeps them when the folder is deleted"
     finally:
         process.close()
-
-
-def test_a_process_that_ended_imports_nothing():
-    process = ArmProcess()
-    process.close()
-    assert process.has_imported
 
 
 def test_ranks_have_their_libraries_when_each_has(monkeypatch):

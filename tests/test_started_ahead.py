@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from helpers.fakes import H200, install
-from helpers.later_arms import ahead, built, pairs, spares
+from helpers.later_arms import ahead, pairs, spares
 from pytest_fp8 import Case
-from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.markers import next_case, running
 from pytest_fp8.options import Settings
+from pytest_fp8.plan import PairArms
 
 RECIPES = ("tensorwise", "rowwise")
-TE = ("transformer_engine", "current")
 
 
 @pytest.fixture
@@ -31,18 +30,6 @@ def test_a_process_that_was_started_ahead_is_no_stranger(world):
     pool.close()
 
 
-def test_a_process_that_ended_while_it_waited_is_passed_over(world):
-    pool = ArmPool(H200)
-    one, two = pairs(pool, "8b", "tensorwise", "rowwise")
-    one.start(ahead(pool, [two]))
-    [spare] = [process for process in spares(world) if process.backend == "torchao"]
-    spare.alive = False
-    two.start()
-    assert spare.spec is None, "it became no arm"
-    assert len(built(world)) == 2
-    pool.close()
-
-
 def test_ranks_wait_for_a_case_of_several_gpus_and_for_no_other(world):
     pool = ArmPool(H200)
     two_gpus = PairArms(Case("8b", "torchao", "rowwise", batch=4, gpus=2, parallel="fsdp2"), pool, None)
@@ -54,17 +41,6 @@ def test_ranks_wait_for_a_case_of_several_gpus_and_for_no_other(world):
     two_gpus.start()
     assert waiting[0].spec.case == two_gpus.fp8.spec.case
     pool.close()
-
-
-def test_no_more_ranks_wait_than_two_arms_have(world):
-    pool = ArmPool(H200)
-    how = {"batch": 8, "gpus": 8, "parallel": "fsdp2"}
-    one, then = (PairArms(Case("8b16", b, r, **how), pool, None) for b, r in (("torchao", "rowwise"), TE))
-    one.start(then=[then.bf16, then.fp8])
-    waiting = [process.backend for process in spares(world) if process.ranks > 1]
-    assert waiting == ["bf16", "transformer_engine"]
-    pool.close()
-    assert not spares(world)
 
 
 def test_what_waits_for_arms_that_do_not_come_ends(world):
