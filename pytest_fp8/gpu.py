@@ -115,18 +115,6 @@ def visible() -> list[str]:
     return found
 
 
-@lru_cache(maxsize=16)
-def unlike(names: tuple[str, ...]) -> str:
-    """What these visible GPUs are where they are not all of one kind, or one cannot be read; else an empty string. Read
-    once: each test asks it of all cases of several GPUs."""
-    kinds, told = set(), []
-    for name in names:
-        gpu, why = _described(name)
-        kinds.add(gpu.key if gpu is not None else "")
-        told.append(f"{name}: {gpu.name if gpu is not None else why}")
-    return ", ".join(told) if len(kinds) > 1 else ""
-
-
 def _named() -> list[str] | None:
     """The GPUs that ``CUDA_VISIBLE_DEVICES`` names, by index or UUID; ``None`` where it is not set."""
     text = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from inspect import Parameter, Signature
@@ -195,17 +194,11 @@ def _library(case: Case) -> str:
 
 def _too_few(case: Case) -> str:
     """Why there are not enough GPUs for the case's ranks, or an empty string."""
-    if case.gpus == 1:
+    have = len(gpus.visible())
+    if case.gpus == 1 or have >= case.gpus:
         return ""
-    have = gpus.visible()
-    needs = f"case {case.id} needs {case.gpus} GPUs"
-    if len(have) < case.gpus:
-        worker = bool(os.environ.get("PYTEST_XDIST_WORKER"))
-        whose = "this xdist worker has" if worker else "CUDA programs see"
-        cure = "fewer workers (-n) have more each; " if worker else ""
-        return f"{needs}, and {whose} {len(have)}; {cure}-k 'not {case.parallel}.{case.gpus}' leaves such cases out"
-    kinds = gpus.unlike(tuple(have[: case.gpus]))
-    return f"{needs} of one kind, and these are {kinds}; CUDA_VISIBLE_DEVICES chooses others" if kinds else ""
+    cure = f"-k 'not {case.parallel}.{case.gpus}' leaves such cases out; each xdist worker has a share of them"
+    return f"case {case.id} needs {case.gpus} GPUs, and CUDA programs see {have}; {cure}"
 
 
 def _recipe(case: Case, gpu: Gpu) -> str:

@@ -10,13 +10,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8 import gpu as gpus
-from pytest_fp8.codes import R
-from pytest_fp8.errors import refuse
 
 if TYPE_CHECKING:
     import pytest
-
-    from pytest_fp8.options import Settings
 
 SHARE = "fp8_share"
 """In what a worker is given at its start: the number of its share of the GPUs."""
@@ -48,30 +44,6 @@ class Shares:
 
     def pytest_testnodedown(self, node: Any) -> None:
         self._taken.pop(node.gateway.id, None)
-
-
-def share_out(config: pytest.Config, settings: Settings, workers: int) -> None:
-    """In the controller: raises :class:`SettingsError` where workers of a gate or of an update would share a GPU, and
-    so time each other's work, or would have GPUs of several kinds, whose figures are not those of one."""
-    workers = min(workers, config.getoption("maxprocesses", None) or workers)
-    visible = gpus.visible() if workers > 1 and (settings.declared or settings.update) else []
-    if visible and workers > len(visible):
-        refuse(
-            R.GPU_SHARED,
-            f"-n {workers} on {len(visible)} GPU(s): each would be timed while another worker uses it",
-            expected="a GPU for each worker",
-            seen=f"{workers} workers",
-            next_step=f"-n {len(visible)}" if len(visible) > 1 else "leave -n out",
-        )
-    if kinds := gpus.unlike(tuple(visible)):
-        refuse(
-            R.GPUS_UNLIKE,
-            f"-n {workers} on GPUs that are not all of one kind",
-            expected="GPUs of one kind: which worker takes a case is chance",
-            seen=kinds,
-            next_step="CUDA_VISIBLE_DEVICES= with those of one kind, by index or UUID; or leave -n out",
-        )
-    config.pluginmanager.register(Shares(), "fp8-shares")
 
 
 def case_of(nodeid: str) -> str:

@@ -2,14 +2,12 @@
 
 import errno
 import os
-import tempfile
 
 import pytest
 
 from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.arms.process import told_as_arm_error
 from pytest_fp8.plan import PairArms, make_arm
 
 WORKLOAD = """
@@ -88,12 +86,3 @@ def test_what_cannot_be_started_ahead_stops_no_other_test(monkeypatch):
     with pytest.raises(ArmError, match="'1b-te-current on cuda' could not be started"):
         PairArms(later.spec.case, pool, None).start()
     pool.close()
-
-
-def test_a_machine_without_any_temporary_folder_is_told_so_too(monkeypatch):
-    def nowhere():
-        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
-
-    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
-    with pytest.raises(ArmError, match="No usable temporary directory"), told_as_arm_error("an arm"):
-        tempfile.gettempdir()

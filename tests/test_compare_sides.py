@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import venv
@@ -113,17 +112,3 @@ def test_a_checkout_below_the_root_of_a_repository(project):
     subprocess.run([*git, "commit", "-qm", "more"], check=True)
     with checkout("HEAD", project / "package") as folder:
         assert (folder / "here.txt").read_text() == "x"
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_an_arm_of_another_environment_leaves_nothing_behind(project):
-    environment = probed("head", sys.executable, project)
-    arm = ArmProcess(environment=environment)
-    arm.build(ArmSpec(OWN_CASE, "cpu", ship(WorkloadReference("compared_model:workload"), "it"), threads=1))
-    variables = dict(v.split(b"=", 1) for v in Path(f"/proc/{arm.pid}/environ").read_bytes().split(b"\0") if b"=" in v)
-    folders = variables[b"PYTHONPATH"].decode().split(os.pathsep)
-    assert folders[0] == str(project)
-    assert os.path.islink(Path(folders[-1], "pytest_fp8"))
-    arm.close()
-    assert not Path(folders[-1]).exists()

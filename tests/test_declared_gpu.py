@@ -62,15 +62,6 @@ def test_a_mark_that_names_no_chip_runs_on_each_gpu_that_its_recipe_runs_on(pyte
     result.assert_outcomes(passed=1)
 
 
-def test_a_case_for_another_chip_says_so(pytester, monkeypatch):
-    install(monkeypatch, B200)
-    pytester.makepyfile(MARKED.format(f"cases=[{TINY}, chip='hopper')]"))
-    result = pytester.runpytest("--fp8-gpu=b200", "-rs")
-    result.assert_outcomes(skipped=1)
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["*is for hopper; NVIDIA B200 is blackwell*"])
-
-
 def test_of_two_marks_that_differ_in_their_chip_the_one_for_this_gpu_counts(pytester, monkeypatch):
     """Here the emulated test is skipped, since another one asks the GPU: the first mark does, the second does not."""
     install(monkeypatch, L40S)

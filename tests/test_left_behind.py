@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.arms import all_end, call, fresh_process, running, spec
+from helpers.arms import all_end, fresh_process, running
 
 pytestmark = pytest.mark.slow
 
@@ -18,20 +18,6 @@ pytestmark = pytest.mark.slow
 def fresh(request):
     with fresh_process(request) as process:
         yield process
-
-
-@pytest.mark.nightly_beyond(1)
-@pytest.mark.parametrize("fresh", [True, False], ids=["fork", "interpreter"], indirect=True)
-def test_closing_ends_the_whole_group_and_its_log(fresh):
-    fresh.build(spec())
-    child = call(fresh, lambda: subprocess.Popen(["sleep", "600"]).pid)
-    log = fresh.log
-    assert running(child)
-    fresh.close()
-    fresh.close()
-    assert not running(fresh.pid)
-    assert all_end(child)
-    assert not log.exists()
 
 
 def parent(ending):

@@ -58,12 +58,6 @@ def test_ranks_that_wait_for_each_others_hosts_are_not_busy(operation):
     assert told["compute_ms"] == [350.0]
 
 
-def test_ranks_that_compute_in_turn_are_busy_though_each_waits():
-    """As where a router loads one layer on one rank and the next on the other: no GPU is ever idle."""
-    one, other = rank(100.0, (REDUCE, 1.0), (REDUCE, 21.0)), rank(100.0, (REDUCE, 21.0), (REDUCE, 1.0))
-    assert merged("busy", [one, other])["busy_ms"] == [122.0]
-
-
 def test_collectives_that_overlap_are_busy_whichever_began_first():
     one, other = rank(50.0, (GATHER, 100.0), (REDUCE, 0.0)), rank(50.0, (GATHER, 0.0), (REDUCE, 100.0))
     assert merged("busy", [one, other])["busy_ms"] == [150.0]
@@ -103,7 +97,3 @@ def test_products_of_all_ranks_are_judged():
     assert (told["products"], told["later"]) == ([1, 2], [-1, -2])
     assert (told["evaluated"], told["evaluated_later"]) == ([10, 20], [-10, -20])
     assert told["gradients"]["loss"] == 1.5
-
-
-def test_what_needs_no_merging_is_rank_0s():
-    assert merged("logits", [b"rank 0", b"rank 1"]) == b"rank 0"

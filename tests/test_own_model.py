@@ -58,17 +58,6 @@ def test_without_a_gpu_a_question_without_an_answer_passes_unless_strict(pyteste
     assert result.ret == (outcome == "failed")
 
 
-def test_layers_of_odd_sizes_are_named_below_the_table(pytester):
-    text = OWN.format(loss=HEALTHY, ask="assert_layers", steps=20)
-    more = "torch.nn.Linear(64, 250), torch.nn.Linear(250, 32)"
-    pytester.makepyfile(text.replace("torch.nn.Linear(64, 32)", more))
-    result = pytester.runpytest("--fp8-report=report")
-    result.assert_outcomes(passed=1)
-    note = "2 of 3 Linears stay in BF16: 2: out_features=250 is not a multiple of 16; 3: in_features=250 *"
-    result.stdout.fnmatch_lines(["*own-torchao-rowwise-emulated [[]1]*1/3*", f"[[]1] {note}"])
-    assert "2 of 3 Linears stay in BF16" in (pytester.path / "report" / "summary.md").read_text()
-
-
 def test_a_loss_that_turns_nan_at_step_40_is_named(pytester):
     result = run(pytester, "assert_loss", NAN_AT_40, 45)
     result.assert_outcomes(failed=1)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fp8 import Case, SettingsError
+from pytest_fp8 import Case
 from pytest_fp8.arms.environment import checkout, instrument
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
@@ -154,28 +154,6 @@ def test_an_arm_of_base_that_has_heads_code_all_the_same_fails(project, tmp_path
     assert "the arm 'own-torchao-tensorwise-emulated on cpu (base)'" in error.value.headline
 
 
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_what_head_alone_has_is_none_of_bases_either(project, tmp_path):
-    """As an editable install lets base find it: renamed, moved or added since."""
-    (project / "new/late.py").write_text("")
-    (project / "src/other_side.py").write_text(MODEL.format(late=str(project / "new")))
-    git(project, "add", "src")
-    git(project, "commit", "-qm", "a model that looks for what will come")
-    git(project, "tag", "second")
-    git(project, "add", "new")
-    git(project, "commit", "-qm", "it has come")
-    workload = ship(WorkloadReference("other_side:workload"), "the workload")
-    with ExitStack() as held:
-        base, _ = environments(Side(revision="second"), Side(), project, held)
-        arm = ArmProcess(environment=base)
-        try:
-            with pytest.raises(ArmError, match=r"late came from .*which is not of this commit"):
-                arm.build(ArmSpec(Case("own", "torchao", "tensorwise", emulated=True), "cpu", workload, threads=1))
-        finally:
-            arm.close()
-
-
 def test_a_checkout_writes_nothing_to_the_repository(project):
     def files():
         return {path: path.read_bytes() for path in (project / ".git").rglob("*") if path.is_file()}
@@ -199,8 +177,3 @@ def test_in_a_hook_the_commit_is_what_was_to_be_committed(project, committed):
     git(project, "commit", "-qm", "second", *committed)
     assert git(project, "show", "HEAD:in_root.py") == "SIDE = 'head'\n"
     assert git(project, "diff", "--cached", "--name-only") == ""
-
-
-def test_a_revision_that_is_none_is_told(project):
-    with pytest.raises(SettingsError, match="cannot be checked out"), checkout("nowhere", project):
-        pass

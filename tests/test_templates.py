@@ -200,7 +200,3 @@ def test_all_that_is_installed_is_pinned():
 
 
 # -- the script ---------------------------------------------------------------------------------------------------
-
-
-def test_the_script_is_sound_for_the_shell():
-    subprocess.run(["bash", "-n", FOLDER / "fp8-gate.slurm.sh"], check=True)

@@ -36,15 +36,6 @@ def test_each_worker_has_a_gpu_and_each_case_a_worker(host):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("gpus", "workers", "says"), [(2, 3, "*next:*-n 2*"), (1, 2, "*leave -n out*")])
-def test_a_gate_whose_workers_would_share_a_gpu_does_not_start(host, gpus, workers, says):
-    result, seen = host(gpus, f"-n{workers}", "--fp8-gpu=h200")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"*-n {workers} on {gpus} GPU(s)*", says])
-    assert seen == []
-
-
-@pytest.mark.slow
 def test_without_a_declared_gpu_nothing_is_refused(host):
     """Others' tests run beside; what is timed on a shared GPU is INVALID by itself."""
     result, seen = host(1, "-n2")

@@ -5,19 +5,19 @@ The standard library's fork server does the work (:mod:`multiprocessing.forkserv
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
+from unittest.mock import patch
 
 from pytest_fp8.arms.scratch import MARK, session_folder, sockets_fit
-from pytest_fp8.environ import environment
 
 PRELOAD = "pytest_fp8.worker.preload"
 MAY_DIFFER = (
@@ -84,7 +84,7 @@ def can_fork(env: Mapping[str, str]) -> bool:
         multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD])
         # It imports the arms' libraries from this import path, and outlives the arm that it is started for.
         own = {"PYTHONPATH": env["PYTHONPATH"], "TMPDIR": tempfile.gettempdir()}
-        with environment({**wanted, **own}), _temporary_files_in(folder):
+        with patch.dict(os.environ, {**wanted, **own}, clear=True), patch.object(tempfile, "tempdir", str(folder)):
             forkserver.ensure_running()
     return wanted == _started_with and _has_socket()
 
@@ -101,13 +101,3 @@ def _started_by_pytest() -> bool:
     if spec is not None:
         return bool(spec.name.endswith("__main__"))
     return file is None or Path(file).name in ("pytest", "py.test")
-
-
-@contextlib.contextmanager
-def _temporary_files_in(folder: Path) -> Iterator[None]:
-    before = tempfile.tempdir
-    tempfile.tempdir = str(folder)
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before

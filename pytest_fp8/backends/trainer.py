@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from pytest_fp8.backends.accelerate import (
     AccelerateTorchAO,
@@ -22,7 +23,6 @@ from pytest_fp8.backends.accelerate import (
 )
 from pytest_fp8.backends.base import MakeOptimizer, Prepared
 from pytest_fp8.case import OWN
-from pytest_fp8.environ import environment
 
 if TYPE_CHECKING:
     import torch
@@ -158,4 +158,4 @@ def _with_loss(made: Any, case: Case, prepared: Prepared) -> Prepared:
 def accelerate_environment(asked: Mapping[str, str]) -> AbstractContextManager[None]:
     """Set the variables ``asked`` and unset all others of Accelerate's FP8 variables while the context is open."""
     others = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX + "FP8_")}
-    return environment({**others, **asked})
+    return patch.dict(os.environ, {**others, **asked}, clear=True)
