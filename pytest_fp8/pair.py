@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.case import OWN, Case, field_value
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import FRESH_PAIRS, Settings
-from pytest_fp8.plan import Asking, Begin, PairArms
+from pytest_fp8.plan import Asking, Begin
 from pytest_fp8.questions.asks import cannot, fp8_layers, ledgers_of, numerics_of, reference_ledger
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.checkpoints.check import check_checkpoints

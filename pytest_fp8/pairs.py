@@ -12,12 +12,12 @@ from pytest_fp8.options import Settings
 from pytest_fp8.report.record import Notes
 
 if TYPE_CHECKING:
+    from pytest_fp8.arms.pair import PairArms
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.baselines.store import Source
     from pytest_fp8.case import Case
     from pytest_fp8.compare.session import BaseGate, Comparison
     from pytest_fp8.pair import Fp8Pair
-    from pytest_fp8.plan import PairArms
     from pytest_fp8.script.command import Script
     from pytest_fp8.script.pair import Fp8Script
     from pytest_fp8.stats.components import Components
@@ -68,9 +68,9 @@ class Pairs:
         Raises :class:`BaselineError` for a stored baseline that cannot be compared with, and :class:`ArmError`. Whether
         the baseline of a workload is of the same definition is known once its reference arm has run a first step.
         """
+        from pytest_fp8.arms.pair import make_arm
         from pytest_fp8.errors import Fp8Error
         from pytest_fp8.markers import next_case, running
-        from pytest_fp8.plan import make_arm
         from pytest_fp8.shipping import identity
 
         try:
@@ -150,7 +150,7 @@ class Pairs:
         return pair
 
     def _arms_of(self, case: Case, shipped: str | None, model: str) -> PairArms:
-        from pytest_fp8.plan import PairArms
+        from pytest_fp8.arms.pair import PairArms
 
         key = (case.id, case.digest(model))
         if key in self._arms:

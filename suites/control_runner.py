@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from controls.control import Control, Outcome
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.baselines.store import Source, read_baseline, source_of
 from pytest_fp8.case import Case
 from pytest_fp8.options import Settings
 from pytest_fp8.pair import Fp8Pair
-from pytest_fp8.plan import PairArms
 from pytest_fp8.report.record import Notes
 from pytest_fp8.shipping import identity
 from pytest_fp8.workload import Workload, case_digest

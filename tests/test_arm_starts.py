@@ -7,8 +7,8 @@ import pytest
 
 from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case
+from pytest_fp8.arms.pair import PairArms, make_arm
 from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.plan import PairArms, make_arm
 
 WORKLOAD = """
     import pytest

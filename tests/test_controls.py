@@ -14,13 +14,13 @@ from controls.control import ANYWHERE, CONSTRUCTED, Control, Outcome
 from helpers.controls import BY_ID
 from helpers.fakes import H200, install
 from pytest_fp8 import Case
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.baselines.store import read_baseline
 from pytest_fp8.case import QUESTIONS
 from pytest_fp8.codes import R, S
 from pytest_fp8.plain import from_plain, to_plain
-from pytest_fp8.plan import PairArms
 
 ROOT = Path(__file__).parent.parent
 

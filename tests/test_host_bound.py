@@ -17,8 +17,8 @@ from helpers.recorded_arms import BF16, NOISE, asked, sessions
 from helpers.steps import recorded_step
 from helpers.waiting import Quiet, Scattering, Waiting, asked_of, updated
 from pytest_fp8 import Case, Verdict
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.plan import PairArms
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import TimingEvidence, busy_ratios, timing_for_baseline, timing_of
 from pytest_fp8.questions.speed.host import Turn, scatters

@@ -10,10 +10,10 @@ import pytest
 from helpers.baselines import baseline
 from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case, CheckFailed, Verdict
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
 from pytest_fp8.pair import Fp8Pair
-from pytest_fp8.plan import PairArms
 from pytest_fp8.report.record import Notes
 
 CASE = Case("1b", "torchao", "rowwise", floor=1.05)

@@ -9,9 +9,10 @@ import pytest
 from helpers.fakes import H100, H200, FakeProcess, install
 from helpers.later_arms import GIB, ahead, built, pairs
 from pytest_fp8 import ArmError, Case
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
-from pytest_fp8.plan import REFERENCE, PairArms
+from pytest_fp8.plan import REFERENCE
 from pytest_fp8.questions.asks import layers_of
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.memory import memory_of

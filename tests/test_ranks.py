@@ -6,12 +6,12 @@ import pytest
 
 from helpers.ranks import micro, own, rank, two_ranks
 from pytest_fp8 import ArmError, Case
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.options import Settings
 from pytest_fp8.pair import Fp8Pair
-from pytest_fp8.plan import PairArms
 from pytest_fp8.report.record import Notes
 
 pytestmark = pytest.mark.slow

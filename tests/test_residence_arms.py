@@ -12,10 +12,11 @@ pytest.importorskip("torchao")
 
 from helpers.arms import CASE, all_end, make_batch, make_model, square
 from pytest_fp8 import ArmError, Case, Verdict, Workload
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.pair import Fp8Pair
 from pytest_fp8.plain import to_plain
-from pytest_fp8.plan import FP8, REFERENCE, Ask, PairArms
+from pytest_fp8.plan import FP8, REFERENCE, Ask
 from pytest_fp8.report.record import Notes
 from pytest_fp8.shipping import identity
 

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from helpers.watching import OWN_FP8, PythonWithTorch
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.case import OWN, Case
 from pytest_fp8.codes import C, D, L, R, W
 from pytest_fp8.errors import ArmError
-from pytest_fp8.plan import FP8, REFERENCE, Ask, PairArms
+from pytest_fp8.plan import FP8, REFERENCE, Ask
 from pytest_fp8.questions.ledger.compare import find_in_ledger
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
 from pytest_fp8.questions.speed.timing import BlockTimer

@@ -6,9 +6,9 @@ import pytest
 
 from helpers.fakes import H100, H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case, Verdict
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
-from pytest_fp8.plan import PairArms
 from pytest_fp8.questions.asks import fp8_layers, ledgers_of, numerics_of
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.loss.check import judge_gap

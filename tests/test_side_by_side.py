@@ -7,9 +7,10 @@ import pytest
 from helpers.fakes import H100, H200, FakeProcess, install
 from helpers.later_arms import GIB, pairs
 from pytest_fp8 import ArmError, Case
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
-from pytest_fp8.plan import FP8, REFERENCE, Ask, PairArms
+from pytest_fp8.plan import FP8, REFERENCE, Ask
 from pytest_fp8.questions.loss.check import judge_gap
 from pytest_fp8.questions.loss.question import loss_of
 

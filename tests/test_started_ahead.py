@@ -7,10 +7,10 @@ import pytest
 from helpers.fakes import H200, install
 from helpers.later_arms import ahead, pairs, spares
 from pytest_fp8 import Case
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.markers import next_case, running
 from pytest_fp8.options import Settings
-from pytest_fp8.plan import PairArms
 
 RECIPES = ("tensorwise", "rowwise")
 

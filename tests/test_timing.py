@@ -15,9 +15,9 @@ from helpers.crowded import beside_another, pair_of_8b, several_gpus
 from helpers.fakes import FakeProcess, timed
 from helpers.power_limited import PowerLimited, pool_of_limited_arms
 from pytest_fp8 import Case
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.gpu import Conditions
-from pytest_fp8.plan import PairArms
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import busy_ratios, timing_for_baseline, timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer, unsteady, unsteady_pair

@@ -9,7 +9,7 @@ pytest.importorskip("xdist")
 import matrix
 from helpers.workers import session_on_gpus
 from pytest_fp8 import gpu as gpus
-from pytest_fp8.plan import cpu_threads
+from pytest_fp8.arms.pair import cpu_threads
 from pytest_fp8.xdist import case_of
 
 

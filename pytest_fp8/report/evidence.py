@@ -16,8 +16,9 @@ from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.report.rows import Curve, Evidence, LayerShown, Said
 
 if TYPE_CHECKING:
+    from pytest_fp8.arms.pair import PairArms
     from pytest_fp8.case import Case
-    from pytest_fp8.plan import Begin, PairArms
+    from pytest_fp8.plan import Begin
     from pytest_fp8.questions.loss.evidence import LossEvidence
 
 

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 from helpers.fakes import H200, FakeProcess, install, timed
 from pytest_fp8 import ArmError, Case
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
-from pytest_fp8.plan import PairArms
 
 
 def alive(world):

@@ -14,6 +14,9 @@ import numpy as np
 import rich.console
 import rich.table  # noqa: F401
 
+# Loaded before pytester takes its snapshot of sys.modules: a module that a test run loads afresh would not be the one
+# that install() changed, and libraries would be loaded once more in each run.
+import pytest_fp8.arms.pair
 import pytest_fp8.arms.pool
 import pytest_fp8.backends.bf16
 import pytest_fp8.backends.torchao
@@ -21,7 +24,6 @@ import pytest_fp8.backends.transformer_engine
 import pytest_fp8.baselines.provenance
 import pytest_fp8.baselines.store
 import pytest_fp8.pair
-import pytest_fp8.plan
 import pytest_fp8.report.page
 import pytest_fp8.report.terminal  # noqa: F401
 from helpers.fake_answers import FakeAnswers

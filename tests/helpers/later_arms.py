@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_fp8 import Case
-from pytest_fp8.plan import PairArms, make_arm
+from pytest_fp8.arms.pair import PairArms, make_arm
 
 GIB = 2**30
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")

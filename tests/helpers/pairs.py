@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 
 from helpers.fakes import install
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.plan import PairArms
 
 
 @contextmanager

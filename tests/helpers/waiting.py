@@ -7,8 +7,8 @@ from typing import Any
 
 from helpers.fakes import H200, FakeProcess, timed
 from pytest_fp8 import Case
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.plan import PairArms
 from pytest_fp8.questions.speed.question import SpeedQuestion
 from pytest_fp8.stats.components import MEASURED
 from pytest_fp8.verdicts import Decision

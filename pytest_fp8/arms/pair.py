@@ -1,0 +1,64 @@
+"""The two arms of a case."""
+
+from __future__ import annotations
+
+import os
+from copy import copy
+
+from pytest_fp8.arms.pool import Arm, ArmPool
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.case import Case
+from pytest_fp8.plan import TwoArms
+
+
+class PairArms(TwoArms):
+    """The two live arms of a case: ``bf16`` is the reference."""
+
+    def __init__(
+        self,
+        case: Case,
+        pool: ArmPool,
+        workload: str | None,
+        fingerprint: str = "",
+        fp8_control: str | None = None,
+        reference_control: str | None = None,
+    ) -> None:
+        """``fp8_control``, ``reference_control``: the control that breaks the one arm or the other."""
+        self.digest = case.digest(fingerprint)
+        self.fp8 = make_arm(case, pool, workload, fingerprint, fp8_control, own_process=case.backend == "bf16")
+        self.bf16 = make_arm(case.reference(), pool, workload, fingerprint, reference_control)
+        super().__init__(case, pool, self.bf16, self.fp8)
+
+    def judged_as(self, case: Case) -> PairArms:
+        """The same arms for a case that differs in *gate* fields alone."""
+        judged = copy(self)
+        judged.case = case
+        return judged
+
+
+def make_arm(
+    case: Case,
+    pool: ArmPool,
+    workload: str | None,
+    fingerprint: str,
+    control: str | None = None,
+    own_process: bool = False,
+) -> Arm:
+    """The arm of a case. Arms with one key are one process: six cases of a model share one reference.
+
+    BF16 measured against BF16 must be two processes all the same (``own_process``), and an arm that a control breaks
+    is never shared with a healthy one.
+    """
+    on_cpu = case.emulated
+    threads = cpu_threads(case.gpus) if on_cpu else None
+    spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, threads, control)
+    key = case.digest(fingerprint) + ("-twin" if own_process else "") + (f"-control-{control}" if control else "")
+    return Arm(key, spec, pool)
+
+
+def cpu_threads(ranks: int) -> int:
+    """Threads of a process on the CPU: all cores this process may use, shared by pytest-xdist's workers, the two arms
+    that train beside each other and an arm's ranks; at most 8, since tiny models gain nothing from more. On two cores
+    a step of the micro model takes 40 ms with one thread and 55 with two, one of tiny 446 and 785."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return max(1, min(8, len(os.sched_getaffinity(0)) // (2 * workers)) // ranks)
