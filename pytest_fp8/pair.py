@@ -23,9 +23,8 @@ from pytest_fp8.questions.checkpoints.check import check_checkpoints
 from pytest_fp8.questions.layers.check import COUNTED, LayersFigures, check_layers, strictly
 from pytest_fp8.questions.ledger.compare import blame_in_ledger, unless_unlike
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
-from pytest_fp8.questions.loss.check import LossFigures, check_loss, judge_gap
+from pytest_fp8.questions.loss.check import LossFigures, check_loss
 from pytest_fp8.questions.loss.evidence import LossEvidence, is_cross_entropy
-from pytest_fp8.questions.loss.first_step import with_moved_first_losses
 from pytest_fp8.questions.loss.question import loss_of
 from pytest_fp8.questions.memory import check_memory, memory_of
 from pytest_fp8.questions.numerics.check import check_numerics
@@ -195,23 +194,17 @@ class Fp8Pair:
         return decision, []
 
     def _loss(self, _: float | None) -> Asking[Answer]:
-        frozen = self._stored("loss_twin_gap")
-        judge = partial(judge_gap, frozen_margin=frozen)
-        evidence = yield from self.loss_evidence()
-        decision = check_loss(evidence, frozen, judge(evidence))
+        decision = check_loss((yield from self.loss_evidence()))
         decision = unless_unlike(decision, (yield from self._ledgers()))
         figures = decision.figures
         assert isinstance(figures, LossFigures)
-        twins = list(figures.twin_gaps) or frozen
-        return decision, [("loss_gap", list(figures.gaps), figures.margin), ("loss_twin_gap", twins, figures.margin)]
+        margin = figures.least_margin if figures.margin is None else figures.margin
+        return decision, [("loss_gap", list(figures.gaps), margin)]
 
     def loss_evidence(self) -> Asking[LossEvidence]:
         """Curves for the case's seeds, and for further ones while these do not decide."""
-        frozen = self._stored("loss_twin_gap")
         nats = self.case.model != OWN or is_cross_entropy((yield from reference_ledger()))
-        judge = partial(judge_gap, frozen_margin=frozen)
-        evidence = yield from loss_of(self._arms, not frozen, nats, judge)
-        return (yield from with_moved_first_losses(evidence))
+        return (yield from loss_of(self._arms, nats))
 
     def _memory(self, _: float | None) -> Asking[Answer]:
         yield from reference_ledger()

@@ -24,7 +24,7 @@ OPERATIONS = {
     "numerics": lambda server: server.numerics(moved=True),
     "moved gradients": lambda server: server.moved_gradients(draws=1, operands=1),
     "curve": lambda server: server.curve(seed=0, steps=4, watch=True),
-    "moved losses": lambda server: server.moved_losses(seed=0, step=2, draws=1),
+    "a curve with noise": lambda server: server.curve(seed=0, steps=4, noise=1),
     "logits": lambda server: [server.restart(7), server.logits(7).hex(), server.moved_outputs(7, draws=1)],
 }
 

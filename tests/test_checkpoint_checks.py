@@ -73,11 +73,14 @@ class Reference:
     """It tells what its outputs and losses do when its weights are moved."""
 
     def __init__(self, outputs, losses):
-        self.asked, self._answers = [], {"moved_outputs": outputs, "moved_resumes": losses}
+        self.asked, self._outputs, self._losses = [], outputs, losses
 
-    def request(self, operation, **arguments):
-        self.asked.append(operation)
-        return self._answers.get(operation)
+    def request(self, operation, noise=None, **arguments):
+        self.asked.append(operation if noise is None else "noise")
+        if operation == "moved_outputs":
+            return self._outputs
+        by = 0.0 if noise is None else self._losses[noise % len(self._losses)]
+        return {"losses": [1.0 + by * (step >= 4) for step in range(arguments["steps"])]}
 
     def moved(self, transfers):
         arms = StandIn(None, self)
@@ -100,7 +103,7 @@ def test_training_that_small_changes_send_another_way_is_no_fault_of_the_checkpo
     searching, steady = Reference([], [0.006, -0.001, 0.039]), Reference([], [0.006, -0.001, 0.003])
     verdict_of(check_checkpoints(searching.moved([astray])), Verdict.PASS)
     verdict_of(check_checkpoints(steady.moved([astray])), Verdict.FAIL, K.DOES_NOT_GO_ON)
-    assert searching.asked == ["moved_resumes"]
+    assert searching.asked == ["curve", *["noise"] * 8]
 
 
 def test_a_source_that_diverged_says_nothing_of_its_checkpoint():

@@ -17,6 +17,7 @@ from pytest_fp8.questions.layers.products import Product
 from pytest_fp8.questions.loss.evidence import Curve, ProductCount
 from pytest_fp8.worker import curve as curves
 from pytest_fp8.worker.record.gradients import norm_of
+from pytest_fp8.worker.record.perturb import moved_weights
 from pytest_fp8.worker.record.samples import values
 from pytest_fp8.worker.record.tables import counted_step
 from pytest_fp8.worker.run.engine import Engine
@@ -44,6 +45,34 @@ def test_a_watched_curve_is_equal_to_the_last_bit(recipe):
     assert not plain.last_products
     backward = ProductCount(28, 2) if recipe == "tensorwise" else ProductCount(14, 16)
     assert watched.first_products == watched.last_products == {"forward": ProductCount(14, 1), "backward": backward}
+
+
+def test_noise_moves_the_losses_by_little_and_the_optimizer_steps_the_arms_own_weights():
+    arm = engine()
+    plain, noisy, later = curve(arm), curve(arm, noise=1), curve(arm, noise=1, noise_from=2)
+    assert noisy == curve(arm, noise=1)
+    assert noisy.losses != curve(arm, noise=2).losses
+    assert noisy.data == plain.data
+    assert later.losses[:2] == plain.losses[:2]
+    assert later.losses[2] != plain.losses[2]
+    off = [abs(one - two) for one, two in zip(noisy.losses, plain.losses, strict=True)]
+    assert 0 < max(off) < 0.05
+    assert curve(arm) == plain
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_weight_that_something_else_steps_keeps_its_update(when):
+    """An optimizer that runs in the backward pass, before noise is taken back."""
+    arm = serve(loss=lambda model, x: model(x).float().square().mean()).engine
+    weight = next(p for p in arm.model.parameters() if p.dim() > 1)
+    with torch.no_grad(), moved_weights(arm, seed=3) as put_back:
+        own = weight.detach().clone()
+        put_back() if when == "after" else None
+        weight.view(-1)[:4] += 1
+    put_back()
+    off = (weight.detach() - own).float().view(-1)
+    assert off[:4].mean() == pytest.approx(1, abs=0.1)
+    assert off[4:].abs().max() < 0.1
 
 
 def test_a_loss_of_shape_1_is_a_number():

@@ -6,15 +6,13 @@ import pytest
 from pytest_fp8.stats.loss import (
     LOSS_ALPHA,
     LOSS_CONFIDENCE,
-    LOSS_MARGIN,
     MAX_LOSS_SEEDS,
-    LossScale,
+    OF_NOISE,
     decide_loss,
-    loss_margin,
+    root_mean_square,
     tail_gap,
 )
 from pytest_fp8.stats.quantiles import student_quantile
-from pytest_fp8.stats.restart import RESTART_ALPHA, decide_restart
 from pytest_fp8.verdicts import Verdict
 
 
@@ -22,11 +20,11 @@ def test_the_tail_is_the_last_fifth():
     assert tail_gap([9, 9, 9, 9, 2], [0, 0, 0, 0, 1]) == 1
 
 
-def test_the_margin_stays_within_its_bounds():
-    nats = LossScale(1.0)
-    assert loss_margin([], nats) == LOSS_MARGIN[0]
-    assert loss_margin([1.0], nats) == LOSS_MARGIN[1]
-    assert loss_margin([0.01, -0.01], nats) == pytest.approx(0.03)
+@pytest.mark.parametrize(
+    ("noise", "fall", "margin"), [(0.0, 1.0, 0.02), (0.1, 1.0, 0.1), (0.1, 0.2, 0.05), (0.1, -1, 0.02)]
+)
+def test_the_margin_is_the_noise_within_its_bounds(noise, fall, margin):
+    assert decide_loss([0.0, 0.0], 0.02, noise, fall).margin == pytest.approx(margin)
 
 
 def test_losses_pass_fail_or_ask_for_seeds():
@@ -96,8 +94,29 @@ def test_seeds_that_are_judged_once_spend_the_whole_of_each_chance():
     assert decide_loss(gaps, 0.02).verdict is Verdict.FAIL
 
 
-def test_curves_that_are_judged_once_begin_anew_with_the_whole_chance():
-    gaps = [-0.11 + 0.1 * x for x in (1, -0.6, 1.4, 0.2, 1.8, -0.2, 1.2, 0.9, 1.1)]
-    gaps = [gap - 0.11 for gap in gaps]
-    found = decide_restart(gaps, LossScale(1.0))
-    assert found.bound == pytest.approx(student_quantile(1 - RESTART_ALPHA, 8) * np.std(gaps, ddof=1) / 3)
+def with_noise(rng, gap, noise, first=3):
+    """A loss whose own unit is the ``noise``: of FP8's seeds, and of the reference's noisy curves, as many."""
+    gaps, moved = list(rng.normal(gap, noise, first)), list(rng.normal(0, noise, first))
+    while True:
+        yardstick = OF_NOISE * root_mean_square(moved)
+        verdict = decide_loss(gaps, 1e-9, yardstick).verdict
+        if verdict is not Verdict.INCONCLUSIVE or len(gaps) >= MAX_LOSS_SEEDS:
+            return verdict
+        gaps.append(rng.normal(gap, noise))
+        moved.append(rng.normal(0, noise))
+
+
+@pytest.mark.parametrize(
+    ("gap", "verdict", "least", "most"),
+    [
+        (0.0, Verdict.FAIL, 0, 0.001),
+        (1.6, Verdict.FAIL, 0, LOSS_ALPHA),
+        (0.0, Verdict.PASS, 0.95, 1),
+        (6, Verdict.FAIL, 0.7, 1),
+    ],
+    ids=["sound", "as far as sound FP8 was seen", "sound passes", "planted faults"],
+)
+def test_beside_a_yardstick_of_few_seeds_sound_fp8_passes_and_faults_fail(gap, verdict, least, most):
+    """In units of the yardstick's own spread."""
+    rng = np.random.default_rng(5)
+    assert least <= np.mean([with_noise(rng, gap, 1.0) is verdict for _ in range(1000)]) <= most

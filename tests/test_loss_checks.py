@@ -12,7 +12,7 @@ from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
 
 
 def loss_evidence(fp8=None, **changes):
-    return replace(LossEvidence(fp8=fp8 or curves(0.001), bf16=curves(wobble=0.0), twin=curves(0.0)), **changes)
+    return replace(LossEvidence(fp8=fp8 or curves(0.001), bf16=curves(wobble=0.0)), **changes)
 
 
 def test_loss_healthy():
@@ -22,7 +22,7 @@ def test_loss_healthy():
 def test_nan_at_step_40_is_named_with_the_value_before():
     bad = curves(0.001, steps=50)
     bad[1] = Curve(1, [*bad[1].losses[:39], *[math.nan] * 11], bad[1].gradient_norms)
-    decision = check_loss(LossEvidence(fp8=bad, bf16=curves(steps=50, wobble=0.0), twin=curves(steps=50)))
+    decision = check_loss(LossEvidence(fp8=bad, bf16=curves(steps=50, wobble=0.0)))
     verdict_of(decision, Verdict.FAIL, "not finite from step 39 on", "seed 1", f"{bad[1].losses[38]:.4f}")
 
 

@@ -114,7 +114,7 @@ def curves(arms, steps=12):
         return (yield Ask(REFERENCE, "losses", steps=steps), Ask(FP8, "losses", steps=steps))
 
     one, two = ({0: Curve(0, losses, [0.0] * len(losses))} for losses in arms.run(ask))
-    return LossEvidence(two, one, {})
+    return LossEvidence(two, one)
 
 
 # -- two sound runs ---------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ NOISY = [[loss + 0.001 * math.sin(9 * step + seed) for step, loss in enumerate(F
 
 def losses(fp8, bf16):
     arms = ({seed: Curve(seed, told, [0.0] * len(told)) for seed, told in enumerate(arm)} for arm in (fp8, bf16))
-    return LossEvidence(*arms, {})
+    return LossEvidence(*arms)
 
 
 @pytest.mark.parametrize(

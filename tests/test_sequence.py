@@ -11,7 +11,6 @@ from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
 from pytest_fp8.questions.asks import fp8_layers, ledgers_of, numerics_of
 from pytest_fp8.questions.checkpoints.carry import transfers_of
-from pytest_fp8.questions.loss.check import judge_gap
 from pytest_fp8.questions.loss.question import loss_of
 from pytest_fp8.questions.memory import memory_of
 from pytest_fp8.questions.speed.evidence import timing_of
@@ -23,7 +22,7 @@ QUESTIONS = {
     "layers": lambda arms: fp8_layers(),
     "ledger": lambda arms: ledgers_of(arms.case.backend),
     "numerics": lambda arms: numerics_of(),
-    "loss": lambda arms: loss_of(arms, True, True, judge_gap),
+    "loss": lambda arms: loss_of(arms, True),
     "speedup": lambda arms: timing_of(arms, BlockTimer(arms), 0),
     "memory": lambda arms: memory_of(),
     "checkpoints": transfers_of,

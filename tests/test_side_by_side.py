@@ -11,7 +11,6 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
 from pytest_fp8.plan import FP8, REFERENCE, Ask
-from pytest_fp8.questions.loss.check import judge_gap
 from pytest_fp8.questions.loss.question import loss_of
 
 EMULATED = Case("tiny", "torchao", "tensorwise", emulated=True)
@@ -65,11 +64,11 @@ def test_on_a_cpu_the_reference_trains_while_the_fp8_arm_does(world, told):
     pool = ArmPool(None)
     pair = PairArms(EMULATED, pool, None)
     pair.start()
-    evidence = pair.run(lambda: loss_of(pair, True, True, judge_gap))
-    first = ["torchao begins", "bf16", "bf16", "bf16", "torchao"]
-    assert told[:5] == first, "curve, twin and the next seed's, before FP8's answer is awaited"
-    assert evidence.fp8.keys() == evidence.bf16.keys() == evidence.twin.keys()
-    assert evidence.fp8[0].losses != evidence.bf16[0].losses != evidence.twin[0].losses
+    evidence = pair.run(lambda: loss_of(pair, True))
+    first = ["torchao begins", "bf16", "bf16", "torchao"]
+    assert told[:4] == first, "its curve and the next seed's, before FP8's answer is awaited"
+    assert evidence.fp8.keys() == evidence.bf16.keys()
+    assert evidence.fp8[0].losses != evidence.bf16[0].losses
     pool.close()
 
 
@@ -77,13 +76,13 @@ def test_arms_that_fit_a_gpu_together_train_together_and_others_one_after_the_ot
     pool = ArmPool(H200)
     [pair] = pairs(pool, "tiny", "tensorwise")
     pair.start()
-    pair.run(lambda: loss_of(pair, True, True, judge_gap))
-    assert told[:5] == ["torchao begins", "bf16", "bf16", "bf16", "torchao"]
+    pair.run(lambda: loss_of(pair, True))
+    assert told[:4] == ["torchao begins", "bf16", "bf16", "torchao"]
     told.clear()
     monkeypatch.setattr(ArmPool, "tight", lambda *_, **__: True)
     [another] = pairs(pool, "tiny", "rowwise")
     another.start()
-    another.run(lambda: loss_of(another, True, True, judge_gap))
+    another.run(lambda: loss_of(another, True))
     assert told == ["torchao"] * 3, "one after the other; the reference's curves are known"
     pool.close()
 
@@ -102,7 +101,7 @@ def test_an_answer_that_nobody_fetches_goes_with_its_process(world, monkeypatch)
     pair.start()
     before = pool.live(pair.fp8)
     with pytest.raises(ArmError, match="the reference failed"):
-        pair.run(lambda: loss_of(pair, True, True, judge_gap))
+        pair.run(lambda: loss_of(pair, True))
     assert not before.alive
     assert pair.fp8.request("logits", seed=0), "a fresh process answers"
     pool.close()

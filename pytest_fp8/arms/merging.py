@@ -336,7 +336,7 @@ CURVE = record(
         alone=each(largest),
     ),
     losses=stepwise(fmean),
-    data=fingerprint,
+    **dict.fromkeys(("data", "data_at_start"), fingerprint),
     calls=record(fp8=stepwise(sum), other=stepwise(sum), looks=each(concatenated)),
     first_products=counts,
     last_products=counts,
@@ -360,7 +360,7 @@ RULES: dict[str, Rule] = {
     "layers": _layers,
     "ledger": _ledger,
     "curve": _curve,
-    **dict.fromkeys(("moved_losses", "moved_outputs", "moved_resumes"), stepwise(fmean)),
+    "moved_outputs": stepwise(fmean),
     "numerics": record(
         **dict.fromkeys(("products", "later", "evaluated", "evaluated_later"), concatenated),
         gradients=_gradients,

@@ -81,8 +81,9 @@ METRICS: Mapping[str, Metric] = {
         f"fp8_{role}": Metric(f"{role} products in FP8 per step", "higher", "layers", _COUNTED)
         for role in ("fprop", "dgrad", "wgrad", "recompute")
     },
-    "loss_gap": Metric("nats", "lower", "loss", _GAPS, LOSS_MARGIN[0]),
-    "loss_twin_gap": Metric("nats", "two-sided", "loss", _GAPS, LOSS_MARGIN[0], informational=True),
+    "loss_gap": Metric("nats", "lower", "loss", _GAPS, LOSS_MARGIN),
+    # Of older sessions: BF16 against itself one rounding apart, which is no longer measured.
+    "loss_twin_gap": Metric("nats", "two-sided", "loss", _GAPS, LOSS_MARGIN, informational=True),
     "memory_ratio": Metric("FP8 over BF16 peak of allocated bytes", "lower", "memory", _OVER_BF16, 0.02),
     "activation_ratio": Metric(
         "FP8 over BF16 bytes that the forward pass adds", "lower", "memory", _OVER_BF16, 0.02, informational=True
@@ -91,7 +92,7 @@ METRICS: Mapping[str, Metric] = {
 }
 REQUIRED: Mapping[str, tuple[str, ...]] = {
     "layers": ("fp8_share", "fp8_layers"),
-    "loss": ("loss_gap", "loss_twin_gap"),
+    "loss": ("loss_gap",),
     "speedup": ("speedup", "bf16_ms", "fp8_ms"),
     "memory": ("memory_ratio",),
 }

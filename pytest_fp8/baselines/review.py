@@ -16,7 +16,6 @@ from pytest_fp8.baselines.record import MAX_SESSIONS, Baseline, StoredSession
 from pytest_fp8.libraries import changed_versions
 from pytest_fp8.stats.components import MEASURED, Components
 from pytest_fp8.stats.estimate import estimate_of, figure
-from pytest_fp8.stats.loss import LossScale, loss_margin
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,7 @@ def revise(
     if old is None:
         changes = tuple(compare_metric(name, [], new.values(name)) for name in new.metrics if name not in ACCOUNT)
         return Revision(new.case, new.gpu, changes, whole or "no earlier baseline", None, new.newest, new.gated)
-    # In nats: what the loss is, of which the margin can be a share, is not stored.
-    known = {"loss_gap": loss_margin(old.values("loss_twin_gap"), LossScale(1.0)), **(tolerances or {})}
+    known = tolerances or {}
     held = sorted({*old.metrics, *new.metrics} - ACCOUNT.keys())
     found = [compare_metric(name, old.history(name), new.values(name), known.get(name), components) for name in held]
     # Of the old side: a file that comes with a change must not be able to silence its own step times.

@@ -211,11 +211,9 @@ def check_losses(evidence: LossEvidence) -> Decision:
     gap = judge_gap(evidence) if len(seeds) >= LEAST_SEEDS else None
     figures = LossFigures(
         gaps=gaps,
-        twin_gaps=(),
-        fp8_twin_gaps=(),
-        margin=gap.margin if gap else 0.0,
-        rounding=0.0,
-        margin_scale=evidence.scale.value,
+        noise_gaps=(),
+        least_margin=evidence.least,
+        margin=gap.margin if gap else None,
         seeds=len(seeds),
         steps=len(fp8[0]),
         moved=None,
@@ -235,4 +233,4 @@ def check_losses(evidence: LossEvidence) -> Decision:
     if gap is None:
         said = f"losses of {figures.steps} steps are finite and not bit-equal; FP8 ends {gaps[0]:+.4f} off BF16"
         return passed(f"{said}, which one seed does not judge: seed=[...] in the mark does").answer("loss", figures)
-    return explain_gap(gap, evidence.scale, bf16, 0.0).answer("loss", figures)
+    return explain_gap(gap, evidence).answer("loss", figures)

@@ -61,7 +61,7 @@ class Fp8Script(Fp8Pair):
                 curves[arm][seed] = Curve(seed, losses, [0.0] * len(losses))
                 if self.script.seed:
                     self._arms.pool.renew(self._arms.arms[name])
-        return LossEvidence(curves[FP8], curves[REFERENCE], {})
+        return LossEvidence(curves[FP8], curves[REFERENCE])
 
     def _seeded(self, names: Mapping[str, str], seed: int) -> None:
         """Name the arms of a seed. The others leave them the GPU."""

@@ -1,7 +1,8 @@
 """The loss rule: FP8's curves against BF16's over several seeds, with a margin. Pure.
 
-The bounds of the margin were found on language models, whose losses are 1 to 12 nats. Of other losses they are shares.
-docs/limits.md says where each number is from. Loads no numpy: the command line, which must answer at once, needs this.
+How far noise of FP8's size moves the reference's own curves says how far FP8 may end above it: that yardstick has the
+loss's own unit. docs/limits.md says where each number is from. Loads no numpy: the command line, which must answer at
+once, needs this.
 """
 
 from __future__ import annotations
@@ -9,16 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import pairwise
 
 from pytest_fp8.stats.quantiles import robust_sigma, sample_sd, student_quantile
 from pytest_fp8.verdicts import Verdict
 
-LOSS_MARGIN = (0.02, 0.05)
-"""Bounds of the margin, times :attr:`LossScale.value`."""
+LOSS_MARGIN = 0.02
+"""The least margin, in nats; of a loss that ends below 1, or is no cross-entropy, this share of it."""
 LARGE = 10.0
-"""A loss of which the margin is a share again: a sum over a batch is no nats of one token."""
+"""A cross-entropy of which the least margin is a share of its tenth: a sum over a batch is no nats of one token."""
+OF_NOISE = 3.0
+"""Or so many times what noise of FP8's size moves the reference's end by (root mean square), if that is more."""
+OF_FALL = 0.25
+"""But at most this share of what the reference's loss falls by: noise that undoes more teaches nothing about FP8."""
+LOWER = 2.5
+"""How far below the reference a loss may end without an explanation, in least margins; or by its noise, as above."""
 LOSS_CONFIDENCE = 0.95
 """Of a PASS, over all numbers of seeds at which the question may look again: the mean gap is below the margin."""
 LOOK_ALPHA = {2: 0.003, 3: 0.025, 4: 0.02, 5: 0.015, 6: 0.012, 7: 0.01, 8: 0.01}
@@ -34,11 +40,6 @@ def of_a_look(chance: float, seeds: int) -> float:
     once, which may spend all of it."""
     return chance if seeds > MAX_LOSS_SEEDS else chance / (MAX_LOSS_SEEDS - 2)
 
-
-ROUNDED_AWAY = 2.0**-16
-"""Share of the largest loss below which a curve's end is rounding: bfloat16's eight bits leave 2**-8, squared."""
-OF_ROUNDING = 2.0
-"""A margin is wider by so many times what FP8's rounding adds to the reference's own last loss."""
 
 LEARNS = 2.0
 """Standard errors that the reference's loss must fall by, from its first fifth to its last."""
@@ -56,6 +57,8 @@ class LossGap:
     verdict: Verdict
     floor: float = math.inf
     """How far below the reference a loss may end without an explanation."""
+    noise: float = 0.0
+    """:data:`OF_NOISE` times the yardstick; 0 where it was not asked."""
 
     @property
     def below(self) -> bool:
@@ -63,54 +66,22 @@ class LossGap:
         return self.gap + self.bound < -self.floor
 
 
-class NoShare(Enum):
-    """Why a share of a loss means nothing."""
-
-    CHANGES_SIGN = "changes sign"
-    ROUNDED_AWAY = "is rounded away"
+def end_of(bf16: Sequence[Sequence[float]]) -> float:
+    """Where the reference's curves end, one per seed: the absolute mean over their tails."""
+    return abs(_mean([_mean(tail(losses)) for losses in bf16]))
 
 
-@dataclass(frozen=True)
-class LossScale:
-    """What a margin is a share of, in the loss's own unit."""
-
-    value: float
-    """1 for a reference's loss of 1 to :data:`LARGE` at the end, the absolute mean over its last fifth and over seeds;
-    below that this loss itself, above it this loss divided by :data:`LARGE`; of one that is no cross-entropy itself."""
-    why_none: NoShare | None = None
-    """Why a share of that loss means nothing, so that no gap can be called too large."""
-    spacing: float = 0.0
-    """Distance of neighbouring numbers of the loss's type at its end: 0.25 for one of 46 in bfloat16."""
-    nats: bool = True
-    """Whether the loss is a cross-entropy. Of another one margins are shares, whatever its size."""
-
-    @property
-    def relative(self) -> bool:
-        return not self.nats or self.value != 1
-
-    def amount(self, loss: float) -> str:
-        """A loss below 1 or above 10 need not be in nats, and four decimals may not show it."""
-        return f"{loss:.3g}" if self.relative else f"{loss:.4f} nats"
-
-
-def loss_scale(bf16: Sequence[Sequence[float]], eps: float = 0.0, nats: bool = True) -> LossScale:
-    """The scale of the reference's curves, one per seed. ``eps``: the spacing of the loss's type at 1. ``nats``:
-    whether it is a cross-entropy."""
-    tails = [tail(losses) for losses in bf16]
-    end = abs(_mean([_mean(losses) for losses in tails]))
+def least_margin(end: float, eps: float = 0.0, nats: bool = True) -> float:
+    """:data:`LOSS_MARGIN` of a loss that ends there, in its own unit; no less than the :func:`spacing` of its type.
+    ``nats``: whether it is a cross-entropy."""
     # min() and max() keep their first argument beside a NaN: the loss question judges what is not finite by itself.
-    value = max(min(1.0, end), end / LARGE) if nats else end
-    why = None
-    if value < 1 or not nats:
-        every = [x for losses in tails for x in losses]
-        largest = max(abs(x) for losses in bf16 for x in losses)
-        if min(every) < 0 < max(every):
-            why = NoShare.CHANGES_SIGN
-        elif value <= ROUNDED_AWAY * largest:
-            why = NoShare.ROUNDED_AWAY
-    # frexp: end is at least half of 2**exponent.
-    spacing = math.ldexp(eps, math.frexp(end)[1] - 1) if math.isfinite(end) else 0.0
-    return LossScale(value, why, spacing, nats)
+    return max(LOSS_MARGIN * (max(min(1.0, end), end / LARGE) if nats else end), spacing(end, eps))
+
+
+def spacing(loss: float, eps: float) -> float:
+    """The distance of neighbouring numbers of the loss's type there, from that at 1: 2**-7 for bfloat16."""
+    # frexp: a loss is at least half of 2**exponent.
+    return math.ldexp(eps, math.frexp(loss)[1] - 1) if math.isfinite(loss) else 0.0
 
 
 def tail_gap(fp8: Sequence[float], bf16: Sequence[float]) -> float:
@@ -123,30 +94,28 @@ def tail(losses: Sequence[float]) -> Sequence[float]:
     return losses[-max(1, len(losses) // 5) :]
 
 
-def loss_noise(bf16_gaps: Sequence[float]) -> float:
-    """Three standard deviations of BF16-against-BF16 tail gaps about zero; 0 where there are none."""
-    return 3 * math.sqrt(_mean([gap * gap for gap in bf16_gaps])) if bf16_gaps else 0.0
+def compare_curves(
+    fp8: Sequence[Sequence[float]],
+    bf16: Sequence[Sequence[float]],
+    least: float,
+    noisy: Sequence[Sequence[float]] = (),
+) -> LossGap:
+    """Decide on the losses of both arms, one curve per seed. ``least``: :func:`least_margin`. ``noisy``: the
+    reference's curves with noise of FP8's size, for as many seeds, or none."""
+    noise = OF_NOISE * root_mean_square([tail_gap(*pair) for pair in zip(noisy, bf16, strict=bool(noisy))])
+    return decide_loss([tail_gap(*pair) for pair in zip(fp8, bf16, strict=True)], least, noise, loss_fall(bf16).amount)
 
 
-def loss_margin(
-    bf16_gaps: Sequence[float], scale: LossScale, fp8_gaps: Sequence[float] = (), rounding: float = 0.0
-) -> float:
-    """:func:`loss_noise` of the arm that has more of it, kept within :data:`LOSS_MARGIN` times the scale; no less than
-    the loss's own spacing. And :data:`OF_ROUNDING` times the ``rounding``: by how much FP8's raises the last loss of
-    weights that BF16 has trained, however well they were trained."""
-    noise = max(loss_noise(bf16_gaps), loss_noise(fp8_gaps))
-    low, high = (share * scale.value for share in LOSS_MARGIN)
-    return max(min(max(noise, low), high), scale.spacing) + OF_ROUNDING * rounding
-
-
-def decide_loss(gaps: Sequence[float], margin: float, noise: float = 0.0, floor: float = math.inf) -> LossGap:
-    """PASS when the mean gap is below the margin with ``LOSS_CONFIDENCE`` and not below ``-floor`` with as much. FAIL
-    when it is above the margin and above ``noise``, with ``LOSS_ALPHA``. Both are shared by all numbers of seeds at
+def decide_loss(gaps: Sequence[float], least: float, noise: float = 0.0, fall: float = math.inf) -> LossGap:
+    """PASS when the mean gap is below the margin with ``LOSS_CONFIDENCE`` and not below the floor with as much. FAIL
+    when it is above the margin and above the ``noise``, with ``LOSS_ALPHA``. Both are shared by all numbers of seeds at
     which the question may look again. Else INCONCLUSIVE. Gaps that are all 0 pass any margin, even one of 0.
 
-    Few seeds can be close to each other by chance. Student's t is the only guard against that, so a FAIL needs more
-    confidence than a PASS.
+    ``noise``: :data:`OF_NOISE` times the yardstick; the margin takes of it what is no more than :data:`OF_FALL` of the
+    ``fall``. Few seeds can be close to each other by chance. Student's t is the only guard against that, so a FAIL
+    needs more confidence than a PASS.
     """
+    margin, floor = max(least, min(noise, OF_FALL * fall)), max(LOWER * least, noise)
     mean = _mean(gaps)
     seeds = len(gaps)
     bound = proven = math.inf
@@ -160,35 +129,13 @@ def decide_loss(gaps: Sequence[float], margin: float, noise: float = 0.0, floor:
         verdict = Verdict.FAIL
     else:
         verdict = Verdict.INCONCLUSIVE
-    return LossGap(mean, bound, margin, verdict, floor)
+    return LossGap(mean, bound, margin, verdict, floor, noise)
 
 
-def compare_curves(
-    fp8: Sequence[Sequence[float]],
-    bf16: Sequence[Sequence[float]],
-    bf16_gaps: Sequence[float],
-    fp8_gaps: Sequence[float] = (),
-    eps: float = 0.0,
-    nats: bool = True,
-    rounding: float = 0.0,
-) -> LossGap:
-    """Decide on the losses of both arms, one curve per seed, with :func:`decide_loss`.
-
-    ``bf16_gaps``, ``fp8_gaps``: tail gaps of each arm against itself, one rounding apart. The rule does not depend on
-    the unit: gaps and margin divided by the scale decide alike. Where the scale is not 1, a FAIL also needs a gap
-    beyond BF16's own noise, which can be far above the margin of a loss near zero. Where no share of the loss means
-    anything, there is no FAIL. ``eps``, ``nats``: as for :func:`loss_scale`; ``rounding``: as for :func:`loss_margin`.
-
-    The floor is the largest margin, or the noise of either arm.
-    """
-    gaps = [tail_gap(mine, reference) for mine, reference in zip(fp8, bf16, strict=True)]
-    scale = loss_scale(bf16, eps, nats)
-    noise = 0.0
-    floor = max(LOSS_MARGIN[1] * scale.value, scale.spacing, loss_noise(bf16_gaps), loss_noise(fp8_gaps))
-    if scale.relative:
-        noise = math.inf if scale.why_none else loss_noise(bf16_gaps)
-        floor = math.inf if scale.why_none else floor
-    return decide_loss(gaps, loss_margin(bf16_gaps, scale, fp8_gaps, rounding), noise, floor)
+def root_mean_square(values: Sequence[float]) -> float:
+    """About zero; 0 where there are none, infinite where one is not finite."""
+    found = math.sqrt(_mean([value * value for value in values])) if values else 0.0
+    return math.inf if math.isnan(found) else found
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.plain import to_plain
-from pytest_fp8.questions.loss.evidence import Course, LayerCalls, Moved, ProductCount
+from pytest_fp8.questions.loss.evidence import START, Course, LayerCalls, Moved, ProductCount
 from pytest_fp8.worker.notes import weights_of
 from pytest_fp8.worker.record.gradients import norm_of
 from pytest_fp8.worker.record.operators import dtype_name
+from pytest_fp8.worker.record.perturb import moved_weights
 from pytest_fp8.worker.record.probe import StepLooks
 from pytest_fp8.worker.record.samples import values
 from pytest_fp8.worker.record.tables import counted_step
@@ -28,19 +29,32 @@ if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
 
 
+DRAWS_APART = 10_007
+"""Between the numbers that draw the noise of two seeds, and of two draws of one seed."""
+
+
 def curve(
-    engine: Engine, seed: int, steps: int, jitter: bool = False, first_step: int = 0, watch: bool = False
+    engine: Engine,
+    seed: int,
+    steps: int,
+    jitter: bool = False,
+    first_step: int = 0,
+    watch: bool = False,
+    noise: int | None = None,
+    noise_from: int = 0,
 ) -> dict[str, Any]:
     """``steps`` training steps from the weights of ``seed``, with ``first_step`` from where the arm is; the fields of
     :class:`pytest_fp8.questions.loss.evidence.Curve`.
 
+    ``noise``: a number that draws it. From the step ``noise_from`` on, each step then goes forward and backward with
+    weights that are moved by as much as FP8 moves products, and steps the arm's own weights.
     ``watch``: count the products of the last step, and in the curve of seed 0 those of the first one. On a GPU each is
     a profile of that step. In each step look at the calls of the FP8 layers.
     """
     if first_step == 0:
         engine.restart(seed, jitter)
     losses: list[torch.Tensor] = []
-    fingerprint, last = 0, first_step + steps - 1
+    fingerprint, at_start, last = 0, 0, first_step + steps - 1
     course = TrainingCourse(engine)
     counts: dict[int, Mapping[str, ProductCount]] = {}
     looks = StepLooks(engine, seed) if watch else None
@@ -48,10 +62,15 @@ def curve(
         for step in range(first_step, first_step + steps):
             batch = engine.training_batch(seed, step)
             fingerprint = data.fingerprint(batch, fingerprint)
+            at_start = fingerprint if step < first_step + START else at_start
             if looks is not None:
                 looks.next_step()
             if watch and (step == last or step == seed == 0):
                 loss, counts[step] = counted_step(engine, batch, course.note_gradients)
+            elif noise is not None and step >= noise_from:
+                loss = _noisy_step(
+                    engine, batch, course.note_gradients, DRAWS_APART * (DRAWS_APART * noise + seed) + step
+                )
             else:
                 loss = engine.step(batch, on_gradients=course.note_gradients)
             losses.append(loss.float())
@@ -62,6 +81,7 @@ def curve(
         "eps": torch.finfo(loss.dtype).eps,
         "gradient_norms": course.norms(),
         "data": fingerprint,
+        "data_at_start": at_start,
         "course": to_plain(course.noted()),
         "movement": to_plain(course.movement()),
         "first_products": to_plain(counts.get(0, {})),
@@ -73,6 +93,16 @@ def curve(
         noted = weights_of(engine.model, engine.fused_params)
         told["weights"] = {name: each.digest for name, each in noted.items() if each.trained and not each.buffer}
     return told
+
+
+def _noisy_step(engine: Engine, batch: Any, note_gradients: Callable[[], None], draw: int) -> torch.Tensor:
+    with moved_weights(engine, draw) as put_back:
+
+        def before_optimizer() -> None:
+            put_back()
+            note_gradients()
+
+        return engine.step(batch, on_gradients=before_optimizer)
 
 
 class TrainingCourse:

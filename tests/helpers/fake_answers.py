@@ -137,6 +137,7 @@ class FakeAnswers:
             "eps": 0.0,
             "gradient_norms": [1.0] * steps,
             "data": 0,
+            "data_at_start": 0,
             "course": to_plain(Course()),
             "movement": dict.fromkeys(SIZES, moved),
             "first_products": {},

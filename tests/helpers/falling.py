@@ -18,8 +18,8 @@ def falling(end, factor=1.0, wobble=0.0, start=1.0, seeds=4):
     }
 
 
-def decided(fp8, bf16, twin=None, **frozen):
-    return check_loss(LossEvidence(fp8=fp8, bf16=bf16, twin=twin or bf16), **frozen)
+def decided(fp8, bf16, **more):
+    return check_loss(LossEvidence(fp8, bf16, **more))
 
 
 def signed(offset=0.0, noise=0.3, seeds=4):

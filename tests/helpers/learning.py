@@ -20,5 +20,4 @@ def arm(offset=0.0, moves=MOVES, first=STEP, last=STEP, **more):
 
 
 def decided(fp8=None, bf16=None, **changes):
-    bf16 = bf16 or arm(wobble=0.0)
-    return check_loss(LossEvidence(**{"fp8": fp8 or arm(0.001), "bf16": bf16, "twin": bf16, **changes}))
+    return check_loss(LossEvidence(fp8 or arm(0.001), bf16 or arm(wobble=0.0), **changes))

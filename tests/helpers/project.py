@@ -28,7 +28,6 @@ def baseline(case=CASE, speed=QUIET, memory=0.85, **origin):
         "fp8_layers": [28],
         "memory_ratio": [memory],
         "loss_gap": [0.005, -0.001, 0.01],
-        "loss_twin_gap": [0.001, -0.001, 0.002],
     }
     return stored(case.id, case.digest(), metrics=metrics, **origin)
 

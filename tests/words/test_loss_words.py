@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.falling import STEPS, falling, signed
+from helpers.falling import STEPS, falling
 from helpers.falling import decided as judged
 from helpers.learning import MOVES, arm, decided
 from pytest_fp8.codes import C, D
@@ -24,7 +24,7 @@ COURSE = Course(
 
 def course(**changes):
     """Arms of which FP8's trains otherwise."""
-    arms = (arm(0.001), replace(COURSE, **changes)), (arm(wobble=0.0), COURSE), (arm(), COURSE)
+    arms = (arm(0.001), replace(COURSE, **changes)), (arm(wobble=0.0), COURSE)
     return check_loss(LossEvidence(*({s: replace(c, course=own) for s, c in each.items()} for each, own in arms)))
 
 
@@ -52,17 +52,30 @@ def looked(*looks):
     return decided(each(arm(0.001), calls=calls))
 
 
-def rates(rate):
-    return each(arm(), course=Course(rates=[[rate], [1e-4]]))
+def again(noise=0.0, **changes):
+    """A reference whose first steps were trained again with these changes."""
+    first = arm(wobble=0.0)[0]
+    starts = [replace(first, losses=[x + side * noise for x in first.losses[:4]]) for side in (-1, 1)]
+    return decided(again=replace(first, **changes), noisy_starts={0: starts})
 
 
-def first(factor, **evidence):
+def again_at(*rates):
+    first, again = (Course(rates=[[rate]]) for rate in rates)
+    return decided(
+        bf16=each(arm(wobble=0.0), course=first),
+        fp8=each(arm(0.001), course=first),
+        again=replace(arm(wobble=0.0)[0], course=again),
+    )
+
+
+def first(factor, noise=0.0, **evidence):
     reference = falling(2.0, start=4.0, seeds=3)
     fp8 = {
         s: replace(c, losses=[factor * c.losses[0], *c.losses[1:]], gradient_norms=[1.1] * STEPS)
         for s, c in reference.items()
     }
-    return check_loss(LossEvidence(fp8, reference, reference, **evidence))
+    starts = {s: [replace(c, losses=[(1 + noise) * c.losses[0]])] for s, c in reference.items()}
+    return judged(fp8, reference, noisy_starts=starts, **evidence)
 
 
 def constant(**more):
@@ -78,19 +91,11 @@ def flat(offset=0.0):
     }
 
 
-def wandering(end, **more):
-    up, down = falling(end, 1.1, **more), falling(end, 0.9, **more)
-    return {s: (down if s % 2 else up)[s] for s in up}
-
-
-def rounded():
-    reference = falling(0.04, start=0.05)
-    fp8 = {
-        s: replace(c, losses=[x * 1.08 for x in c.losses], gradient_norms=[1.1] * STEPS) for s, c in reference.items()
-    }
-    twin = falling(0.04, start=0.05, wobble=0.001)
-    given = {s: [1.1 * c.losses[0]] for s, c in reference.items()}
-    return check_loss(LossEvidence(fp8, reference, twin, moved_first=given, moved_last={0: [0.002] * 4}))
+def noisy(factor, by):
+    """FP8 that ends so many times as high; noise takes BF16's end up and down by this share."""
+    reference = falling(0.04)
+    aside = {s: replace(c, losses=[x * (1 + by * (-1) ** s) for x in c.losses]) for s, c in reference.items()}
+    return judged(falling(0.04, factor, wobble=0.001), reference, noisy=aside)
 
 
 def in_bfloat16():
@@ -116,23 +121,18 @@ FOUND = [
     (C.TOO_EXACT, "", looked((0.001, 0.97, 1.0), (0.001, 0.003, 1.0))),
     (C.WEIGHTS_STAND_STILL, "no gradient", decided(moves(down=Moved(4096, 0.0, 0.0)))),
     (C.WEIGHTS_STAND_STILL, "not stepped", decided(moves(down=Moved(4096, 0.0, 1.0)))),
-    (C.NOT_ANEW, "data", decided(twin=each(arm(), data=7))),
-    (
-        C.NOT_ANEW,
-        "rates",
-        decided(bf16=rates(1e-3), twin=rates(1e-4), fp8=each(arm(0.001), course=Course(rates=[[1e-3], [1e-4]]))),
-    ),
-    (C.NOT_ANEW, "losses", decided(twin=off(-0.2))),
+    (C.NOT_ANEW, "data", again(data_at_start=7)),
+    (C.NOT_ANEW, "rates", again_at(1e-3, 1e-4)),
+    (C.NOT_ANEW, "losses", again(0.01, losses=[5.0, 4.8, 4.7, 4.5])),
     (C.MOVE_LESS, "", decided(moves(down=Moved(4096, 0.3, 0.3)))),
     (C.HIGHER, "in nats", decided(off(0.2))),
     (C.HIGHER, "below 1", judged(falling(0.001, wobble=0.001), falling(0.0003))),
-    (C.HIGHER, "a sum", judged(falling(2000, 1.01, wobble=1e-4, start=2600), falling(2000, start=2600))),
+    (C.HIGHER, "a sum", judged(falling(2000, 1.03, 1e-4, start=2600), falling(2000, start=2600), nats=False)),
+    (C.HIGHER, "noise", noisy(1.3, 0.06)),
     (C.LOWER, "", decided(off(-0.3))),
     (C.MORE_SEEDS, "scatter", judged(falling(2.0, 1.01, wobble=0.01, start=3.0), falling(2.0, start=3.0))),
     (C.MORE_SEEDS, "at the margin", judged(falling(2.0, 1.01, wobble=0.0005, start=3.0), falling(2.0, start=3.0))),
-    (C.TOO_NOISY, "", judged(falling(0.01, 1.2, wobble=0.0001), falling(0.01), wandering(0.01))),
-    (C.CHANGES_SIGN, "", judged(signed(0.05), signed())),
-    (C.ROUNDED_AWAY, "", judged(falling(3e-7, 2.0, wobble=0.001), falling(1e-7))),
+    (C.TOO_NOISY, "", noisy(7.0, 8.0)),
     (
         C.REFERENCE_RISES,
         "",
@@ -149,7 +149,7 @@ FOUND = [
     (C.CONSTANT_IN_16_BITS, "", constant(eps=2**-7)),
     (C.BIT_EQUAL, "", decided(arm(wobble=0.0))),
     (C.FIRST_STEP, "in nats", first(1.3)),
-    (C.FIRST_STEP, "moved weights", first(1.3, moved_first={s: [4.2, 3.8] for s in range(3)})),
+    (C.FIRST_STEP, "moved weights", first(1.3, 0.06)),
     (C.FIRST_STEP, "no cross-entropy", first(1.3, nats=False)),
     (C.RARE_PRODUCT, "", looked(*[(0.001, 0.97, 1.0)] * 6, (0.4, 0.97, 100.0))),
     (C.SMALL_STEPS, "", slow(Moved(10**6, 0.077, 1.0))),
@@ -165,8 +165,8 @@ FOUND = [
     (D.FROZEN_MOVES, "", course(alone={**COURSE.alone, "frozen": True})),
     (None, "in nats", decided()),
     (None, "below 1", judged(falling(0.0003, 1.002, wobble=0.001), falling(0.0003))),
-    (None, "a sum", judged(falling(2000, 1.0003, wobble=1e-4, start=2600), falling(2000, start=2600))),
-    (None, "room for rounding", rounded()),
+    (None, "a sum", judged(falling(2000, 1.0003, 1e-4, start=2600), falling(2000, start=2600), nats=False)),
+    (None, "noise", noisy(1.1, 0.06)),
     (None, "no finer type", in_bfloat16()),
 ]
 """Code, what is special, and the decision."""
@@ -183,4 +183,4 @@ def test_words(code, _, decision, snapshot):
 
 
 def test_every_code_has_its_words_here():
-    assert set(C) <= {code for code, *_ in FOUND}
+    assert set(C) - {"FP8-C10", "FP8-C11"} <= {code for code, *_ in FOUND}, "retired"

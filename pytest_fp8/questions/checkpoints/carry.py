@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,8 +102,7 @@ def with_moved_reference(arms: TwoArms, transfers: list[Transfer]) -> Asking[lis
     if far:
         start = replace(start, moved_logits=(yield from arms.kept("moved logits", _moved_logits, REFERENCE)))
     if elsewhere:
-        losses = yield Ask(REFERENCE, "moved_resumes", seed=SEED, first_step=STEPS, steps=STEPS, draws=DRAWS)
-        start = replace(start, moved_losses=losses)
+        start = replace(start, moved_losses=(yield from _moved_losses()))
     return [replace(t, start=start, logit_limit=logit_limit(start)) for t in transfers]
 
 
@@ -111,6 +111,16 @@ def _moved_logits() -> Asking[Sequence[float]]:
     yield Ask(REFERENCE, "curve", fresh=True, seed=SEED, steps=STEPS)
     found: Sequence[float] = yield Ask(REFERENCE, "moved_outputs", fresh=True, seed=SEED, draws=DRAWS)
     return found
+
+
+def _moved_losses() -> Asking[Sequence[float]]:
+    """How far the mean of the reference's later losses moves where these steps have noise of FP8's size."""
+
+    def run(**noise: Any) -> Ask:
+        return Ask(REFERENCE, "curve", seed=SEED, steps=2 * STEPS, **noise)
+
+    own, *noisy = yield run(), *(run(noise=draw, noise_from=STEPS) for draw in range(DRAWS))
+    return [mean(curve["losses"][STEPS:]) - mean(own["losses"][STEPS:]) for curve in noisy]
 
 
 def _stores(arms: TwoArms) -> tuple[str, ...]:

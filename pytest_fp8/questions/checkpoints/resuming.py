@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
-from pytest_fp8.stats.loss import LOSS_MARGIN
 
+LEAST_NATS = 0.05
+"""In nats per token; of a loss below 1 that share of it."""
 MOST_NATS = 14.0
 """No loss in nats per token is larger: guessing among a million tokens costs that. A larger one is a sum over the
 batch, or has a unit of its own."""
@@ -26,7 +27,7 @@ def resume_limit(losses: Sequence[float], start: Apart) -> float:
     :data:`MOST` of the largest: a loss that is a small difference of large numbers shows FP8's rounding in full.
     """
     largest = max((abs(loss) for loss in losses), default=math.nan)
-    least = OF_A_SUM * largest if largest > MOST_NATS else LOSS_MARGIN[1] * min(1.0, largest)
+    least = OF_A_SUM * largest if largest > MOST_NATS else LEAST_NATS * min(1.0, largest)
     apart = max(abs(each) for each in (start.losses, *start.moved_losses))
     return max(least, min(2 * apart, MOST * largest))
 

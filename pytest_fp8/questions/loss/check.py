@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_fp8.codes import C, D
 from pytest_fp8.questions.findings import fail
+from pytest_fp8.questions.loss.beginning import does_not_restart, first_step
 from pytest_fp8.questions.loss.course import trained_otherwise
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
-from pytest_fp8.questions.loss.first_step import first_step
 from pytest_fp8.questions.loss.gap import explain_gap
 from pytest_fp8.questions.loss.learning import (
     least_moved,
@@ -20,8 +20,7 @@ from pytest_fp8.questions.loss.learning import (
     weights_stand_still,
 )
 from pytest_fp8.questions.loss.presence import fp8_lost_on_the_way, rare_products
-from pytest_fp8.questions.loss.restart import does_not_restart
-from pytest_fp8.stats.loss import LossGap, compare_curves, loss_margin, loss_noise, loss_scale, tail_gap
+from pytest_fp8.stats.loss import LossGap, compare_curves, spacing, tail_gap
 from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict
 
 QUESTION = "loss"
@@ -29,92 +28,69 @@ COARSE = 2**-10
 """Spacing at 1 of float16; that of bfloat16 is larger, that of float32 far smaller."""
 
 
-def judge_gap(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> LossGap:
+def judge_gap(evidence: LossEvidence) -> LossGap:
     """The rule alone: is the gap at the end of the horizon above the margin? Curves must be finite."""
     fp8, bf16 = ([arm[s].losses for s in sorted(evidence.fp8)] for arm in (evidence.fp8, evidence.bf16))
-    twins, own = frozen_margin or _gaps(evidence.twin, evidence.bf16), _gaps(evidence.fp8_twin, evidence.fp8)
-    gap = compare_curves(fp8, bf16, twins, own, evidence.eps, evidence.nats, rounding=evidence.rounding)
-    if evidence.unfinished and gap.verdict is Verdict.FAIL:
-        return replace(gap, verdict=Verdict.INCONCLUSIVE)
-    return gap
+    noisy = [evidence.noisy[s].losses for s in sorted(evidence.noisy)]
+    return compare_curves(fp8, bf16, evidence.least, noisy)
 
 
 @dataclass(frozen=True)
 class LossFigures(Figures):
     """Losses in nats, or in the unit of the user's own loss; gaps by seed, or by run of one curve, which is one of
-    ``seeds``; ``moved`` as shares of the weights with a gradient; ``first_bad_step`` counted from 0."""
+    ``seeds``; ``noise_gaps`` of the reference with noise of FP8's size, empty where it was not asked; ``moved`` as
+    shares of the weights with a gradient; ``first_bad_step`` counted from 0."""
 
     gaps: Sequence[float]
-    twin_gaps: Sequence[float]
-    fp8_twin_gaps: Sequence[float]
-    margin: float
-    rounding: float
-    margin_scale: float
+    noise_gaps: Sequence[float]
+    least_margin: float
     seeds: int
     steps: int
     moved: float | None
     fp8_moved: float | None
     least_moved: float
+    margin: float | None = None
     gap: float | None = None
     bound: float | None = None
     first_bad_step: int | None = None
 
 
-def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap: LossGap | None = None) -> Decision:
-    """Hard rules first (finite, same data, curves that begin anew, trained alike, close at step 1, not bit-equal, FP8
-    to the end), then the gap. Where that does not fail, the reference must have learnt something.
-
-    ``frozen_margin``: BF16-against-BF16 gaps stored in the baseline; without them those of this run's twin are used.
-    Margins are nats, and shares of the loss where the reference's ends below 1 or above 10. ``gap``: the answer of
-    :func:`judge_gap` where it is known.
-    """
+def check_loss(evidence: LossEvidence) -> Decision:
+    """Hard rules first (finite, curves that begin anew, same data, not constant, trained alike, close at step 1, not
+    bit-equal, FP8 to the end), then the gap. Where that does not fail, the reference must have learnt something."""
     seeds = sorted(evidence.fp8)
-    own, fp8_own = _gaps(evidence.twin, evidence.bf16), _gaps(evidence.fp8_twin, evidence.fp8)
-    scale = evidence.scale
     figures = LossFigures(
         gaps=_gaps(evidence.fp8, evidence.bf16),
-        twin_gaps=own,
-        fp8_twin_gaps=fp8_own,
-        margin=loss_margin(frozen_margin or own, scale, fp8_own, evidence.rounding),
-        rounding=evidence.rounding,
-        margin_scale=scale.value,
+        noise_gaps=_gaps(evidence.noisy, evidence.bf16),
+        least_margin=evidence.least,
         seeds=1 if evidence.one_curve else len(seeds),
         steps=len(evidence.fp8[seeds[0]].losses),
         moved=moved_share(evidence.bf16),
         fp8_moved=moved_share(evidence.fp8),
         least_moved=least_moved(evidence),
     )
-    for name, curve in _in_turn(evidence):
-        step = first_bad_step(curve)
-        if step is not None:
-            found = not_finite(name, step, curve, evidence.bf16[curve.seed])
-            return found.answer(QUESTION, replace(figures, first_bad_step=step))
+    for seed in seeds:
+        for name, curve in (("BF16", evidence.bf16[seed]), ("FP8", evidence.fp8[seed])):
+            step = first_bad_step(curve)
+            if step is not None:
+                found = not_finite(name, step, curve, evidence.bf16[seed])
+                return found.answer(QUESTION, replace(figures, first_bad_step=step))
     for rule in (
-        *(_other_data, constant, does_not_restart, trained_otherwise, weights_stand_still, first_step),
+        *(does_not_restart, _other_data, constant, trained_otherwise, weights_stand_still, first_step),
         *(curves_equal, fp8_lost_on_the_way, rare_products),
     ):
         if broken := rule(evidence):
             return broken.answer(QUESTION, figures)
-    gap = gap or judge_gap(evidence, frozen_margin)
-    noise = max(loss_noise(frozen_margin or own), loss_noise(fp8_own))
-    bf16 = [evidence.bf16[s].losses for s in seeds]
-    found = explain_gap(gap, scale, bf16, noise, evidence.rounding, evidence.one_curve)
-    if gap.verdict is not Verdict.FAIL and not gap.below and not scale.why_none:
+    gap = judge_gap(evidence)
+    found = explain_gap(gap, evidence)
+    if gap.verdict is not Verdict.FAIL and not gap.below:
         found = weights_move_less(evidence) or nothing_learnt(evidence) or found
-    return found.answer(QUESTION, replace(figures, gap=gap.gap, bound=gap.bound))
+    return found.answer(QUESTION, replace(figures, margin=gap.margin, gap=gap.gap, bound=gap.bound))
 
 
 def _gaps(arm: Mapping[int, Curve], other: Mapping[int, Curve]) -> list[float]:
-    """By seed. A twin's to its own arm are those of one rounding."""
+    """By seed."""
     return [tail_gap(arm[s].losses, other[s].losses) for s in sorted(arm)]
-
-
-def _in_turn(evidence: LossEvidence) -> Iterator[tuple[str, Curve]]:
-    """Arm and curve, seed by seed, the reference's first. A twin shows what its arm does with weights one rounding
-    away."""
-    arms = (("BF16", evidence.bf16), ("BF16", evidence.twin), ("FP8", evidence.fp8), ("FP8", evidence.fp8_twin))
-    for seed in sorted(evidence.fp8):
-        yield from ((name, curves[seed]) for name, curves in arms if seed in curves)
 
 
 def first_bad_step(curve: Curve) -> int | None:
@@ -171,9 +147,9 @@ def constant(evidence: LossEvidence) -> Finding | None:
         if evidence.eps >= COARSE and value and any(evidence.bf16[seed].gradient_norms):
             code, verdict = C.CONSTANT_IN_16_BITS, Verdict.NOT_EXERCISED
             cause = (
-                f"the loss is computed in a type of 16 bits, whose numbers are "
-                f"{loss_scale([bf16], evidence.eps).spacing:.2g} apart there: these steps move it by less; or its "
-                "value is constant and only its gradient is used"
+                "the loss is computed in a type of 16 bits, whose numbers are "
+                f"{spacing(value, evidence.eps):.2g} apart there: these steps move it by less; or its value is "
+                "constant and only its gradient is used"
             )
             then = (
                 "take the loss in float32, as in F.cross_entropy(logits.float(), labels); or more steps, "

@@ -54,11 +54,11 @@ WORDS: Words = {
 def trained_otherwise(evidence: LossEvidence) -> Finding | None:
     """The first difference between the arms' courses that FP8 does not explain, with any seed.
 
-    Not compared is what differs between BF16 and itself one rounding apart: a schedule that looks at the loss.
+    Not compared is what differs between BF16 and itself with noise of FP8's size: a schedule that looks at the loss.
     """
     for seed in sorted(evidence.fp8):
         bf16, fp8 = evidence.bf16[seed].course, evidence.fp8[seed].course
-        if found := _other_course(bf16, fp8, evidence.twin[seed].course if seed in evidence.twin else bf16):
+        if found := _other_course(bf16, fp8, evidence.noisy[seed].course if seed in evidence.noisy else bf16):
             code, expected, seen, given = found
             return tell(WORDS, code, expected, seen, Verdict.INVALID, **given)
     # What the optimizer does not step and moves with every seed in one arm alone: a teacher, running statistics.
@@ -70,15 +70,15 @@ def trained_otherwise(evidence: LossEvidence) -> Finding | None:
     return None
 
 
-def _other_course(bf16: Course, fp8: Course, twin: Course) -> tuple[D, str, str, dict[str, Any]] | None:
+def _other_course(bf16: Course, fp8: Course, noisy: Course) -> tuple[D, str, str, dict[str, Any]] | None:
     """Code, expected, seen, and what the words leave open."""
     mine, theirs = list(fp8.stepped), list(bf16.stepped)
-    if mine != theirs == list(twin.stepped):
+    if mine != theirs == list(noisy.stepped):
         step = next(i for i, (a, b) in enumerate(zip(theirs, mine, strict=False)) if a != b)
         seen = f"{sum(mine)} in FP8; in training step {step} {theirs[step]} in BF16 and {mine[step]} in FP8"
         return D.OTHER_STEPS, f"as many steps of the optimizer in both arms; {sum(theirs)} in BF16", seen, {}
     # Rates that differ from the start are the ledger's, which knows whose they are.
-    if (at := _first_other(bf16.rates, fp8.rates)) and _first_other(bf16.rates, twin.rates) is None:
+    if (at := _first_other(bf16.rates, fp8.rates)) and _first_other(bf16.rates, noisy.rates) is None:
         expected = f"the same rates in both arms; after {at} training steps {rates_in_words(bf16.rates[at])} in BF16"
         return D.OTHER_RATES, expected, f"{rates_in_words(fp8.rates[at])} in FP8", {}
     if other := [name for name in bf16.state if name in fp8.state and bf16.state[name] != fp8.state[name]]:

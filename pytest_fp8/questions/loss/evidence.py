@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 from pytest_fp8.questions.ledger.evidence import ArmLedger
-from pytest_fp8.stats.loss import MAX_LOSS_SEEDS, LossScale, loss_scale
+from pytest_fp8.stats.loss import LARGE, MAX_LOSS_SEEDS, end_of, least_margin
 
+START = 4
+"""Steps of a start. What an arm keeps from one curve for the next shows in the first steps of the next."""
 RUNS_OF_ONE_CURVE = 4
 """With which looking ends where all seeds give one curve: further ones are no other training."""
 CROSS_ENTROPY = ("log_softmax", "nll_loss", "logsumexp", "cross_entropy")
@@ -91,6 +92,8 @@ class Curve:
     """Spacing at 1 of the type in which the losses were computed: 2**-7 for bfloat16."""
     data: int = 0
     """Checksum of the batches of all steps."""
+    data_at_start: int = 0
+    """The same of the first :data:`START` steps."""
     course: Course = field(default_factory=Course)
     movement: Mapping[str, Moved] = field(default_factory=dict)
     """Parameter that the optimizer steps, by the name that it has before a conversion."""
@@ -107,35 +110,40 @@ class Curve:
 
 @dataclass(frozen=True)
 class LossEvidence:
-    """Curves by seed: of the FP8 arm, of the reference, and of each with its weights moved by one rounding (``twin``,
-    ``fp8_twin``), which shows how far two honest runs of one arm drift apart."""
+    """Curves by seed, of the FP8 arm and of the reference."""
 
     fp8: Mapping[int, Curve]
     bf16: Mapping[int, Curve]
-    twin: Mapping[int, Curve]
-    fp8_twin: Mapping[int, Curve] = field(default_factory=dict)
-    moved_first: Mapping[int, Sequence[float]] = field(default_factory=dict)
-    """Seed -> the reference's first losses with its Linears' weights moved at random by as much as FP8 moves products.
-    Empty where the arms' first losses are close."""
-    moved_last: Mapping[int, Sequence[float]] = field(default_factory=dict)
-    """Seed -> by how much the reference's last loss rises with weights moved so. Empty where no margin is narrow."""
-    unfinished: bool = False
-    """Whether the FP8 arm's twins, which can widen the margin, are still to come."""
+    noisy: Mapping[int, Curve] = field(default_factory=dict)
+    """The reference's with noise of FP8's size in each step: the yardstick. Empty where it was not needed."""
+    again: Curve | None = None
+    """The first steps of the reference's first curve, trained again after all curves; ``None`` where a curve shows by
+    itself that there is nothing to judge."""
+    noisy_starts: Mapping[int, Sequence[Curve]] = field(default_factory=dict)
+    """Seed -> the first steps of the reference's curve, with noise in several ways. Empty where not needed."""
     nats: bool = True
     """Whether the loss is a cross-entropy."""
     one_curve: bool = False
     """Whether all seeds give one curve. Those after the first are then its runs from weights one rounding away."""
 
     @property
-    def scale(self) -> LossScale:
-        """What margins are shares of."""
-        return loss_scale([self.bf16[s].losses for s in sorted(self.fp8)], self.eps, self.nats)
+    def end(self) -> float:
+        """Where the reference ends, an absolute value."""
+        return end_of([self.bf16[s].losses for s in sorted(self.fp8)])
 
     @property
-    def rounding(self) -> float:
-        """By how much FP8's rounding raises the reference's last loss, in the mean; 0 where it was not asked."""
-        rises = list(chain.from_iterable(self.moved_last.values()))
-        return max(0.0, sum(rises) / len(rises)) if rises else 0.0
+    def least(self) -> float:
+        """The least margin, in the loss's own unit."""
+        return least_margin(self.end, self.eps, self.nats)
+
+    @property
+    def in_nats(self) -> bool:
+        """Whether losses and margins are told in nats: a cross-entropy of another size need be none of one token."""
+        return self.nats and 1 <= self.end <= LARGE
+
+    def amount(self, loss: float) -> str:
+        """A loss in words. Four decimals may not show one below 1."""
+        return f"{loss:.4f} nats" if self.in_nats else f"{loss:.3g}"
 
     @property
     def eps(self) -> float:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import fmean
 
 from pytest_fp8.codes import C
 from pytest_fp8.questions.findings import fail
-from pytest_fp8.stats.loss import LARGE, LOSS_MARGIN, OF_ROUNDING, LossGap, LossScale, NoShare
+from pytest_fp8.questions.loss.evidence import LossEvidence
+from pytest_fp8.stats.loss import OF_FALL, OF_NOISE, LossGap, spacing
 from pytest_fp8.verdicts import Finding, Verdict, passed
 
 ONE_CURVE = (
@@ -17,26 +17,17 @@ ONE_CURVE = (
 OTHER_BATCHES = "draw in batch(step) with torch's generators, which are seeded for each seed and step"
 
 
-def explain_gap(
-    gap: LossGap,
-    scale: LossScale,
-    bf16: Sequence[Sequence[float]],
-    noise: float,
-    rounding: float = 0.0,
-    one_curve: bool = False,
-) -> Finding:
-    """The rule's verdict with its lines. ``bf16``: the reference's losses, a curve per seed; ``noise``: how far an arm
-    ends from itself one rounding apart (3 sd); ``rounding``: by how much FP8's raises the reference's own last loss;
-    ``one_curve``: whether all seeds give one, and the others are its runs from weights one rounding away."""
-    seen, which = _seen(gap, scale, bf16, one_curve), _which_margin(gap, scale, bf16, rounding)
-    margin = scale.amount(gap.margin)
+def explain_gap(gap: LossGap, evidence: LossEvidence) -> Finding:
+    """The rule's verdict with its lines."""
+    seen, which, amount = _seen(gap, evidence), _which_margin(gap, evidence), evidence.amount
     if gap.verdict is Verdict.PASS:
-        return passed(f"{seen}, margin {margin.removesuffix(' nats')}{which}{'; ' + ONE_CURVE if one_curve else ''}")
+        said = f"{seen}, margin {amount(gap.margin).removesuffix(' nats')}{which}"
+        return passed(f"{said}; {ONE_CURVE}" if evidence.one_curve else said)
     if gap.verdict is Verdict.FAIL:
         return fail(
             C.HIGHER,
             "FP8 training ends at a higher loss than BF16",
-            expected=f"less than {margin} above BF16{which}",
+            expected=f"less than {amount(gap.margin)} above BF16{which}",
             seen=seen,
             cause="scales that saturate or underflow, or a recipe too coarse for this model; or a fault that begins "
             "after the first steps, such as weights or inputs that an FP8 layer keeps from an earlier step",
@@ -48,7 +39,7 @@ def explain_gap(
             C.LOWER,
             Verdict.INCONCLUSIVE,
             "FP8 training ends at a lower loss than BF16, by more than noise",
-            expected=f"at most {scale.amount(gap.floor)} below BF16: FP8 adds rounding, which does not teach",
+            expected=f"at most {amount(gap.floor)} below BF16: FP8 adds rounding, which does not teach",
             seen=seen,
             cause="the two arms' losses are not the same quantity: a mean over fewer tokens in the FP8 arm (NaN that "
             "is masked, labels that are ignored), dropout or another regularisation that is off in it, or another "
@@ -56,71 +47,47 @@ def explain_gap(
             next_step="in a late step of each arm, count the tokens that enter the mean, and compare model.training, "
             "dropout and the optimizer's settings",
         )
-    code, cause, next_step = _why_undecided(scale, bf16, noise, gap, one_curve)
-    expected = f"a gap clearly below or above {margin}{which}"
+    code, cause, next_step = _why_undecided(gap, evidence)
+    expected = f"a gap clearly below or above {amount(gap.margin)}{which}"
     return Finding(code, Verdict.INCONCLUSIVE, "the seeds do not decide", expected, seen, cause, next_step)
 
 
-def _which_margin(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]], rounding: float) -> str:
-    """For a margin that is no number of nats: which share of the loss, and why; and what of it is room for FP8's own
-    rounding. Empty for one in nats without such room."""
-    if rounding:
-        return (
-            f" ({OF_ROUNDING * rounding:.3g} of it for FP8's rounding: BF16's own last loss rises by {rounding:.3g} "
-            "where its weights are moved by as much as FP8 moves products)"
-        )
-    if scale.spacing and gap.margin == scale.spacing:
+def _which_margin(gap: LossGap, evidence: LossEvidence) -> str:
+    """For a margin that is not the least one in nats: what it is of."""
+    if gap.margin > evidence.least:
+        by = evidence.amount(gap.noise / OF_NOISE)
+        most = f"; at most {OF_FALL:.0%} of what the loss falls by" if gap.margin < gap.noise else ""
+        return f" ({OF_NOISE:.0f} times {by}, by which noise of FP8's size moves BF16's own end{most})"
+    if evidence.eps and spacing(evidence.end, evidence.eps) >= evidence.least:
         return " (the loss's own type is no finer there)"
-    if not scale.relative:
-        return ""
-    if not scale.nats and scale.value >= 1:
-        return f" ({gap.margin / scale.value:.1%} of the loss, which is no cross-entropy)"
-    if scale.value > 1:
-        share = gap.margin / (LARGE * scale.value)
-        return f" ({share:.2%} of the loss: one of {_end(bf16):.4g} is no nats of one token)"
-    share_of = f"{gap.margin / scale.value:.1%} of" if scale.value else "a share of"
-    return f" ({share_of} the loss, which ends below 1)"
+    return "" if evidence.in_nats or not evidence.end else f" ({evidence.least / evidence.end:.1%} of the loss)"
 
 
-def _seen(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]], one_curve: bool) -> str:
-    what = f"one curve, run {len(bf16)} times one rounding apart" if one_curve else f"{len(bf16)} seeds"
-    over = f"over {len(bf16[0])} steps of {what} (BF16 ends at "
-    if scale.relative:
-        return f"{gap.gap:+.3g} +- {gap.bound:.3g} {over}{_end(bf16):.4g})"
-    return f"{gap.gap:+.4f} nats +- {gap.bound:.4f} {over}{_end(bf16):.3f})"
+def _seen(gap: LossGap, evidence: LossEvidence) -> str:
+    runs, steps = len(evidence.bf16), len(next(iter(evidence.bf16.values())).losses)
+    what = f"one curve, run {runs} times one rounding apart" if evidence.one_curve else f"{runs} seeds"
+    over = f"over {steps} steps of {what} (BF16 ends at "
+    if evidence.in_nats:
+        return f"{gap.gap:+.4f} nats +- {gap.bound:.4f} {over}{_end(evidence):.3f})"
+    return f"{gap.gap:+.3g} +- {gap.bound:.3g} {over}{_end(evidence):.4g})"
 
 
-def _end(curves: Sequence[Sequence[float]]) -> float:
-    return fmean(losses[-1] for losses in curves)
+def _end(evidence: LossEvidence) -> float:
+    return fmean(curve.losses[-1] for curve in evidence.bf16.values())
 
 
-def _why_undecided(
-    scale: LossScale, bf16: Sequence[Sequence[float]], noise: float, gap: LossGap, one_curve: bool
-) -> tuple[C, str, str]:
+def _why_undecided(gap: LossGap, evidence: LossEvidence) -> tuple[C, str, str]:
     """Code, cause and next step of curves that do not decide."""
-    more = f"more {'runs' if one_curve else 'seeds'}: @pytest.mark.fp8(seeds={max(8, 2 * len(bf16))})"
-    if scale.why_none is NoShare.CHANGES_SIGN:
-        return (
-            C.CHANGES_SIGN,
-            f"the reference's loss changes sign at its end and averages {scale.amount(scale.value)} there: a share "
-            "of that says nothing",
-            "a loss of one sign: Workload(loss=...) with a constant of the loss's size added, or an evaluation loss",
-        )
-    if scale.why_none is NoShare.ROUNDED_AWAY:
-        return (
-            C.ROUNDED_AWAY,
-            f"the reference's loss ends at {scale.amount(scale.value)}, so far below where it was that the rest is "
-            "rounding: a share of that says nothing",
-            "fewer steps, @pytest.mark.fp8(steps=...), or data that the model does not learn by heart",
-        )
-    if noise > LOSS_MARGIN[1] * scale.value:
+    one, runs = evidence.one_curve, len(evidence.bf16)
+    more = f"more {'runs' if one else 'seeds'}: @pytest.mark.fp8(seeds={max(8, 2 * runs)})"
+    if gap.noise > gap.margin:
         return (
             C.TOO_NOISY,
-            f"an arm against itself, one rounding apart, already ends {scale.amount(noise)} apart (3 sd), more than "
-            "the largest margin",
-            f"a larger batch or more steps, which average over more at the end; or {more}",
+            f"noise of FP8's size already moves the end of BF16's own curves by {evidence.amount(gap.noise)} (3 sd), "
+            f"more than {OF_FALL:.0%} of what its loss falls by",
+            f"a smaller learning rate, a larger batch or more steps; or {more}",
         )
-    if one_curve:
+    if one:
         return C.MORE_SEEDS, f"its runs do not decide; {ONE_CURVE}", f"{OTHER_BATCHES}; or {more}"
     if gap.bound < gap.margin / 2:
         return C.MORE_SEEDS, "the gap lies so near the margin that its small spread includes it", more

@@ -1,30 +1,22 @@
-"""How far noise of FP8's size moves an arm's gradients, losses and outputs: weights, or what Linears are given, are
-moved at random by as much as FP8 moves products. Beside each the same numbers of an arm that nothing moves."""
+"""How far noise of FP8's size moves an arm's gradients and outputs: weights, or what Linears are given, are moved at
+random by as much as FP8 moves products. How far it moves losses a curve shows (:mod:`pytest_fp8.worker.curve`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from statistics import mean
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_fp8.worker.answers.recorded import RANDOM, SEED, fit_scales
-from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.record.gradients import GradientSketches
 from pytest_fp8.worker.record.held_out import compared, held_out_output
-from pytest_fp8.worker.record.perturb import moved_operands, moved_weights
+from pytest_fp8.worker.record.perturb import SEEDS_APART, moved_operands, moved_weights
 from pytest_fp8.worker.state.snapshot import unchanged
 from pytest_fp8.worker.training.setup import seed_generators
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
-
-T = TypeVar("T")
-
-DRAW_APART = 1_000_003
-"""Between the seeds of draws, so that no draw of one seed is that of another."""
 
 
 def gradients(engine: Engine, seed: int) -> dict[str, Any]:
@@ -61,7 +53,7 @@ def moved_gradients(engine: Engine, seed: int, draw: int = 0) -> dict[str, Any]:
     How far gradients then move tells how far sound FP8 may move them: a router sends some rows to other experts, a deep
     model amplifies. The weights are put back. ``draw`` says in which of many ways they are moved.
     """
-    with moved_weights(engine, seed + DRAW_APART * draw):
+    with moved_weights(engine, seed + SEEDS_APART * draw):
         return gradients(engine, seed)
 
 
@@ -75,22 +67,9 @@ def further_moved_gradients(engine: Engine, draws: int, operands: int = 0, seed:
     short = [torch.OutOfMemoryError] if engine.case.gpus == 1 else []
     with suppress(*short):
         for draw in range(operands):
-            with moved_operands(engine, seed + DRAW_APART * draw):
+            with moved_operands(engine, seed + SEEDS_APART * draw):
                 found.append(gradients(engine, seed))
     return found
-
-
-def moved_losses(engine: Engine, seed: int, step: int, draws: int) -> list[float]:
-    """The loss of this step of the curve of ``seed``: from the weights that the steps before have left, then from these
-    moved in as many ways as ``draws`` says."""
-    _train(engine, seed, step)
-
-    def loss() -> float:
-        with unchanged(engine):
-            batch = engine.training_batch(seed, step)
-            return float(engine.step(batch))
-
-    return [loss(), *(_with_moved(engine, draw, loss) for draw in range(draws))]
 
 
 def moved_outputs(engine: Engine, seed: int, draws: int) -> list[float]:
@@ -100,35 +79,8 @@ def moved_outputs(engine: Engine, seed: int, draws: int) -> list[float]:
     def output() -> torch.Tensor:
         return compared(held_out_output(engine, seed)[0])
 
-    own = output()
-    moved = (_with_moved(engine, draw, output) for draw in range(draws))
-    return [float((each - own).norm()) / (float(own.norm()) or 1.0) for each in moved]
-
-
-def moved_resumes(engine: Engine, seed: int, first_step: int, steps: int, draws: int) -> list[float]:
-    """How far the mean loss of ``steps`` training steps after the first ones moves when the weights that these left are
-    moved, in as many ways as ``draws`` says."""
-
-    def resumed() -> float:
-        losses: list[float] = curve(engine, seed, steps, first_step=first_step)["losses"]
-        return mean(losses)
-
-    _train(engine, seed, first_step)
-    own, moved = resumed(), []
+    own, found = output(), []
     for draw in range(draws):
-        _train(engine, seed, first_step)
-        moved.append(_with_moved(engine, draw, resumed) - own)
-    return moved
-
-
-def _train(engine: Engine, seed: int, steps: int) -> None:
-    """So many steps of the curve of ``seed``."""
-    if steps:
-        curve(engine, seed, steps)
-    else:
-        engine.restart(seed)
-
-
-def _with_moved(engine: Engine, draw: int, measure: Callable[[], T]) -> T:
-    with moved_weights(engine, draw):
-        return measure()
+        with moved_weights(engine, SEEDS_APART * draw):
+            found.append(float((output() - own).norm()) / (float(own.norm()) or 1.0))
+    return found
