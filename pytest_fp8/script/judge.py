@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_fp8.codes import Code, D, R, W
+from pytest_fp8.codes import R, W
 from pytest_fp8.plan import FP8, Ask, Asking
 from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.questions.layers.check import LayersFigures, less_than_stored
@@ -37,36 +37,6 @@ def in_common(ledgers: TwoLedgers) -> TwoLedgers:
         return replace(arm, before=weights, after=weights, optimizer=replace(arm.optimizer, members=members))
 
     return replace(ledgers, reference=kept(ledgers.reference), fp8=kept(ledgers.fp8))
-
-
-WORDS: Mapping[Code, tuple[str, str]] = {
-    D.OTHER_MODEL: (
-        "the script draws its weights from a generator that it does not seed, loads other ones, or has another seed",
-        "a seed that both runs have, in the command or in env=",
-    ),
-    D.OTHER_DATA: (
-        "batches that do not depend on the seed alone: a shuffle or a loader without a seed, data that both runs share",
-        "seed the loader's generator, and let both runs read the same files in the same order",
-    ),
-    D.OTHER_WORK: (
-        "another batch or length in one run alone",
-        "words in bf16= and fp8= that differ in FP8 and in nothing else",
-    ),
-    D.OTHER_OPTIMIZER: (
-        "words of one run, or code of the script that asks for FP8, set another class, learning rate or other setting",
-        "give both runs the same optimizer, with the same settings for each parameter",
-    ),
-    D.OTHER_SWITCH: (
-        "words or variables of one run, or code of the script that asks for FP8, set it there alone",
-        "set it in both runs, or in none",
-    ),
-}
-"""Cause and next step of what the ledger finds, which speaks of a workload's functions elsewhere."""
-
-
-def in_script_words(decision: Decision) -> Decision:
-    cause, next_step = WORDS.get(decision.code, ("", "")) if decision.code is not None else ("", "")
-    return replace(decision, cause=cause, next_step=next_step) if cause else decision
 
 
 # -- is FP8 on -------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pytest_fp8.arms.pool import Arm
@@ -13,10 +13,8 @@ from pytest_fp8.questions.ledger.compare import unless_unlike
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
 from pytest_fp8.questions.loss.check import LossFigures
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
-from pytest_fp8.questions.speed.question import Row
 from pytest_fp8.script.command import LEAST_SEEDS, Script
-from pytest_fp8.script.judge import check_losses, check_presence, in_common, in_script_words
-from pytest_fp8.verdicts import Decision
+from pytest_fp8.script.judge import check_losses, check_presence, in_common
 
 
 class Fp8Script(Fp8Pair):
@@ -44,9 +42,6 @@ class Fp8Script(Fp8Pair):
         assert isinstance(figures, LossFigures)
         gaps = list(figures.gaps) if len(evidence.fp8) >= LEAST_SEEDS else []
         return decision, [("loss_gap", gaps, figures.margin)]
-
-    def _note(self, question: str, decision: Decision, rows: Iterable[Row] = ()) -> Decision:
-        return super()._note(question, in_script_words(decision), rows)
 
     def loss_evidence(self) -> Asking[LossEvidence]:
         """The first losses of both runs; of further seeds where the mark says how a seed is set."""

@@ -238,5 +238,7 @@ class PythonWithTorch:
         self.command = [sys.executable, "-I", "-c", ASKS, str(folder / "serves")]
 
     def close(self) -> None:
+        # Forks of it that still run have its output, too: nothing waits for its end.
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        self.process.stdout.close()
