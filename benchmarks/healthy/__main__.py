@@ -1,6 +1,8 @@
 """Asks every question of every sound workload, and counts false alarms.
 
-    python -m benchmarks.healthy [--recipe tensorwise] [--seeds 10] [--only lstm] [--json FILE]
+    python -m benchmarks.healthy [--recipe tensorwise] [--seeds 10] [--only lstm] [--question loss] [--json FILE]
+
+On 16 cores, in as many processes: for i in {0..15}; do python -m benchmarks.healthy --part $i/16 --json $i.json & done
 
 On any machine: torchao's numerics are emulated on the CPU. Ends with 1 where a sound workload was failed, called
 INVALID or stopped by an error.
@@ -17,11 +19,14 @@ from pathlib import Path
 
 from benchmarks.healthy.catalogue import CATALOGUE
 from benchmarks.healthy.run import RECIPES, Answer, Runner, counted
+from pytest_fp8.case import QUESTIONS
 
 
 def main() -> int:
     asked = _arguments()
     chosen = [entry for entry in CATALOGUE if not asked.only or any(word in entry.name for word in asked.only)]
+    index, parts = map(int, asked.part.split("/"))
+    chosen = chosen[index::parts]
     if not chosen:
         print(f"no workload's name has {' or '.join(asked.only)} in it; --list shows the names", file=sys.stderr)
         return 2
@@ -34,7 +39,7 @@ def main() -> int:
         for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
             for entry in chosen:
                 began = time.monotonic()
-                new = [answer for recipe in asked.recipe for answer in runner.ask(entry, recipe, seed)]
+                new = [answer for recipe in asked.recipe for answer in runner.ask(entry, recipe, seed, asked.question)]
                 answers += new
                 print(f"{entry.name:32} seed {seed}  {time.monotonic() - began:5.1f} s  {_short(new)}", flush=True)
                 for line in _said(new, asked.full):
@@ -68,6 +73,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1, help="draws of weights and data")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", default=[], help="workloads whose name has one of these in it")
+    parser.add_argument("--question", nargs="+", default=QUESTIONS, choices=QUESTIONS)
+    parser.add_argument("--part", default="0/1", help="every n-th workload, from the i-th on: i/n")
     parser.add_argument("--json", type=Path, help="write every answer")
     parser.add_argument("--full", action="store_true", help="whole messages in place of headlines")
     parser.add_argument("--list", action="store_true", help="names, and what is special about each")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "suites"))
 from benchmarks.healthy.sound import Sound
 from control_runner import ControlRunner
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.case import QUESTIONS
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import Settings
 from pytest_fp8.pair import Fp8Pair
@@ -59,14 +60,14 @@ class Runner:
         """Both arms, alive. Raises :class:`ArmError`."""
         return self._controls.pair_of(entry.case(recipe), entry.workload(seed))
 
-    def ask(self, entry: Sound, recipe: str, seed: int = 0) -> Iterator[Answer]:
-        """Every question that the case asks, each by the pair's method of its name."""
+    def ask(self, entry: Sound, recipe: str, seed: int = 0, questions: Collection[str] = QUESTIONS) -> Iterator[Answer]:
+        """Those of the questions that the case asks, each by the pair's method of its name."""
         try:
             pair = self.pair(entry, recipe, seed)
         except Fp8Error as error:
             yield Answer(entry.name, recipe, seed, "build", "error", error.headline, error.message)
             return
-        for question in pair.case.questions:
+        for question in (each for each in pair.case.questions if each in questions):
             try:
                 decision = getattr(pair, question)()
             except Fp8Error as error:
