@@ -132,6 +132,8 @@ def test_a_decision_about_arms_that_do_other_work_is_invalid():
     assert unless_unlike(decision, broken) is decision, "the layers question reports what the conversion broke"
     disturbed = Decision(CODE, Verdict.INVALID, "another process used the GPU", question="speedup")
     assert unless_unlike(disturbed, halved) is disturbed
+    switched = ledgers(switches={**HEALTHY.switches, "torch.backends.cuda.matmul.allow_tf32": "True"})
+    verdict_of(unless_unlike(disturbed, switched), Verdict.INVALID, D.OTHER_SWITCH, "allow_tf32")
 
 
 @pytest.mark.parametrize("members", [{}, {"q.weight": 0, "up.weight": 0}])
