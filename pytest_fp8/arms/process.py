@@ -66,6 +66,11 @@ ON_THE_CPU = {"TORCH_WARM_POOL": "0", "DS_ACCELERATOR": "cpu"}
 CRASHED = "a library crashed; the output above says where, if it could"
 SENT = "code in the arm or another program sent this signal"
 ENDED_ITSELF = "code in the arm ended its process, as os._exit() does"
+WAITING = re.compile(
+    r"torch/distributed/|torch/nn/parallel/distributed\.py|in _engine_run_backward$"
+    r"|torch/cuda/\S+ line \d+ in synchronize$"
+)
+"""The innermost call of a rank that waits for others: a collective, DDP's forward pass, the backward pass, the GPU."""
 TRACEBACK = re.compile(r'^Traceback \(most recent call last|^ +File ".+", line \d+, in ', re.M)
 """What shows an exception in the end of an output, where a long one has lost its head."""
 CAUSES: dict[int | None, str] = {
@@ -382,13 +387,19 @@ class ArmProcess:
         for rank in silent:
             self.ranks[rank].show_stacks()
         time.sleep(0.5)
-        which = "" if len(self.ranks) == 1 else f": rank{'s' if silent[1:] else ''} {', '.join(map(str, silent))}"
-        tails = [f"the end of the output of rank {rank}:\n{tail_of(self.ranks[rank].log)}" for rank in silent]
+        tails = {rank: tail_of(self.ranks[rank].log) for rank in silent}
+        at_work = [rank for rank, tail in tails.items() if not WAITING.search(_innermost(tail))]
+        which = f": ranks {', '.join(map(str, silent))}"
+        if len(self.ranks) == 1:
+            which = ""
+        elif len(at_work) == 1:
+            which = f": rank {at_work[0]} hangs, and the others wait for it"
+        order = sorted(silent, key=lambda rank: rank not in at_work)
         return ArmError(
             R.ARM_HUNG,
             f"the arm {self.name!r} gave no answer to {self._asked!r} in {timeout:.0f} s and was stopped{which}",
             expected=f"an answer within {timeout:.0f} s",
-            seen="\n".join(tails),
+            seen="\n".join(f"the end of the output of rank {rank}:\n{tails[rank]}" for rank in order),
             cause="a deadlock, or work far slower than planned; the stacks above say where it was. Of several ranks, "
             "one waits in a collective for another that does not call it",
             next_step="run the same case alone with -k, and watch nvidia-smi",
@@ -418,6 +429,17 @@ class ArmProcess:
             cause=_cause_of(code, tail),
             next_step="read the output above; `dmesg | tail` names a process the system killed",
         )
+
+
+def _innermost(tail: str) -> str:
+    """The innermost call of faulthandler's last stack in an output; empty where there is none."""
+    calls: list[str] = []
+    for line in tail.splitlines():
+        if STACK.match(line):
+            calls = []
+        elif line.lstrip().startswith("File "):
+            calls.append(line.strip())
+    return calls[0] if calls else ""
 
 
 def _variables(rank: int, ranks: int, first: Rank | None) -> dict[str, str]:
