@@ -30,7 +30,7 @@ def require_aligned_rows(engine: Engine, failed: Exception | None) -> None:
     yet. With emulated FP8 the rows of each call are then watched from now on, since a CPU multiplies sizes that no FP8
     kernel takes."""
     for index in range(CHECKED if failed is not None else 1):
-        _look_again(engine, partial(engine.timing_batch, index))
+        _look_again(engine, partial(engine.timing_batch, index), first=failed is None)
     if failed is None:
         RowWatch(engine).hooks()
 
@@ -91,8 +91,9 @@ class RowWatch:
                 tensor.register_hook(came)
 
 
-def _look_again(engine: Engine, draw: Callable[[], Any]) -> None:
-    """Run the step again, uncompiled and without its effect, and raise what rows explain of its failure."""
+def _look_again(engine: Engine, draw: Callable[[], Any], first: bool = False) -> None:
+    """Run the step again, uncompiled and without its effect, and raise what rows explain of its failure. ``first``: no
+    step has run yet. Its own error is raised then: where FSDP2 has failed once, later steps train apart in silence."""
     watch = RowWatch(engine)
     handles = [*followed(watch.layers.values()), *watch.hooks()]
     try:
@@ -105,3 +106,5 @@ def _look_again(engine: Engine, draw: Callable[[], Any]) -> None:
         refused = watch.running[-1][1] if watch.running else None
         if refused is not None:
             raise refused from error
+        if first:
+            raise
