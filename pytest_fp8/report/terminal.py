@@ -161,7 +161,9 @@ def footnotes(record: Record) -> dict[str, list[str]]:
     notes: dict[str, list[str]] = {}
     for row in record.entries.values():
         known = [f"fails as known: {reason}" for reason in row.expected]
-        for text in [*known, *row.errors, *findings(row), *notes_of(row)]:
+        # pytest has shown what its tests failed with.
+        errors = [f"{text.partition(':')[0]}: see above" if text in row.failed else text for text in row.errors]
+        for text in [*known, *errors, *findings(row), *notes_of(row)]:
             notes.setdefault(text, []).append(row.case)
     return notes
 
