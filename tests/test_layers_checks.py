@@ -43,7 +43,7 @@ SIZE, LEFT, EDGE = Reason(Stays.SIZE, "odd"), Reason(Stays.LEFT, "the workload l
         (nothing(dict.fromkeys(SIZES, SIZE)), L.NOTHING_CONVERTED, "size: odd"),
         (nothing({"q": SIZE, "up": LEFT, "lm_head": LEFT}), L.NOTHING_CONVERTED, "size: odd"),
         # What a conversion of the user's own left without a reason was not meant to be left.
-        (nothing({"lm_head": LEFT}), L.NOTHING_CONVERTED, "2 that nothing keeps in high precision: q, up"),
+        (nothing({"lm_head": LEFT}), L.NOTHING_CONVERTED, "2 Linears could be FP8 and are not: q, up"),
         (nothing(dict.fromkeys(SIZES, LEFT)), L.NO_LINEAR_FITS, "filter: the workload leaves"),
         (nothing(dict.fromkeys(SIZES, EDGE)), L.NO_LINEAR_FITS, "the backend torchao converts both"),
         ({**nothing(), "originals": {}}, L.NO_LINEAR_FITS, "no Linear at all"),

@@ -82,7 +82,7 @@ def test_sound_fp8_of_ones_own_passes_and_says_what_was_not_judged(name):
 @pytest.mark.parametrize(
     ("parts", "code", "says"),
     [
-        ({"convert": lambda model: model}, L.NOTHING_CONVERTED, "5 that nothing keeps in high precision"),
+        ({"convert": lambda model: model}, L.NOTHING_CONVERTED, "5 Linears could be FP8 and are not"),
         ({"convert": own_fp8.with_own_layers("enter", "blocks.0.up")}, L.UNACCOUNTED, "blocks.0.down"),
         (
             {"convert": own_fp8.with_own_layers(function=own_fp8.ForwardAlone)},

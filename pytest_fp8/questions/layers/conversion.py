@@ -55,7 +55,7 @@ def _nothing_converted(evidence: LayersEvidence) -> Finding:
         return finding(L.NO_FORWARD_IN_FP8, expected, seen)
     reasons = "; ".join(sorted(set(map(str, evidence.skipped.values())))) or "no Linear at all"
     could = [name for name in evidence.originals if name not in evidence.skipped]
-    seen = f"{len(could)} that nothing keeps in high precision: {some(could)}" if could else reasons
+    seen = f"{len(could)} Linears could be FP8 and are not: {some(could)}" if could else reasons
     switches = Switches(evidence.switches.get("asked", ""), used=evidence.switches.get("accelerate", ""))
     code: Code = L.NOTHING_CONVERTED
     if switches.environment == FP8 != switches.used:
