@@ -49,9 +49,9 @@ class Settings:
 
 MARKER = (
     "fp8(*, cases=[...], question=None, backend='torchao', recipe='tensorwise', options={}, emulated=False, "
-    "compile=True, autocast=False, name='', gpus=1, parallel='', steps=0, seeds=0, tolerance=0.02, floor=1.0): the FP8 "
-    "cases that a test asks about; backend and recipe take lists as well, a case for each combination. docs/options.md says what "
-    "each means"
+    "compile=True, autocast=False, name='', gpus=1, parallel='', steps=0, seeds=0, tolerance=0.02, floor=1.0): the "
+    "FP8 cases that a test asks about; backend and recipe take lists as well, a case for each combination. "
+    "docs/options.md says what each means"
 )
 
 SCRIPT_MARKER = (

@@ -26,8 +26,8 @@ def test_linears_of_odd_sizes_are_named_with_their_sizes():
     originals = {"0": (64, 250), "2": (250, 256), "4": (256, 64)}
     skipped = {"0": odd(250), "2": odd(250, "in_features")}
     assert notes(originals, skipped) == [
-        "2 of 3 Linears stay in BF16: 0, 2 (out_features=250 is not a multiple of 16, in_features=250 is not a multiple "
-        "of 16)"
+        "2 of 3 Linears stay in BF16: 0, 2 "
+        "(out_features=250 is not a multiple of 16, in_features=250 is not a multiple of 16)"
     ]
 
 

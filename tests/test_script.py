@@ -399,7 +399,7 @@ def test_a_mark_with_another_number_of_ranks(pool, train):
         pool.live(PairArms(case, pool, script.to_text(), script.identity).fp8)
 
 
-@pytest.mark.nightly_beyond(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("slower", "verdict"), [(0.1, "FAIL"), (0.0, "PASS")])
 def test_a_script_is_timed_beside_that_of_base(tmp_path, monkeypatch, python, slower, verdict):
     """The same command, in a checkout of base and here. A host of two cores tells a tenth of a second."""

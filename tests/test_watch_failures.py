@@ -240,7 +240,7 @@ train(model, torch.optim.AdamW(model.parameters()), forward=forward)
 """
 
 
-@pytest.mark.nightly_beyond(3)
+@pytest.mark.nightly_beyond(1)
 @pytest.mark.parametrize(
     ("how", "verdict", "expected", "first"),
     [
