@@ -46,7 +46,7 @@ fault(
     "FP8 is off on one rank of two",
     R.RANKS_DISAGREE,
     Forwards,
-    about="FP8 is off on one of them",
+    about="rank 1: 0 in FP8",
     layers=lambda arm: arm.fp8_layers() if second_rank() else [],
     forward=lambda arm, layer, own, x: plain(layer, x),
     case=DDP,
