@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from pytest_fp8.case import Case
     from pytest_fp8.report.progress import Progress
 
+LIBRARIES = ("torch", "torchao", "transformer-engine")
+"""Named in pytest's header."""
 RUNNING = pytest.StashKey[bool]()
 """Whether a test's function is being called."""
 CANNOT = pytest.StashKey[str]()
@@ -120,9 +122,7 @@ class Session:
         self.endings.give_back()
 
     def pytest_report_header(self) -> list[str]:
-        from pytest_fp8.report.terminal import header
-
-        return header(self.settings, look=self.runs)
+        return _header(self.settings, look=self.runs)
 
     # -- collection -----------------------------------------------------------------------------------------------
 
@@ -540,3 +540,28 @@ def require_writable(folder: Path) -> None:
 
 SESSION = pytest.StashKey[Session]()
 """Where a pytest ``Config`` keeps its session."""
+
+
+def _header(settings: Settings, look: bool) -> list[str]:
+    """The line for pytest's header: which GPU, which libraries, which baselines. ``look``: whether to ask the driver,
+    which a mere collection does not."""
+    declared = "auto" if not settings.declared else f"{settings.gpu}, declared"
+    if not look:
+        return [f"fp8: GPU not looked at for a mere collection (--fp8-gpu: {declared})"]
+    from pytest_fp8.gpu import detect
+    from pytest_fp8.libraries import library_versions
+
+    gpu, reason = detect()
+    seen = f"{gpu.name}, driver {gpu.driver}" if gpu is not None else reason
+    key = gpu.key if gpu is not None else settings.gpu
+    folder, place = settings.baseline_dir / key, settings.baseline_dir.name
+    stored = len(list(folder.glob("[!_.]*.json"))) if folder.is_dir() else 0
+    baselines = f"{stored} in {place}/{key}" if key != "auto" else place
+    if not settings.baseline_dir.is_dir():
+        baselines = f"none, there is no folder {place}"
+    if settings.base:
+        baselines += f"; base {settings.base}"
+    update = " (updating)" if settings.update else ""
+    versions = library_versions(LIBRARIES)
+    libraries = ", ".join(f"{name} {versions[name]}" if name in versions else f"no {name}" for name in LIBRARIES)
+    return [f"fp8: {seen} (--fp8-gpu: {declared}); {libraries}; baselines: {baselines}{update}"]

@@ -5,7 +5,18 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-HEAVY = ("torch", "numpy", "transformers", "torchao", "rich", "cloudpickle", "pynvml", "yaml")
+HEAVY = (
+    "pytest_fp8.case",
+    "pytest_fp8.codes.pages",
+    "torch",
+    "numpy",
+    "transformers",
+    "torchao",
+    "rich",
+    "cloudpickle",
+    "pynvml",
+    "yaml",
+)
 
 
 def test_collecting_loads_nothing_heavy(pytester):

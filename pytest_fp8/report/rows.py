@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_fp8.case import QUESTIONS
-from pytest_fp8.questions.findings import some
 from pytest_fp8.verdicts import WORST_FIRST, Verdict
 
 SCHEMA = 2
@@ -128,8 +126,7 @@ class Row:
 
     def _not_proved(self) -> list[str]:
         """The questions of which tests ended as known before there was an answer."""
-        without = [what for what in self.known if what in (*QUESTIONS, "faster") and what not in self.decisions]
-        return [what for what in without if self.is_known(what)]
+        return [what for what in self.known if what not in {*self.decisions, *self.errors} and self.is_known(what)]
 
     @property
     def as_known(self) -> str:
@@ -208,6 +205,8 @@ class Report:
         """What makes the session fail, or leaves it unfinished, beside the verdicts."""
         found = [*not_finished(self.open_tests, self.finished), *self.problems]
         if self.failed_tests:
+            from pytest_fp8.questions.findings import some
+
             count = len(self.failed_tests)
             found.append(f"{count} test(s) failed with something else than an answer: {some(list(self.failed_tests))}")
         return found
@@ -218,6 +217,9 @@ def not_finished(open_tests: Mapping[str, Sequence[str]], finished: bool = True)
     Empty for a session that came to its end."""
     count, cases = sum(map(len, open_tests.values())), [case for case, tests in open_tests.items() if tests]
     if cases:
+        # It reads the pages of all codes, which no session without an answer needs.
+        from pytest_fp8.questions.findings import some
+
         what = f"{count} test(s) of {len(cases)} case(s) were not run, or not to their end: {some(cases)}"
     elif finished:
         return []

@@ -1,4 +1,4 @@
-"""What a session says on the terminal: its header, where a failure is, the closing table and what stands below it."""
+"""What a session says on the terminal: where a failure is, the closing table and what stands below it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from pytest_fp8.report.table import COLUMNS, NONE, answered, cell_of, lines_of, 
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_fp8.options import Settings
 
 MARKS = {
     "PASS": ("green", ""),
@@ -36,7 +35,6 @@ MARKS = {
     "": ("dim", ""),
 }
 """Verdict of a cell -> its style, and what follows its figures."""
-LIBRARIES = ("torch", "torchao", "transformer-engine")
 ON_A_GPU = ("speedup", "memory")
 """Questions that no emulated case answers."""
 WIDTH = 100
@@ -51,31 +49,6 @@ NO_BASELINE = S.NO_BASELINE, M.NO_BASELINE
 """A question was NOT_EXERCISED because nothing is stored."""
 OURS = str(Path(__file__).parents[1])
 RUNNERS = ("_pytest", "pluggy")
-
-
-def header(settings: Settings, look: bool) -> list[str]:
-    """The line for pytest's header: which GPU, which libraries, which baselines. ``look``: whether to ask the driver,
-    which a mere collection does not."""
-    declared = "auto" if not settings.declared else f"{settings.gpu}, declared"
-    if not look:
-        return [f"fp8: GPU not looked at for a mere collection (--fp8-gpu: {declared})"]
-    from pytest_fp8.gpu import detect
-    from pytest_fp8.libraries import library_versions
-
-    gpu, reason = detect()
-    seen = f"{gpu.name}, driver {gpu.driver}" if gpu is not None else reason
-    key = gpu.key if gpu is not None else settings.gpu
-    folder, place = settings.baseline_dir / key, settings.baseline_dir.name
-    stored = len(list(folder.glob("[!_.]*.json"))) if folder.is_dir() else 0
-    baselines = f"{stored} in {place}/{key}" if key != "auto" else place
-    if not settings.baseline_dir.is_dir():
-        baselines = f"none, there is no folder {place}"
-    if settings.base:
-        baselines += f"; base {settings.base}"
-    update = " (updating)" if settings.update else ""
-    versions = library_versions(LIBRARIES)
-    libraries = ", ".join(f"{name} {versions[name]}" if name in versions else f"no {name}" for name in LIBRARIES)
-    return [f"fp8: {seen} (--fp8-gpu: {declared}); {libraries}; baselines: {baselines}{update}"]
 
 
 # -- a failure --------------------------------------------------------------------------------------------------------
