@@ -11,7 +11,6 @@ from random import Random
 
 import pytest
 
-from helpers.crowded import beside_another, pair_of_8b, several_gpus
 from helpers.fakes import FakeProcess, timed
 from helpers.power_limited import PowerLimited, pool_of_limited_arms
 from pytest_fp8 import Case
@@ -19,7 +18,7 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.gpu import Conditions
 from pytest_fp8.questions.speed.check import check_speedup
-from pytest_fp8.questions.speed.evidence import busy_ratios, timing_for_baseline, timing_of
+from pytest_fp8.questions.speed.evidence import timing_for_baseline, timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer, unsteady, unsteady_pair
 from pytest_fp8.stats.looks import BASELINE_BLOCKS
 from pytest_fp8.verdicts import Verdict
@@ -197,89 +196,3 @@ def test_compilations_in_blocks_are_counted_and_those_before_are_not(pool, monke
     arms = arms_of(pool, "1b")
     timing = arms.run(lambda: timing_of(arms, BlockTimer(arms), 0))
     assert timing.compilations == {"BF16": 7, "FP8": 6}
-
-
-# -- blocks in which the memory of a GPU runs out -----------------------------------------------------------------
-
-
-@pytest.fixture
-def world(monkeypatch):
-    return several_gpus(monkeypatch)
-
-
-@pytest.fixture
-def pair(world):
-    with pair_of_8b(world) as pair:
-        yield pair
-
-
-@pytest.mark.parametrize("operation", ["blocks", "layers"])
-def test_a_pair_that_runs_out_of_memory_is_taken_again_by_turns(pair, world, monkeypatch, operation):
-    """As on two H100s: blocks went on beside the other arm, and the next question had no room."""
-    world.busy, world.kernels_alone = 60.0, True
-    beside_another(monkeypatch, world, operation, lambda process: process.is_fp8)
-    timer = BlockTimer(pair, takes_busy=True)
-    timing = pair.run(lambda: timing_of(pair, timer, 0))
-    assert pair.takes_turns
-    assert [len(timing.bf16[0]), len(timing.fp8[0])] == [12, 12]
-    assert [turn.arm for turn in timing.turns] == ["BF16", "FP8", "BF16"], "none of the first attempt's"
-    assert len(timer.beside.states) == 3
-    assert busy_ratios(timing)
-
-
-def test_memory_that_runs_out_in_turns_is_the_models_own(pair, world, monkeypatch):
-    monkeypatch.setattr(FakeProcess, "blocks", lambda self, count, steps, dropped: timed([100.0] * count, retries=99))
-    timing = pair.run(lambda: timing_of(pair, BlockTimer(pair), 0))
-    assert pair.takes_turns
-    assert {turn.retries for turn in timing.turns} == {99}, "told in the recording"
-
-
-@pytest.mark.parametrize("step", [100.0, 400.0])
-def test_a_cache_that_is_given_back_now_and_then_separates_nobody(pair, world, monkeypatch, step):
-    """Of a large model a block is one step, and a turn two."""
-    asked = []
-
-    def blocks(self, count, steps, dropped):
-        asked.append(self)
-        return timed([step] * count, retries=int(len(asked) in (5, 12)))
-
-    monkeypatch.setattr(FakeProcess, "blocks", blocks)
-    timing = pair.run(lambda: timing_of(pair, BlockTimer(pair), 0))
-    assert not pair.takes_turns
-    assert sum(turn.retries for turn in timing.turns) == 2
-
-
-def test_memory_that_a_process_of_others_has_is_told_as_theirs(pair, world, monkeypatch):
-    world.strangers = (4242,)
-    beside_another(monkeypatch, world, "blocks", lambda process: True)
-    timing = pair.run(lambda: timing_of(pair, BlockTimer(pair), 0))
-    assert (timing.strangers, pair.takes_turns) == ([4242], False)
-
-
-def test_pairs_that_were_timed_side_by_side_are_not_mixed_with_pairs_by_turns(pair, world, monkeypatch):
-    world.busy, world.kernels_alone = 60.0, True
-    timer = BlockTimer(pair, takes_busy=True)
-    beside_another(monkeypatch, world, "blocks", lambda process: len(timer.pairs) == 2)
-    evidence = pair.run(lambda: timing_for_baseline(pair, timer, 4))
-    assert pair.takes_turns
-    assert len(evidence.fp8) == len(evidence.fp8_busy) == 4
-    assert [turn.arm for turn in evidence.turns] == ["BF16", "FP8", "BF16"] * 4
-    assert timer.recording()["order"] == "turns"
-
-
-def test_a_pair_that_does_not_fit_when_it_is_built_afresh_is_not_timed_in_vain(pair, monkeypatch):
-    timer, real, own, asked = BlockTimer(pair), pair.renew, FakeProcess.blocks, []
-    monkeypatch.setattr(FakeProcess, "blocks", lambda self, **how: asked.append(self.pid) or own(self, **how))
-    pair.run(lambda: timer.measure(1, 4))
-
-    def renew():
-        real()
-        if not pair.takes_turns:
-            pair.pool.separate(*pair.pair)
-            pair.pool.renew(*pair.pair)
-
-    monkeypatch.setattr(pair, "renew", renew)
-    asked.clear()
-    pair.run(lambda: timer.measure(2, 4))
-    assert (pair.takes_turns, len(timer.pairs)) == (True, 2)
-    assert len(asked) == 6, "three turns of each pair, all of which count"
