@@ -25,16 +25,6 @@ def not_exercised(code: Code, headline: str, **lines: str) -> Finding:
     return Finding(code, Verdict.NOT_EXERCISED, headline, **lines)
 
 
-Words = Mapping[Code, tuple[str, str, str]]
-"""Code -> headline, cause, next step, with places in braces for what a check gives."""
-
-
-def tell(words: Words, code: Code, expected: str, seen: str, verdict: Verdict = Verdict.FAIL, **given: Any) -> Finding:
-    """A finding in the words of its code. ``given``: what they leave open."""
-    headline, cause, next_step = (line.format(**given) for line in words[code])
-    return Finding(code, verdict, headline, expected, seen, cause, next_step)
-
-
 def finding(
     code: Code,
     expected: str,

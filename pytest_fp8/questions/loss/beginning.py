@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from pytest_fp8.codes import C
-from pytest_fp8.questions.findings import Words, tell
+from pytest_fp8.questions.findings import finding
 from pytest_fp8.questions.loss.course import rates_in_words
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
 from pytest_fp8.stats.loss import root_mean_square
@@ -26,33 +26,16 @@ ANOTHER_START = 2.0
 OTHER_RATE = 0.01
 """Relative difference of two learning rates that a schedule makes. A rate that is derived from the weights differs by
 their rounding, 2**-8 and less."""
-HEADLINE = "the BF16 arm does not begin its curves anew"
-
-
-DATA: Words = {
-    C.NOT_ANEW: (
-        HEADLINE,
-        "batch(step) takes them from an iterator or a generator of its own, which goes on where the last curve left it",
-        "draw the batch inside batch(step) with torch's own generators, which are seeded for each step, or index a "
-        "dataset by the step",
-    )
+DATA = {
+    "cause": "batch(step) takes them from an iterator or a generator of its own, which goes on where the last curve "
+    "left it",
+    "next_step": "draw the batch inside batch(step) with torch's own generators, which are seeded for each step, or "
+    "index a dataset by the step",
 }
-RATES: Words = {
-    C.NOT_ANEW: (
-        HEADLINE,
-        "a schedule, or a step that sets rates, goes on from curve to curve",
-        "make the schedule where the optimizer is made, in Workload(optimizer=...), and give it as "
-        "optimizer.scheduler, which begins each curve anew",
-    )
-}
-LOSSES: Words = {
-    C.NOT_ANEW: (
-        HEADLINE,
-        "it keeps something from one curve for the next that is no parameter, buffer or optimizer state of its model: "
-        "moments or an average in the step, master weights, a counter",
-        "keep such state in a buffer of the model, or in the optimizer's state or groups, which all begin each curve "
-        "anew; until then the losses of neither arm can be judged",
-    )
+RATES = {
+    "cause": "a schedule, or a step that sets rates, goes on from curve to curve",
+    "next_step": "make the schedule where the optimizer is made, in Workload(optimizer=...), and give it as "
+    "optimizer.scheduler, which begins each curve anew",
 }
 
 
@@ -72,18 +55,18 @@ def does_not_restart(evidence: LossEvidence) -> Finding | None:
     if first.data_at_start != again.data_at_start:
         expected = f"the batches of its first steps of seed {first.seed} again: checksum {first.data_at_start:08x}"
         seen = f"checksum {again.data_at_start:08x} when these were trained again"
-        return tell(DATA, C.NOT_ANEW, expected, seen, Verdict.INVALID)
+        return finding(C.NOT_ANEW, expected, seen, Verdict.INVALID, **DATA)
     for one, two in zip(first.course.rates[:1], again.course.rates[:1], strict=False):
         if any(abs(a - b) > OTHER_RATE * max(abs(a), abs(b)) for a, b in zip(one, two, strict=False)):
             expected = f"the rates that its first curve of seed {first.seed} began with: {rates_in_words(one)}"
             seen = f"when it was trained again it began with {rates_in_words(two)}"
-            return tell(RATES, C.NOT_ANEW, expected, seen, Verdict.INVALID)
+            return finding(C.NOT_ANEW, expected, seen, Verdict.INVALID, **RATES)
     apart, limit = _start_apart(evidence), ANOTHER_START * _start_noise(evidence)
     if not apart > limit:
         return None
     losses = [", ".join(f"{loss:.5g}" for loss in curve.losses[: len(again.losses)]) for curve in (first, again)]
     expected = f"its first losses of seed {first.seed} again, within {limit:.2g}: {losses[0]}"
-    return tell(LOSSES, C.NOT_ANEW, expected, f"{losses[1]}: up to {apart:.2g} apart", Verdict.INVALID)
+    return finding(C.NOT_ANEW, expected, f"{losses[1]}: up to {apart:.2g} apart", Verdict.INVALID)
 
 
 def first_step(evidence: LossEvidence) -> Finding | None:

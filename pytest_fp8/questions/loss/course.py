@@ -6,49 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_fp8.codes import D
-from pytest_fp8.questions.findings import Words, some, tell
+from pytest_fp8.questions.findings import finding, some
 from pytest_fp8.questions.loss.evidence import Course, LossEvidence
 from pytest_fp8.verdicts import Finding, Verdict
 
 RATES = 1e-6
 """Relative difference of two learning rates that is none: float32."""
-
-
-WORDS: Words = {
-    D.OTHER_STEPS: (
-        "the arms' optimizers do not step equally often",
-        "the step, a callback or a gradient scaler skips or repeats optimizer.step() in one arm alone",
-        "step the optimizer under the same condition in both arms; optimizer.state's step counts show a skipped step",
-    ),
-    D.OTHER_RATES: (
-        "the arms' learning rates go apart",
-        "the schedule steps more often in one arm, or something sets the rate there alone",
-        "step the schedule at one place, once a training step; print optimizer.param_groups[0]['lr'] in both arms",
-    ),
-    D.OTHER_OPTIMIZER_STATE: (
-        "the arms' optimizers keep something else for {count} weight(s)",
-        "master weights or moments in another precision in one arm alone: it then keeps updates that the other rounds "
-        "away, and the losses compare optimizers instead of FP8",
-        "give both arms the same optimizer state: the same dtypes, and master weights in both or in none",
-    ),
-    D.GRADIENTS_LEFT: (
-        "gradients are left over after the steps of the {arm} arm alone",
-        "zero_grad() does not reach these parameters: it is called on an optimizer or module that does not hold them, "
-        "so that gradients of several steps add up",
-        "call model.zero_grad(), or optimizer.zero_grad() of the optimizer that holds all parameters, in both arms",
-    ),
-    D.STANDS_STILL: (
-        "{count} tensor(s) that no optimizer steps stand still in the FP8 arm",
-        "a teacher, an average or running statistics that are updated by hand: the update holds the tensors of before "
-        "the conversion, which put others in their place",
-        "look the tensors up by name at each update, after the conversion",
-    ),
-    D.FROZEN_MOVES: (
-        "{count} tensor(s) that no optimizer steps move in the FP8 arm alone",
-        "something in the FP8 arm writes into weights that are frozen",
-        "compare {name} before and after each step of the FP8 arm, and look for what writes into it",
-    ),
-}
 
 
 def trained_otherwise(evidence: LossEvidence) -> Finding | None:
@@ -60,13 +23,13 @@ def trained_otherwise(evidence: LossEvidence) -> Finding | None:
         bf16, fp8 = evidence.bf16[seed].course, evidence.fp8[seed].course
         if found := _other_course(bf16, fp8, evidence.noisy[seed].course if seed in evidence.noisy else bf16):
             code, expected, seen, given = found
-            return tell(WORDS, code, expected, seen, Verdict.INVALID, **given)
+            return finding(code, expected, seen, Verdict.INVALID, **given)
     # What the optimizer does not step and moves with every seed in one arm alone: a teacher, running statistics.
     for code, in_bf16, seen in ((D.STANDS_STILL, True, "unchanged"), (D.FROZEN_MOVES, False, "changed")):
         if names := _moving(evidence, in_bf16):
             does = "change over a curve" if in_bf16 else "stay as it is over a curve"
             expected, given = f"{names[0]} to {does}, as in BF16", {"count": len(names), "name": names[0]}
-            return tell(WORDS, code, expected, f"{seen} in FP8: {some(names)}", **given)
+            return finding(code, expected, f"{seen} in FP8: {some(names)}", **given)
     return None
 
 
