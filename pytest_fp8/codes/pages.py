@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from pytest_fp8.codes import B, C, Code, D, K, L, M, N, P, R, S, W
@@ -42,18 +43,22 @@ properties, too. The words of a message may change; a code keeps its meaning and
 
 @dataclass(frozen=True)
 class Page:
-    """What is said of a code. Texts are Markdown of one line; ``example`` is code, a command or a message."""
+    """What is said of a code. Texts are Markdown of one line; ``example`` is code, a command or a message. Of a retired
+    code there is its meaning alone."""
 
     means: str
-    bad: str
-    example: str
-    instead: str
+    example: str = ""
+    instead: str = ""
+    """The next step."""
     says: str = ""
     """The headline of a message, with places in braces. Of codes whose messages take their words from here."""
     cause: str = ""
     """The likely cause, where the check that finds it says no other."""
-    next: str = ""
-    """The next step, where ``instead`` does not say it."""
+
+    def text(self) -> str:
+        """Meaning, example and next step."""
+        example = indent(self.example.strip("\n"), "    ")
+        return "\n\n".join(filter(None, (self.means, example, self.instead and f"Instead: {self.instead}")))
 
 
 def add_explain(commands: Any) -> None:
@@ -95,32 +100,21 @@ def named(name: str) -> list[Code]:
 
 @cache
 def pages_of(letter: type[Code]) -> dict[str, Page]:
-    """Code -> page, of one letter. Empty where its file is missing."""
+    """Code -> page, of one letter."""
     file = Path(__file__).parent / f"{LETTERS[letter]}.toml"
-    return {name: Page(**fields) for name, fields in tomllib.loads(file.read_text()).items()} if file.exists() else {}
+    return {name: Page(**fields) for name, fields in tomllib.loads(file.read_text()).items()}
 
 
 def text_of(code: Code) -> str:
     """The page of a code for a terminal."""
-    lines = [f"{code} {code.slug}", str(type(code).__doc__)]
-    page = pages_of(type(code)).get(code)
-    if page is not None:
-        example = page.example.strip("\n").replace("\n", "\n    ")
-        lines += ["", page.means, f"Why it is bad: {page.bad}", "", f"    {example}", "", f"Instead: {page.instead}"]
-    lines += ["", f"All codes: {documentation('codes.md')}"]
-    return "\n".join(lines)
+    parts = [f"{code} {code.slug}", f"{type(code).__doc__}", pages_of(type(code))[code].text()]
+    return "\n\n".join([*parts, f"All codes: {documentation('codes.md')}"])
 
 
 def markdown() -> str:
     """All pages, as docs/codes.md holds them."""
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION.rstrip()]
     for letter, name in LETTERS.items():
-        parts += [f"## {name.capitalize()}\n\n{letter.__doc__}\n"] if len(letter) else []
-        for code in letter:
-            if page := pages_of(letter).get(code):
-                example = page.example.strip("\n")
-                parts.append(
-                    f"### {code} {code.slug}\n\n{page.means}\n\n{page.bad}\n\n```text\n{example}\n```\n\n"
-                    f"*Instead:* {page.instead}\n"
-                )
-    return "\n".join(parts)
+        parts.append(f"## {name.capitalize()}\n\n{letter.__doc__}")
+        parts += [f"### {code} {code.slug}\n\n{pages_of(letter)[code].text()}" for code in letter]
+    return "\n\n".join(parts) + "\n"

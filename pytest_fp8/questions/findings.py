@@ -41,8 +41,7 @@ def finding(
     page = pages_of(type(code))[code]
     open_ = {"about": about, **given}
     cause = cause or page.cause.format(**open_)
-    next_step = next_step or page.next.format(**open_) or page.instead
-    return Finding(code, verdict, page.says.format(**open_), expected, seen, cause, next_step, about)
+    return Finding(code, verdict, page.says.format(**open_), expected, seen, cause, next_step or page.instead, about)
 
 
 def some(names: Any) -> str:
