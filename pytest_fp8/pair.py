@@ -17,7 +17,7 @@ from pytest_fp8.case import OWN, Case, field_value
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import FRESH_PAIRS, Settings
 from pytest_fp8.plan import Asking, Begin
-from pytest_fp8.questions.asks import cannot, fp8_layers, ledgers_of, numerics_of, reference_ledger
+from pytest_fp8.questions.asks import cannot, fp8_layers, ledgers_of, memory_of, numerics_of, reference_ledger
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
 from pytest_fp8.questions.layers.check import COUNTED, LayersFigures, check_layers, strictly
@@ -26,7 +26,7 @@ from pytest_fp8.questions.ledger.evidence import TwoLedgers
 from pytest_fp8.questions.loss.check import LossFigures, check_loss
 from pytest_fp8.questions.loss.evidence import LossEvidence, is_cross_entropy
 from pytest_fp8.questions.loss.question import loss_of
-from pytest_fp8.questions.memory import check_memory, memory_of
+from pytest_fp8.questions.memory import check_memory
 from pytest_fp8.questions.numerics.check import check_numerics
 from pytest_fp8.questions.numerics.draws import with_further_draws
 from pytest_fp8.questions.speed.evidence import TimingEvidence, timing_of

@@ -13,9 +13,8 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
 from pytest_fp8.plan import REFERENCE
-from pytest_fp8.questions.asks import layers_of
+from pytest_fp8.questions.asks import layers_of, memory_of
 from pytest_fp8.questions.checkpoints.carry import transfers_of
-from pytest_fp8.questions.memory import memory_of
 
 
 @pytest.fixture

@@ -295,6 +295,15 @@ def test_figures_that_no_axis_can_show_leave_a_chart_out(changed):
     assert page(row_of(**changed)).endswith("</html>\n")
 
 
+def test_memory_is_shown_by_kind_where_both_arms_told_it():
+    cells = ["activations", "9.00", "7.25", "-1.75"]
+    row = "".join(f'<td class="n">{cell}</td>' for cell in cells)
+    assert row in page(row_of())
+    for kinds in ({}, {"weights": 1.0}, "words", {"activations": "none"}):
+        said_of_memory = said(ratio=0.9, kinds=kinds, bf16_kinds={"activations": 9.0})
+        assert "Memory at the peak" not in page(row_of(decisions={"memory": said_of_memory}))
+
+
 def test_two_hundred_cases_are_one_page():
     names = [f"{index}-" + "a-very-long-name-" * 20 for index in range(200)]
     text = page(*map(row_of, names))

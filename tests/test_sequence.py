@@ -9,10 +9,9 @@ from pytest_fp8 import ArmError, Case, Verdict
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
-from pytest_fp8.questions.asks import fp8_layers, ledgers_of, numerics_of
+from pytest_fp8.questions.asks import fp8_layers, ledgers_of, memory_of, numerics_of
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.loss.question import loss_of
-from pytest_fp8.questions.memory import memory_of
 from pytest_fp8.questions.speed.evidence import timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer
 

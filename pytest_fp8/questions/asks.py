@@ -1,4 +1,4 @@
-"""What several questions ask of the arms: the profile of a step, the ledgers, the products and gradients."""
+"""What several questions ask of the arms: the profile of a step, the ledgers, the products and gradients, memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pytest_fp8.plan import FP8, REFERENCE, Ask, Asking
 from pytest_fp8.questions.findings import finding
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.ledger.evidence import ArmLedger, TwoLedgers
+from pytest_fp8.questions.memory import MemoryEvidence, StepMemory
 from pytest_fp8.questions.numerics.evidence import ArmNumerics, NumericsEvidence
 from pytest_fp8.verdicts import Decision, Verdict
 
@@ -36,6 +37,11 @@ def numerics_of() -> Asking[NumericsEvidence]:
     reference = Ask(REFERENCE, "numerics", ArmNumerics, moved=True)
     bf16, fp8 = yield reference, Ask(FP8, "numerics", ArmNumerics, moved=False)
     return NumericsEvidence(fp8, bf16)
+
+
+def memory_of() -> Asking[MemoryEvidence]:
+    bf16, fp8 = yield Ask(REFERENCE, "memory", StepMemory), Ask(FP8, "memory", StepMemory)
+    return MemoryEvidence(bf16, fp8)
 
 
 def cannot(case: Case, question: str) -> Decision:

@@ -1,12 +1,11 @@
-"""What does it cost in memory? Peaks of one training step of both arms: evidence, how it is gathered, the check."""
+"""What does it cost in memory? Peaks of one training step of both arms: evidence and the check."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pytest_fp8.codes import M
-from pytest_fp8.plan import FP8, REFERENCE, Ask, Asking
 from pytest_fp8.questions.findings import finding
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict, passed
@@ -15,6 +14,20 @@ QUESTION = "memory"
 TOLERANCE = 0.02
 """Peaks of allocated memory repeat to the byte from run to run; 2 % leaves room for another library's workspace."""
 GIB = 2.0**30
+WEIGHTS, COPIES, GRADIENTS, OPTIMIZER, ACTIVATIONS, OTHER = KINDS = (
+    "weights",
+    "FP8 copies",
+    "gradients",
+    "optimizer",
+    "activations",
+    "other",
+)
+"""What is in memory at a step's peak. FP8 copies are what layers and autograd keep in FP8; activations, what the
+forward pass leaves for the backward pass in another type; other, what is held for a moment, and workspaces."""
+CACHE = "cache"
+"""What the allocator had reserved at most, beyond the peak of what is allocated."""
+TOLD = 0.01
+"""A kind is named where its arms differ by this share of BF16's peak."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,15 @@ class StepMemory:
     peak_allocated: int
     """Of the whole step, without evaluation."""
     peak_reserved: int
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    """:data:`KINDS` -> bytes of it at the peak, which is their sum. Empty where they were not told apart."""
+
+    def gib(self) -> dict[str, float]:
+        """The kinds and the cache, in GiB; empty where they were not told apart."""
+        if not self.kinds:
+            return {}
+        kinds = {kind: self.kinds.get(kind, 0) / GIB for kind in KINDS}
+        return {**kinds, CACHE: (self.peak_reserved - self.peak_allocated) / GIB}
 
 
 @dataclass(frozen=True)
@@ -58,11 +80,6 @@ class MemoryEvidence:
         return held if len(held) == len(arms) and held["bf16"] > 0 else {}
 
 
-def memory_of() -> Asking[MemoryEvidence]:
-    bf16, fp8 = yield Ask(REFERENCE, "memory", StepMemory), Ask(FP8, "memory", StepMemory)
-    return MemoryEvidence(bf16, fp8)
-
-
 @dataclass(frozen=True)
 class MemoryFigures(Figures):
     """FP8 over BF16, and GiB."""
@@ -75,6 +92,10 @@ class MemoryFigures(Figures):
     phases: Mapping[str, float]
     """Phase -> FP8's peak of allocated memory; likewise of BF16."""
     bf16_phases: Mapping[str, float]
+    kinds: Mapping[str, float] = field(default_factory=dict)
+    """:data:`KINDS` and :data:`CACHE` -> GiB in FP8 at the step's peak; likewise in BF16. Empty where an arm did not
+    tell them apart."""
+    bf16_kinds: Mapping[str, float] = field(default_factory=dict)
     activation_ratio: float | None = None
     """Of what the forward pass adds. It is reported and never judged: what must fit the GPU is the step's peak."""
     bf16_activation_gib: float | None = None
@@ -92,6 +113,8 @@ def check_memory(evidence: MemoryEvidence, stored: float | None = None) -> Decis
         fp8_peak_gib=evidence.fp8.peak_allocated / GIB,
         phases=_peaks(evidence.fp8),
         bf16_phases=_peaks(evidence.bf16),
+        kinds=evidence.fp8.gib(),
+        bf16_kinds=evidence.bf16.gib(),
         activation_ratio=held["fp8"] / held["bf16"] if held else None,
         bf16_activation_gib=held["bf16"] / GIB if held else None,
         fp8_activation_gib=held["fp8"] / GIB if held else None,
@@ -111,6 +134,8 @@ def _judge(figures: MemoryFigures) -> Finding:
     seen = f"{ratio:.3f}x: FP8 {figures.fp8_peak_gib:.2f} GiB (in {phase}), BF16 {figures.bf16_peak_gib:.2f} GiB"
     if figures.activation_ratio is not None:
         seen += f"; the forward pass adds {figures.activation_ratio:.3f}x"
+    if figures.kinds and figures.bf16_kinds:
+        seen += f"; FP8 less BF16 at the peaks: {_reasons(figures)}"
     if stored is None:
         return finding(M.NO_BASELINE, "a stored baseline", seen, Verdict.NOT_EXERCISED)
     if ratio > stored * (1 + TOLERANCE):
@@ -118,3 +143,11 @@ def _judge(figures: MemoryFigures) -> Finding:
     if ratio < stored * (1 - TOLERANCE):
         return finding(M.LESS_MEMORY, f"{stored:.3f}x +-{TOLERANCE:.0%}", seen, Verdict.IMPROVED)
     return passed(f"{seen}; baseline {stored:.3f}x")
+
+
+def _reasons(figures: MemoryFigures) -> str:
+    """The kinds by which the peaks differ, the largest difference first."""
+    differences = {kind: figures.kinds[kind] - figures.bf16_kinds[kind] for kind in KINDS}
+    told = [kind for kind in KINDS if abs(differences[kind]) >= TOLD * figures.bf16_peak_gib]
+    told.sort(key=lambda kind: -abs(differences[kind]))
+    return ", ".join(f"{kind} {differences[kind]:+.2f} GiB" for kind in told) or f"no kind by {TOLD:.0%} of BF16's"

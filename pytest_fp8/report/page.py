@@ -207,6 +207,34 @@ def charts_of(row: Row) -> list[dict[str, Any]]:
     return found
 
 
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def memory_by_kind(row: Row) -> dict[str, Any] | None:
+    """What is in each arm's memory at the peak of its step."""
+    said = row.decisions.get("memory")
+    bf16, fp8 = ((said.numbers.get(name) or {}) if said else {} for name in ("bf16_kinds", "kinds"))
+    if not bf16 or not fp8:
+        return None
+    return {
+        "title": "Memory at the peak of a step, in GiB",
+        "heads": ["", "BF16", "FP8", "FP8 - BF16"],
+        "rows": [[kind, f"{bf16[kind]:.2f}", f"{fp8[kind]:.2f}", f"{fp8[kind] - bf16[kind]:+.2f}"] for kind in bf16],
+        "reads": "All but the cache add up to the peak that is judged. Other: held for a moment, and workspaces.",
+    }
+
+
+def tables_of(row: Row) -> list[dict[str, Any]]:
+    """Those for which the case has numbers."""
+    found = []
+    for table in (memory_by_kind,):
+        try:
+            found.append(table(row))
+        except (AttributeError, LookupError, TypeError, ValueError):
+            continue
+    return [each for each in found if each is not None]
+
+
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
@@ -298,6 +326,7 @@ def _case(
         "notes": notes_of(row),
         "differences": [_answer("", said) for said in row.evidence.differences],
         "charts": charts_of(row),
+        "tables": tables_of(row),
         "layers": [_layer(each) for each in row.evidence.layers],
         "roles": ROLES,
         "in_reports": [_within(report.entries.get(name), gpu) for _, report in reports] if len(reports) > 1 else [],

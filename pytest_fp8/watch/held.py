@@ -300,7 +300,7 @@ class Held(Observer):
         synchronize()
         peak = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
         told = {"peak_allocated": peak["allocated"], "peak_reserved": peak["reserved"]}
-        return {"resident": resident, "phases": {"step": peak}, **told}
+        return {"resident": resident, "phases": {"step": peak}, "kinds": {}, **told}
 
     def tell_losses(self, steps: int) -> Steps:
         """The loss of each of the first steps, but for the very first: the sum of what it went backward from."""

@@ -25,6 +25,7 @@ from pytest_fp8.worker.answers.yardstick import further_moved_gradients, moved_o
 from pytest_fp8.worker.checkpoint import own, roundtrip
 from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.record import clock
+from pytest_fp8.worker.record.allocations import kinds_at_peak
 from pytest_fp8.worker.record.held_out import compared, held_out_output
 from pytest_fp8.worker.run.engine import Engine, engine_type
 from pytest_fp8.worker.tensors import foreign, shape
@@ -89,12 +90,14 @@ class ArmServer:
 
 
 def _memory(engine: Engine) -> dict[str, Any]:
-    """Peak bytes in each phase of one step, and bytes resident between steps. On a GPU only."""
+    """Peak bytes in each phase of one step, and bytes resident between steps; of one more step what is in memory at its
+    peak. On a GPU only."""
     first, second, *_ = engine.timing_batches
     clock.forget_workspaces(engine.synchronize)
     engine.park()
     engine.step(first)
-    return clock.memory_of_step(engine.synchronize, lambda phase: engine.step(second, phase))
+    told = clock.memory_of_step(engine.synchronize, lambda phase: engine.step(second, phase))
+    return {**told, "kinds": kinds_at_peak(engine, second, told["peak_allocated"])}
 
 
 def _save(engine: Engine, folder: str, store: str, optimizer: bool) -> Saved:

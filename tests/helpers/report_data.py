@@ -14,12 +14,16 @@ def said(verdict="PASS", message="", code=None, **numbers):
     return Said(Verdict(verdict), code, f"{verdict} it is", message or verdict, numbers)
 
 
+def kinds(activations):
+    return {"weights": 2.0, "activations": activations, "cache": 0.5}
+
+
 def row_of(name="1b-te-delayed", **changed):
     """A case on a GPU of which all is known; ``changed``: fields of the row."""
     decisions = {
         "loss": said(gap=0.001, margin=0.02),
         "speedup": said(speedup=1.13, low=1.12, high=1.14, baseline=1.12, account={"limit": 1.3}),
-        "memory": said(ratio=0.9, phases={"forward": 1.0}),
+        "memory": said(ratio=0.9, phases={"forward": 1.0}, kinds=kinds(7.25), bf16_kinds=kinds(9.0)),
     }
     evidence = Evidence(
         [Curve(0, [5.0, 4.0, 3.0], [5.0, None, 3.1])],
