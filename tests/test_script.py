@@ -1,68 +1,43 @@
-"""A gate on a user's own script: two runs of it as it is, held at their steps, and what is said of them."""
+"""A gate on a user's own script: two runs of it as it is, held at their steps, and what is said of them.
+
+The ways to break such a script are the controls of ``suites/controls/scripts.py``; here they run in forks of one
+process that has torch.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from helpers.watching import OWN_FP8, PythonWithTorch
+from control_runner import ControlRunner
+from controls.catalogue import CATALOGUE
+from controls.scripts import TRAIN, Run, runs
+from helpers.watching import PythonWithTorch, environment
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.case import OWN, Case
-from pytest_fp8.codes import C, D, L, R, W
-from pytest_fp8.errors import ArmError
-from pytest_fp8.plan import FP8, REFERENCE, Ask
-from pytest_fp8.questions.ledger.compare import find_in_ledger
+from pytest_fp8.codes import C, L, R, W
+from pytest_fp8.errors import ArmError, SettingsError
+from pytest_fp8.options import Settings
+from pytest_fp8.plan import FP8, Ask
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.recipes import SCRIPT
-from pytest_fp8.script.command import QUESTIONS, Script
-from pytest_fp8.script.judge import check_losses, check_presence, in_common
+from pytest_fp8.script.command import QUESTIONS, Script, read
+from pytest_fp8.script.judge import check_losses, check_presence
+from pytest_fp8.script.pair import Fp8Script
 from pytest_fp8.verdicts import Verdict
 
 pytestmark = pytest.mark.slow
-
-TRAIN = """
-import argparse, sys, time
-parser = argparse.ArgumentParser()
-parser.add_argument("--fp8", action="store_true")
-parser.add_argument("--steps", type=int, default=4000)
-parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--lr", type=float, default=1e-3)
-parser.add_argument("--batch", type=int, default=4)
-parser.add_argument("--sleep", type=float, default=0.0)
-parser.add_argument("--passes", type=int, default=1)
-parser.add_argument("--do", default="")
-given = parser.parse_args()
-torch.manual_seed(given.seed)
-rows = torch.Generator().manual_seed(given.seed)
-model = Model(Float8Linear if given.fp8 else nn.Linear).bfloat16()
-optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr)
-exec(given.do)
-for step in range(given.steps):
-    for _ in range(given.passes):
-        ids = torch.randint(0, 48, (given.batch, 24), generator=rows)
-        loss = F.cross_entropy(model(ids).float().flatten(0, 1), ids.flatten())
-        loss.backward()
-    time.sleep(given.sleep)
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
-
-@pytest.fixture(scope="module")
-def train(tmp_path_factory):
-    path = tmp_path_factory.mktemp("script") / "train.py"
-    path.write_text(OWN_FP8 + TRAIN)
-    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -80,110 +55,82 @@ def python(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def held(train, pool, python):
-    """The two runs with these further words."""
+def forked(python):
+    """``forked(script)``: the same, run in a fork of a process that has torch."""
 
-    def start(fp8=(), bf16=(), both=(), python=python):
-        script = Script((*python, train, *both), tuple(bf16), ("--fp8", *fp8))
-        case = Case(OWN, SCRIPT, "none", emulated=True, questions=QUESTIONS, name="train")
-        return PairArms(case, pool, script.to_text(), script.identity)
+    def started(script):
+        words = script.command[1:] if script.command[0] == sys.executable else ()
+        return replace(script, command=(*python, *words)) if words else script
 
-    return start
+    return started
 
 
 @pytest.fixture(scope="module")
-def sound(held):
-    return held()
+def runner(pool):
+    return ControlRunner(Settings(), lambda: pool)
 
 
-def presences(arms):
-    def ask():
-        return (yield Ask(REFERENCE, "presence"), Ask(FP8, "presence"))
-
-    return arms.run(ask)
+# -- controls, and sound runs beside them -----------------------------------------------------------------------------
 
 
-def ledgers(arms):
-    from pytest_fp8.questions.asks import ledgers_of
-
-    return in_common(arms.run(lambda: ledgers_of(SCRIPT)))
+SCRIPTS = [control for control in CATALOGUE if control.script]
+OF_EACH_CODE = list({control.code: control for control in SCRIPTS}.values())
 
 
-def curves(arms, steps=12):
-    def ask():
-        return (yield Ask(REFERENCE, "losses", steps=steps), Ask(FP8, "losses", steps=steps))
-
-    one, two = ({0: Curve(0, losses, [0.0] * len(losses))} for losses in arms.run(ask))
-    return LossEvidence(two, one)
+def test_the_page_says_which_control_shows_which_code():
+    page = (Path(__file__).parents[1] / "docs/script.md").read_text()
+    rows = re.findall(r"^\| .* \| `(script-[\w-]+)` \| (FP8-\w+) \|$", page, re.M)
+    assert dict(rows) == {control.id: control.code for control in SCRIPTS}
 
 
-# -- two sound runs ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("control", OF_EACH_CODE, ids=lambda control: control.id)
+def test_a_script_that_is_broken_is_told_with_its_code(runner, forked, control):
+    outcome = runner.run(type(control.id, (control,), {"script": forked(control.script)}))
+    assert outcome.caught, outcome.message
+
+
+@pytest.fixture(scope="module")
+def sound(runner, forked) -> Fp8Script:
+    """A sound pair. Its FP8 run keeps the layers that it has converted, which is no other work."""
+    return runner.script_pair(Run.case, forked(runs("--keep", share=0.9)), {"fp8": "sound"})
 
 
 def test_fp8_is_on_in_one_run_and_the_work_is_the_same(sound):
-    decision = check_presence(*presences(sound), ledgers(sound), least=0.9)
+    decision = sound.layers()
     assert (decision.verdict, decision.numbers["fp8_share"]) == (Verdict.PASS, pytest.approx(32 / 35))
     assert (decision.numbers["converted"], decision.numbers["linears"]) == (4, 5)
     assert "6 weights before the first step, AdamW, switches, the model's first inputs" in decision.headline
-
-
-def test_losses_are_finite_and_not_bit_equal(sound):
-    assert check_losses(curves(sound)).verdict is Verdict.PASS
+    assert sound.loss().verdict is Verdict.PASS
 
 
 def test_both_are_timed_in_turns(sound):
     """A host of two cores scatters: what is shown is that blocks alternate, and that the arms stand still between."""
-    timer = BlockTimer(sound)
-    sound.run(lambda: timer.measure(1, 2))
-    assert [len(times) for times in (*timer.reference, *timer.other)] == [4, 4]
-    assert all(0.1 < time < 1000 for times in (*timer.reference, *timer.other) for time in times)
+    arms = sound._arms
 
-    def asks():
+    def steps():
         return (yield Ask(FP8, "losses", fresh=True, steps=5))
 
-    before = sound.run(asks)
-    time.sleep(0.5)
-    assert sound.run(asks) == before
+    timer = BlockTimer(arms)
+    arms.run(lambda: timer.measure(1, 2))
+    assert [len(times) for times in (*timer.reference, *timer.other)] == [4, 4]
+    assert all(0.1 < time < 1000 for times in (*timer.reference, *timer.other) for time in times)
+    assert arms.run(steps) == arms.run(steps)
 
 
-def test_a_run_is_as_it_would_be_alone(sound, train):
-    """The weights and batches of the script: its losses are those of a run that nobody holds."""
-    alone = OWN_FP8 + TRAIN.replace("    optimizer.step()\n", "    print(loss.item())\n    optimizer.step()\n")
-    path = Path(train).with_name("alone.py")
-    path.write_text(alone)
-    done = subprocess.run([sys.executable, path, "--steps", "13"], capture_output=True, text=True, check=True)
-    assert curves(sound).bf16[0].losses == [float(line) for line in done.stdout.split()][1:13]
-
-
-# -- runs that do other work ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fp8", "code"),
-    [
-        (["--batch", "2"], D.OTHER_WORK),
-        (["--seed", "1"], D.OTHER_MODEL),
-        (["--lr", "0.01"], D.OTHER_OPTIMIZER),
-        (["--do", "torch.backends.cuda.matmul.allow_tf32 = True"], D.OTHER_SWITCH),
-        (["--do", "rows.manual_seed(5)"], D.OTHER_DATA),
-        (["--passes", "2"], D.OTHER_PASSES),
-        (["--do", "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)"], D.OTHER_OPTIMIZER),
-        (["--do", "model.blocks[0].up.weight = nn.Parameter(model.blocks[0].up.weight.clone())"], L.NOT_IN_OPTIMIZER),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_run_that_does_other_work_is_named(held, fp8, code):
-    found = ledgers(held(fp8=fp8))
-    codes = [finding.code for question in ("layers", "loss") if (finding := find_in_ledger(found, question))]
-    assert code in codes
-
-
-def test_fp8_that_is_off_fails_and_a_reference_in_fp8_is_no_answer(held):
-    off = held(fp8=["--do", "Float8Linear.on = False"])
-    decision = check_presence(*presences(off))
-    assert (decision.verdict, decision.code) == (Verdict.FAIL, W.FP8_OFF)
-    bf16, fp8 = presences(held(bf16=["--fp8"]))
-    assert check_presence(bf16, fp8).code == R.BUILT_IN_FP8
+def test_a_run_is_as_it_would_be_alone(sound, python, tmp_path):
+    """Its losses are those of a run that nobody holds."""
+    alone, printed = tmp_path / "alone.py", tmp_path / "printed"
+    told = Path(TRAIN).read_text().replace("    optimizer.step()\n", "    print(loss.item())\n    optimizer.step()\n")
+    alone.write_text(told)
+    with printed.open("w") as output:
+        subprocess.run(
+            [*python, alone, "--steps", "13"],
+            env=environment(PYTEST_FP8_WATCH_FOLDER=str(tmp_path), KINETO_LOG_LEVEL="6"),
+            stdout=output,
+            check=True,
+        )
+    held = sound._arms.bf16.request("losses", steps=12)
+    assert held == [float(line) for line in printed.read_text().split()][1:13]
 
 
 # -- decisions on evidence --------------------------------------------------------------------------------------------
@@ -265,51 +212,34 @@ def _state(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["--steps", "3"], W.TOO_SHORT, "3 steps of"),
-        (["--steps", "12"], W.TOO_SHORT, "ended while it was asked"),
-        (["--do", "raise ValueError('no data')"], R.ARM_DIED, "no data"),
-        (["--do", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"], R.ARM_DIED, "SIGSEGV"),
-        (["--do", "raise torch.OutOfMemoryError('CUDA out of memory')"], R.OUT_OF_MEMORY, "ran out of GPU memory"),
-        (["--do", "sys.exit()"], W.NO_TRAINING, "before it was held"),
-        (["--do", "open(__file__ + '.no')"], R.ARM_DIED, "FileNotFoundError"),
-    ],
-)
-def test_a_run_that_ends_is_one_clear_error_and_nothing_is_left(held, pool, words, code, said):
-    arms = held(fp8=words)
-    with pytest.raises(ArmError) as error:
-        curves(arms, steps=40)
-    assert (error.value.code, said in error.value.message) == (code, True), error.value.message
-
-
-@pytest.mark.nightly_beyond(1)
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, "hang"])
-def test_a_held_run_that_is_killed_or_hangs(held, pool, how):
-    arms = held(both=["--do", f"'{how}'"], python=[sys.executable])
-    presences(arms)
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_a_held_run_that_is_killed_or_stopped_leaves_nothing(pool, how):
+    """A process of its own; SIGSTOP is a hang."""
+    arms = PairArms(Run.case, pool, runs().to_text(), how.name)
+    arms.fp8.request("presence")
     process = pool.live(arms.fp8)
     pids = [process.pid, *process.pids]
-    if how == "hang":
-        os.kill(process.pid, signal.SIGSTOP)
-        with pytest.raises(ArmError) as error:
-            arms.fp8.request("losses", timeout=2, steps=500)
-        assert error.value.code == R.ARM_HUNG
-    else:
-        os.kill(process.pid, how)
-        with pytest.raises(ArmError) as error:
-            process.request("losses", steps=500)
-        assert (error.value.code, how.name in error.value.headline) == (R.ARM_DIED, True)
+    os.kill(process.pid, how)
+    with pytest.raises(ArmError) as error:
+        arms.fp8.request("losses", timeout=2, steps=500)
+    assert error.value.code == (R.ARM_HUNG if how is signal.SIGSTOP else R.ARM_DIED)
     process.close()
     assert left_behind(pids) == []
 
 
-def test_a_command_that_does_not_start(pool):
-    script = Script(("no-such-command", "train.py"))
-    case = Case(OWN, SCRIPT, "none", emulated=True, questions=QUESTIONS, name="none")
-    with pytest.raises(ArmError, match="FP8-R08"):
-        PairArms(case, pool, script.to_text(), "none").start()
+def test_a_run_that_is_never_held_is_stopped(pool, forked, monkeypatch):
+    arms = PairArms(Run.case, pool, forked(runs("--then hang --at 0")).to_text(), "never")
+    monkeypatch.setattr("pytest_fp8.arms.pool.BUILD_SECONDS", 1)
+    with pytest.raises(ArmError) as error:
+        pool.live(arms.fp8)
+    assert (error.value.code, "it makes no step" in error.value.message) == (R.ARM_HUNG, True)
+
+
+def test_a_mark_with_another_number_of_ranks(pool, forked):
+    script = replace(forked(runs()), env={"WORLD_SIZE": "2"})
+    with pytest.raises(ArmError, match="trains on 2 ranks, and its mark says 1"):
+        pool.live(PairArms(Run.case, pool, script.to_text(), "ranks").fp8)
 
 
 # -- the mark ---------------------------------------------------------------------------------------------------------
@@ -328,29 +258,25 @@ def test_words_come_where_the_command_has_their_place():
 
 
 @pytest.mark.parametrize(
-    ("mark", "said"),
+    ("command", "words", "said"),
     [
-        ("'train.py'", "command is no list of words"),
-        ("[]", "command is no list of words"),
-        ("['train.py'], fp8='--fp8'", "fp8 is no list of words"),
-        ("['train.py'], seeds=2, sed=['-s']", "no argument 'sed'"),
-        ("['train.py'], share=70", "share is a part of 1"),
-        ("['train.py'], floor=0", "floor of a case"),
+        ("train.py", {}, "command is no list of words"),
+        ([], {}, "command is no list of words"),
+        (["train.py"], {"fp8": "--fp8"}, "fp8 is no list of words"),
+        (["train.py"], {"seeds": 2, "sed": ["-s"]}, "no argument 'sed'"),
+        (["train.py"], {"share": 70}, "share is a part of 1"),
+        (["train.py"], {"floor": 0}, "floor of a case"),
     ],
 )
-def test_a_mark_that_is_wrong_says_so(pytester, mark, said):
-    pytester.makepyfile(
-        f"import pytest\n\n@pytest.mark.fp8_script({mark})\ndef test_script(fp8_script):\n    fp8_script()\n"
-    )
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
-    result.stdout.fnmatch_lines([f"*{said}*"])
-    assert result.ret != 0
+def test_a_mark_that_is_wrong_says_so(command, words, said):
+    with pytest.raises(SettingsError, match=said):
+        read("test_script", pytest.mark.fp8_script(command, **words).mark)
 
 
-def test_a_test_for_each_question(pytester, train):
+def test_a_test_for_each_question(pytester, python):
     pytester.makepyfile(
-        f"import sys, pytest\n\n"
-        f"@pytest.mark.fp8_script([sys.executable, {train!r}], fp8=['--fp8'], emulated=True, share=0.9)\n"
+        f"import pytest\n\n"
+        f"@pytest.mark.fp8_script({[*python, TRAIN]!r}, fp8=['--fp8'], emulated=True, share=0.9)\n"
         "def test_script(fp8_script):\n    fp8_script()\n"
     )
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-v", "--fp8-report=report")
@@ -362,41 +288,24 @@ def test_a_test_for_each_question(pytester, train):
 
 # -- launchers, ranks, base -------------------------------------------------------------------------------------------
 
-RANKS = """
-import torch.distributed as dist
-dist.init_process_group("gloo")
-rows.manual_seed(dist.get_rank())
-model = nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr)
-"""
 
-
-@pytest.mark.nightly_beyond(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("command", "gpus", "do"),
+    ("command", "gpus"),
     [
-        (["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"], 2, RANKS),
-        (["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"], 1, ""),
+        (["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"], 2),
+        (["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"], 1),
     ],
     ids=["torchrun", "accelerate"],
 )
-def test_ranks_of_a_launcher_hold_at_the_same_step(pool, train, command, gpus, do):
-    script = Script((sys.executable, *command, train, "--do", do), (), ("--fp8",))
-    ranks = {"gpus": gpus, "parallel": "own"} if gpus > 1 else {}
-    case = Case(OWN, SCRIPT, "none", emulated=True, questions=QUESTIONS, name="ranks", **ranks)
-    arms = PairArms(case, pool, script.to_text(), script.identity)
-    assert check_presence(*presences(arms), ledgers(arms)).verdict is Verdict.PASS
-    assert len(ledgers(arms).fp8.batch) == 4 * gpus
-    assert check_losses(curves(arms)).verdict is Verdict.PASS
-    assert len(pool.live(arms.fp8).pids) == gpus
-
-
-def test_a_mark_with_another_number_of_ranks(pool, train):
-    command = sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
-    script = Script((*command, train, "--do", RANKS))
-    case = Case(OWN, SCRIPT, "none", emulated=True, questions=QUESTIONS, name="one")
-    with pytest.raises(ArmError, match="trains on 2 ranks, and its mark says 1"):
-        pool.live(PairArms(case, pool, script.to_text(), script.identity).fp8)
+def test_ranks_of_a_launcher_hold_at_the_same_step(runner, pool, command, gpus):
+    script = Script((sys.executable, *command, TRAIN), (), ("--fp8",))
+    case = replace(Run.case, gpus=gpus, parallel="own" if gpus > 1 else "")
+    pair = runner.script_pair(case, script, {})
+    assert pair.layers().verdict is Verdict.PASS
+    assert len(pair.fp8.request("ledger")["batch"]) == 4 * gpus
+    assert pair.loss().verdict is Verdict.PASS
+    assert len(pool.live(pair.fp8).pids) == gpus
 
 
 @pytest.mark.nightly
@@ -408,7 +317,7 @@ def test_a_script_is_timed_beside_that_of_base(tmp_path, monkeypatch, python, sl
     from pytest_fp8.compare.session import Model, Side, compare, environments
 
     path = tmp_path / "train.py"
-    sleeps = OWN_FP8 + TRAIN.replace("time.sleep(given.sleep)", "time.sleep(0.05)")
+    sleeps = Path(TRAIN).read_text().replace("time.sleep(given.sleep)", "time.sleep(0.05)")
     path.write_text(sleeps)
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "base"]):

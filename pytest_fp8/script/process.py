@@ -208,7 +208,7 @@ class ScriptProcess(ArmProcess):
                 seen=seen,
                 next_step="a smaller batch in both arms",
             )
-        if code == 0 or short:
+        if code == 0 or (short and code is None):
             return ArmError(
                 W.TOO_SHORT if short or self.ranks else W.NO_TRAINING,
                 f"the script {self.name!r} ended {when}"

@@ -31,7 +31,7 @@ from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, OptimizerNote, TensorNote, Weight
 from pytest_fp8.watch.judge import UNSEEN, judged
-from pytest_fp8.watch.model import root_modules
+from pytest_fp8.watch.model import objects, root_modules, trained
 from pytest_fp8.watch.observer import Observer, between, guarded, living, mark, process_told, profiled, synchronize
 from pytest_fp8.watch.report import plain_training
 from pytest_fp8.watch.trace import read_window
@@ -104,7 +104,7 @@ class Held(Observer):
         if id(optimizer) in self.optimizer_notes:
             return
         if self.weights is None:
-            self.roots = [weakref.ref(root) for root in root_modules()]
+            self.roots = [weakref.ref(root) for root in trained(root_modules(), objects([torch.optim.Optimizer]))]
             found = weights_of(Roots(self.models()))  # type: ignore[arg-type]
             self.weights = {name: weight for name, weight in found.items() if weight.digest}
             self.switches = switches_of(_device())

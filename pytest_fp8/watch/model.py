@@ -56,13 +56,22 @@ def _unfinished(profiler: Any) -> bool:
     return schedule != "_default_schedule_fn" or getattr(inner, "kineto_results", None) is None
 
 
+def stepped_by(optimizers: Iterable[Any]) -> list[Any]:
+    """The parameters that they step."""
+    return [parameter for each in optimizers for group in each.param_groups for parameter in group["params"]]
+
+
+def trained(roots: Sequence[Any], optimizers: Iterable[Any]) -> list[Any]:
+    """Of several trees of modules those that an optimizer trains: a layer that was replaced may still be kept. Where
+    sharding has replaced all parameters, all of them."""
+    ids = set(map(id, stepped_by(optimizers)))
+    return [root for root in roots if any(id(parameter) in ids for parameter in root.parameters())] or list(roots)
+
+
 def model_told(roots: Sequence[Any], optimizers: Sequence[Any]) -> dict[str, Any]:
-    """Layers, optimizers and settings. Of several trees of modules those count that an optimizer trains; where sharding
-    has replaced all parameters, all of them."""
-    stepped = [parameter for each in optimizers for group in each.param_groups for parameter in group["params"]]
+    """Layers, optimizers and settings."""
+    stepped, chosen = stepped_by(optimizers), trained(roots, optimizers)
     ids = set(map(id, stepped))
-    trained = [root for root in roots if any(id(parameter) in ids for parameter in root.parameters())]
-    chosen = trained or list(roots)
     layers, seen = [], set[int]()
     for root in chosen:
         for layer, module in layers_of(root, ids):

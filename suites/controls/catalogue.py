@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from controls import arms, checkpoints, conversion, loss, products, ranks, speed, without_arms  # noqa: F401
+from controls import arms, checkpoints, conversion, loss, products, ranks, scripts, speed, without_arms  # noqa: F401
 from controls.control import CONTROLS, GPU, Control
 
 CATALOGUE: tuple[type[Control], ...] = tuple(sorted(CONTROLS.values(), key=lambda control: str(control.code)))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pytest_fp8.codes import Code
     from pytest_fp8.errors import Fp8Error
     from pytest_fp8.pair import Fp8Pair
+    from pytest_fp8.script.command import Script
     from pytest_fp8.verdicts import Decision
     from pytest_fp8.worker.run.engine import Engine
     from pytest_fp8.workload import Workload
@@ -75,10 +76,12 @@ class Control(Engine):
     """The pair it is run with; ``None`` where no arm is needed."""
     workload: ClassVar[Workload | None] = None
     """The model, where it needs one of its own."""
+    script: ClassVar[Script | None] = None
+    """The user's command whose runs are both arms, where it is no model."""
     breaks: ClassVar[tuple[str, ...]] = ("fp8",)
     """The arms it breaks: ``fp8``, ``bf16``."""
     ends_arms: ClassVar[bool] = False
-    """Whether the arm itself says what is wrong, in an error: its ranks disagree."""
+    """Whether the arm itself says what is wrong, in an error: its ranks disagree, or it ends."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Packages beyond the backend's own."""
     nightly: ClassVar[bool] = False
@@ -127,18 +130,8 @@ class Control(Engine):
 
     @classmethod
     def ask(cls, pair: Fp8Pair | None) -> Outcome:
-        """Ask the question that must find it. ``pair`` is ``None`` for a control without arms, which overrides this.
-
-        Where ranks disagree the arm ends each question with an error: that is the outcome of one that ends its arms.
-        """
-        from pytest_fp8.errors import ArmError
-
-        try:
-            decision: Decision = getattr(pair, cls.question)()
-        except ArmError as error:
-            if cls.ends_arms:
-                return Outcome.of_error(cls, error)
-            raise
+        """Ask the question that must find it. ``pair`` is ``None`` for a control without arms, which overrides this."""
+        decision: Decision = getattr(pair, cls.question)()
         return Outcome.of(cls, decision)
 
 
