@@ -40,7 +40,8 @@ def cast(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     (one, scale_a), (two, scale_b) = cast(left), cast(right.t().contiguous())
-    return torch._scaled_mm(one, two.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16)
+    product: torch.Tensor = torch._scaled_mm(one, two.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16)
+    return product
 
 
 class Product(torch.autograd.Function):
@@ -57,21 +58,21 @@ class Product(torch.autograd.Function):
 
 class Float8Linear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Product.apply(x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
+        rows: torch.Tensor = Product.apply(x.flatten(0, -2), self.weight)  # type: ignore[no-untyped-call]
+        return rows.view(*x.shape[:-1], self.out_features)
 
 
 def convert(model: nn.Sequential) -> None:
     """Put FP8 layers in place of the first Linears, with weights of their own of the same values."""
-    places = [place for place, layer in enumerate(model) if isinstance(layer, nn.Linear)][: given.layers]
-    for place in places:
-        linear = model[place]
+    linears = [(place, layer) for place, layer in enumerate(model) if isinstance(layer, nn.Linear)]
+    for place, linear in linears[: given.layers]:
         converted = Float8Linear(linear.in_features, linear.out_features, bias=False).bfloat16()
         converted.load_state_dict(linear.state_dict())
         model[place] = converted
 
 
 sizes = [(64, 128), (128, 64), (64, 128), (128, 64)]
-model = nn.Sequential(
+model: Any = nn.Sequential(
     nn.Embedding(48, 64),
     *(layer for size in sizes for layer in (nn.Linear(*size, bias=False), nn.ReLU())),
     nn.Linear(64, 48, bias=False),
