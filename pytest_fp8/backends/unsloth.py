@@ -8,8 +8,10 @@ their modules; other projections go through peft. Adapters are float32 parameter
 
 from __future__ import annotations
 
+import functools
 import glob
 import hashlib
+import inspect
 import math
 import os
 import tempfile
@@ -142,7 +144,10 @@ class UnslothBf16(BringsModel, Bf16):
 
         owners = {id(linear.weight): linear for linear in linears(model).values()}
         original = fast_lora.matmul_lora
+        # The table and the samples of one step watch each other: a sample is no product of the step.
+        unwatched = inspect.unwrap(original)
 
+        @functools.wraps(original)
         def watched(x: Any, weight: Any, state: Any, a: Any, b: Any, scale: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(x, weight, state, a, b, scale, *args, **kwargs)
             layers = [owners[id(w)] for w in (weight, a, b) if id(w) in owners]
@@ -150,7 +155,7 @@ class UnslothBf16(BringsModel, Bf16):
                 sample = None
                 if self.is_fp8_layer(layer):
                     some = x.detach().reshape(-1, x.shape[-1])[:SAMPLE_ROWS]
-                    sample = some, original(some, weight, state, None, None, None)
+                    sample = some, unwatched(some, weight, state, None, None, None)
                 note(layer, x.numel() // x.shape[-1], sample)
             return result
 
