@@ -33,6 +33,7 @@ ARGUMENTS = {
     "save": ("model", "optimizer", "folder"),
     "load": ("model", "optimizer", "folder"),
     "parallelize": ("model", "mesh"),
+    "trainer": ("model",),
 }
 """The functions of a workload, and the arguments that each is called with."""
 
@@ -76,12 +77,19 @@ class Workload:
     on each rank once the model is converted and compiled, and gives the model, or nothing where it works in place.
     ``mesh`` is a ``DeviceMesh`` of all ranks. ``batch(step)`` must give this rank's part of the batch.
 
+    ``trainer(model)`` gives your Trainer of the model that ``build()`` made: transformers' own, or one derived from it
+    such as TRL's SFTTrainer. What an arm trains is then the Trainer's model; batches come from its dataset and its
+    collator, and a step is its ``training_step`` for each micro-batch, its clipping and its optimizer at its
+    ``learning_rate``, without its schedule. ``batch``, ``step`` and ``optimizer`` are needed only to replace these, and
+    ``loss`` is not used. Make its arguments inside: they read the precision from the environment, which is that of
+    ``accelerate launch`` in the FP8 arm of ``trainer_te`` and ``trainer_torchao`` and says nothing of FP8 otherwise.
+
     ``version``: raise it after a change that :meth:`fingerprint` cannot see, so that no stored baseline is compared
     with the changed workload.
     """
 
     build: Callable[[], Any]
-    batch: Callable[[int], Any]
+    batch: Callable[[int], Any] | None = None
     loss: Callable[[Any, Any], Any] | None = None
     optimizer: Callable[[Any], Any] | None = None
     step: Callable[[Any, Any, Any, Callable[[], Any]], Any] | None = None
@@ -93,13 +101,14 @@ class Workload:
     save: Callable[[Any, Any, Any], Any] | None = None
     load: Callable[[Any, Any, Any], Any] | None = None
     parallelize: Callable[[Any, Any], Any] | None = None
+    trainer: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         """Raise :class:`SettingsError` for what is no function, or takes other arguments than it will be given."""
         __tracebackhide__ = True
         for name, given in ARGUMENTS.items():
             function = getattr(self, name)
-            if function is not None or name in ("build", "batch"):
+            if function is not None or name == "build" or (name == "batch" and self.trainer is None):
                 require_function(f"the workload's {name}=", name, function, given, MADE_IN_ARMS)
         if isinstance(self.leave, str) or not all(isinstance(each, str) for each in self.leave):
             refuse(

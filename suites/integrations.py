@@ -100,7 +100,13 @@ MOE = [
     Case("own", "torchao", "tensorwise", name="moe", **EAGER_OWN),
     Case("own", "transformer_engine", "current", name="moe", **EAGER_OWN),
 ]
-LOOP, VIT, MOE = map(on_hopper, (LOOP, VIT, MOE))
-OWN = LOOP + VIT + MOE
+SFT_QUESTIONS = ("layers", "numerics", "loss")
+SFT = [
+    Case("own", "trainer_torchao", "tensorwise", PLAIN_WEIGHTS, name=f"sft_{kind}", questions=SFT_QUESTIONS, **more)
+    for kind in ("padded", "packed", "lora")
+    for more in (OWN_EMULATED, HORIZON)
+]
+LOOP, VIT, MOE, SFT = map(on_hopper, (LOOP, VIT, MOE, SFT))
+OWN = LOOP + VIT + MOE + SFT
 
 ALL = ACCELERATE + VARIANTS + UNSLOTH

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -48,14 +48,22 @@ class ThroughTrainer(ThroughAccelerate):
 
     fp8_backend: str
     """What Accelerate calls the library: ``TE`` or ``AO``. It refuses ``te``."""
+    users: Any = None
+    """The user's own Trainer of the model, where the workload has one."""
+
+    def environment(self, case: Case) -> dict[str, str]:
+        """The variables with which ``accelerate launch`` asks for the case's recipe."""
+        return fp8_environment(self.fp8_backend, case.full_options)
 
     def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case) -> Prepared:
-        asked = fp8_environment(self.fp8_backend, case.full_options)
-        with trainer(model, make_optimizer, case, asked) as made:
-            self.adjust(made.accelerator, case)
-            prepared = self.prepare_with(made.accelerator, model, made.create_optimizer(), case)
+        asked = self.environment(case)
+        made = nullcontext(self.users) if self.users is not None else trainer(model, make_optimizer, case, asked)
+        with made as of_model:
+            self.adjust(of_model.accelerator, case)
+            optimizer = make_optimizer(model) if self.users is not None else of_model.create_optimizer()
+            prepared = self.prepare_with(of_model.accelerator, model, optimizer, case)
             prepared.asked = asked[PREFIX + "MIXED_PRECISION"]
-            return _with_loss(made, case, prepared)
+            return _with_loss(of_model, case, prepared)
 
     def adjust(self, accelerator: Any, case: Case) -> None:
         """Ask the Trainer's Accelerator for what no variable can ask for."""
@@ -82,8 +90,8 @@ class TrainerTorchAO(ThroughTrainer, AccelerateTorchAO):
     def adjust(self, accelerator: Any, case: Case) -> None:
         """No variable asks for emulation, which a CPU needs: Accelerate's configuration is replaced by the same one
         emulated, before anything is converted."""
-        if case.emulated:
-            handler = accelerator.ao_recipe_handler
+        handler = accelerator.ao_recipe_handler
+        if case.emulated and handler is not None:
             handler.config = replace(handler.config, emulate=True)
 
     def recipe_in_force(self, module: torch.nn.Module) -> dict[str, Any]:
@@ -156,6 +164,7 @@ def _with_loss(made: Any, case: Case, prepared: Prepared) -> Prepared:
 
 
 def accelerate_environment(asked: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Set the variables ``asked`` and unset all others of Accelerate's FP8 variables while the context is open."""
-    others = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX + "FP8_")}
+    """Set the variables ``asked`` while the context is open, and unset all others that ask for a precision."""
+    decide = (PREFIX + "FP8_", PREFIX + "MIXED_PRECISION")
+    others = {name: value for name, value in os.environ.items() if not name.startswith(decide)}
     return patch.dict(os.environ, {**others, **asked}, clear=True)

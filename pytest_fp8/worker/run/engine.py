@@ -52,6 +52,7 @@ from pytest_fp8.worker.training.step import (
     step_of_loss,
     step_schedule,
 )
+from pytest_fp8.worker.training.trainer import by_trainer
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import training
 
@@ -78,6 +79,8 @@ class Engine:
         with self._timed("device"):
             torch.zeros(1, device=self.device)
         own: Workload | None = unship_in_arm(spec.workload) if spec.workload else None
+        if own is not None and own.trainer is not None:
+            own = by_trainer(own, self.backend, self.case, self.device)
         self.setup = TrainingSetup(self.case, own, self.backend, self.device)
         _require_recipe(self.backend, self.case)
         self.calibration_passes = recipe_facts(self.case.backend, self.case.recipe).calibration_passes

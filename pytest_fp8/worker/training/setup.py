@@ -204,6 +204,7 @@ class Drawn:
 
 def batch_of(own: Workload, step: int) -> Any:
     """What the workload's ``batch(step)`` gives. Raises :class:`WorkloadError` where that is not one batch."""
+    assert own.batch is not None, "a workload without one has a Trainer's"
     try:
         batch = own.batch(step)
     except StopIteration as error:
