@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_fp8.arms.pair import PairArms
+from pytest_fp8.arms.pair import PairArms, beside_another
 from pytest_fp8.arms.pool import Arm
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.case import OWN, Case, field_value
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import FRESH_PAIRS, Settings
 from pytest_fp8.plan import Asking, Begin
+from pytest_fp8.questions import pays
 from pytest_fp8.questions.asks import cannot, fp8_layers, ledgers_of, memory_of, numerics_of, reference_ledger
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
@@ -137,6 +138,20 @@ class Fp8Pair:
         """Can I switch back: checkpoints carried both ways."""
         return self._decide("checkpoints")
 
+    def where_it_pays(self) -> Decision:
+        """Which layers and which recipe gain time here, and what measuring the recommended set said. Judges nothing: it
+        passes whatever pays."""
+        if not self.case.asks("speedup"):
+            return self._note(pays.QUESTION, cannot(self.case, "speedup"))
+        evidence = self.evidence(lambda: pays.pays_of(self._arms, self.speed_question.first_timing()))
+        proof, why_not = None, ""
+        if pays.is_measurable(self.case, evidence):
+            try:
+                proof = self._arms.once(f"pays {evidence.advice}", lambda: self._proved(evidence.advice))
+            except Fp8Error as error:
+                why_not = error.first_line
+        return self._note(pays.QUESTION, pays.told(self.case, evidence, proof, why_not))
+
     # -- assertions -----------------------------------------------------------------------------------------------
 
     def assert_layers(self) -> Decision:
@@ -225,6 +240,13 @@ class Fp8Pair:
         decision, rows = yield from self.speed_question.decide(floor)
         ledgers = yield from self._ledgers()
         return unless_unlike(self._stored_now(decision), ledgers), rows
+
+    def _proved(self, advice: pays.Advice) -> pays.Proof:
+        arms = beside_another(self._arms, advice.recipe, advice.leave)
+        try:
+            return arms.run(lambda: pays.proof_of(arms, advice.leave))
+        finally:
+            arms.pool.renew(*arms.pair)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ steps: it is not compiled, and it keeps products and operands in FP32. Of the su
 an H100 with all tokens of 1B, where a BF16 step had 20.5 GiB reserved: 35.1 in BF16 and in torchao's tensorwise and
 rowwise recipes, 36.2 with rowwise_with_gw_hp, 36.8 to 37.6 in Transformer Engine's three."""
 
-ALONE = ("blocks", "busy", "layers", "memory", "call")
+ALONE = ("blocks", "busy", "layers", "memory", "alone", "call")
 """What is asked while no other arm works and nothing is imported: what is timed or weighed, the profile that gives
 kernels' times, and a user's own function, which may take some."""
 

@@ -17,6 +17,7 @@ from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.checkpoints.evidence import Loaded, Saved
 from pytest_fp8.said import Told
 from pytest_fp8.shipping import ship, unship_in_arm
+from pytest_fp8.worker.answers.alone import alone
 from pytest_fp8.worker.answers.layers import layers
 from pytest_fp8.worker.answers.ledger import ledger_of
 from pytest_fp8.worker.answers.numerics import numerics
@@ -149,6 +150,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "blocks": _blocks,
     "busy": clock.busy_steps,
     "memory": _memory,
+    "alone": alone,
     "save": _save,
     "load": _load,
     "logits": _logits,

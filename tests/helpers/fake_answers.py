@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,8 @@ class FakeAnswers:
         case = self.spec.case
         roles = self.world.executed_roles or recipe_facts(case.backend, case.recipe).roles
         owed = [*ROLES, *([RECOMPUTE] if case.activation_checkpointing else [])]
-        calls = [LayerCall(n, i, o, ROWS, owed, fp8=self.is_fp8 and n != "lm_head") for n, (i, o) in SIZES.items()]
+        stays = ("lm_head", *(name for name in SIZES for left in self.spec.leave if fnmatchcase(name, left)))
+        calls = [LayerCall(n, i, o, ROWS, owed, fp8=self.is_fp8 and n not in stays) for n, (i, o) in SIZES.items()]
         products = []
         for call in calls:
             for role in call.owed:
@@ -153,6 +155,16 @@ class FakeAnswers:
         peak = (self.world.fp8_memory if self.is_fp8 else 100) * 2**30
         phases = {name: {"allocated": peak, "reserved": peak} for name in ("forward", "backward", "optimizer")}
         return {"resident": peak // 2, "phases": phases, "peak_allocated": peak, "peak_reserved": peak, "kinds": {}}
+
+    def alone(self, shapes: list[Any], recipes: list[str]) -> list[dict[str, Any]]:
+        times = {("bf16", outputs): (1.0, 0.1) for _, outputs, _, _ in shapes} | self.world.alone
+        return [
+            {
+                name: dict(zip(("products", "rest"), times.get((name, outputs), (0.6, 0.2)), strict=True))
+                for name in ("bf16", *recipes)
+            }
+            for _, outputs, _, _ in shapes
+        ]
 
     def park(self) -> None: ...
 

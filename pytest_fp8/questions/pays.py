@@ -1,0 +1,346 @@
+"""Where does FP8 pay? Which classes of layers and which recipe gain time here: what is asked, what the figures
+recommend, and what measuring the recommended set said. It judges nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from pytest_fp8.case import Case
+from pytest_fp8.plan import FP8, Ask, Asking, TwoArms
+from pytest_fp8.questions.asks import fp8_layers, layers_of
+from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.questions.layers.products import LayerCall
+from pytest_fp8.questions.speed.account import Account
+from pytest_fp8.questions.speed.evidence import TimingEvidence
+from pytest_fp8.questions.speed.timing import BlockTimer
+from pytest_fp8.recipes import Role, known_backend, library_of
+from pytest_fp8.stats.estimate import Estimate, estimate_of, ratios_by_process
+from pytest_fp8.stats.looks import BESIDE
+from pytest_fp8.verdicts import Decision, Figures, Finding, passed
+
+QUESTION = "pays"
+OWN_CONVERSION = "convert() of the workload decides what is in FP8"
+BF16 = "bf16"
+"""What stands for a recipe where a class is in high precision."""
+WORTH = 0.005
+"""Share of BF16's step that a change of set or recipe must promise to be recommended: two processes differ by that."""
+FUSED_LEAST = 0.1
+"""Of what casts cost alone, the least that fusing leaves of them."""
+
+
+@dataclass(frozen=True)
+class LayerClass:
+    """FP8 layers of one name and size, in all blocks."""
+
+    pattern: str
+    """Of their names, with ``*`` for numbers: what ``Workload(leave=...)`` takes."""
+    in_features: int
+    out_features: int
+    rows: int
+    count: int
+    """Calls in a step."""
+    owed: tuple[Role, ...]
+
+    @property
+    def name(self) -> str:
+        return self.pattern.rpartition(".")[2]
+
+    @property
+    def size(self) -> str:
+        return f"{self.in_features} to {self.out_features}, {self.rows} tokens, {self.count} calls"
+
+
+def classes_of(layers: LayersEvidence) -> list[LayerClass]:
+    """The FP8 layers of a step by class, in the model's order."""
+    calls: dict[tuple[str, int, int], list[LayerCall]] = {}
+    for call in layers.calls:
+        if call.name in layers.in_fp8 & layers.originals.keys() and not call.by:
+            pattern = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", call.name)
+            calls.setdefault((pattern, call.in_features, call.out_features), []).append(call)
+    return [
+        LayerClass(pattern, inputs, outputs, round(median(call.rows for call in same)), len(same), tuple(same[0].owed))
+        for (pattern, inputs, outputs), same in calls.items()
+    ]
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Milliseconds of the GPU in one layer's forward and backward pass, with no other layer around it."""
+
+    products: float
+    rest: float
+    """Casts, scales and transposes."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a class gains in one recipe, in milliseconds a step."""
+
+    earned: float
+    """By its products."""
+    casts: float
+    """What casts cost, without what fusing them into other kernels saves in the step."""
+    fused: float = 1.0
+    """The share of that which is left in the step."""
+
+    @property
+    def net(self) -> float:
+        return self.earned - self.casts * self.fused
+
+
+Gains = Mapping[str, Sequence[Gain]]
+"""Recipe -> the gain of each class."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What the figures recommend."""
+
+    recipe: str
+    """:data:`BF16` where no class gains in any."""
+    leave: tuple[str, ...] = ()
+    """Patterns of the classes that are left in high precision."""
+    promised: float = 0.0
+    """Milliseconds a step that it gains over what the case has now."""
+
+
+def gains_of(classes: Sequence[LayerClass], alone: Sequence[Mapping[str, Alone]], fused: float = 1.0) -> Gains:
+    """``alone``: of each class, recipe -> its times; :data:`BF16` among them."""
+    recipes = [recipe for recipe in (alone[0] if alone else {}) if recipe != BF16]
+    return {
+        recipe: [
+            Gain(
+                each.count * (times[BF16].products - times[recipe].products),
+                each.count * (times[recipe].rest - times[BF16].rest),
+                fused,
+            )
+            for each, times in zip(classes, alone, strict=True)
+        ]
+        for recipe in recipes
+    }
+
+
+def fused_share(account: Account | None, gains: Sequence[Gain]) -> float:
+    """How much of what casts cost alone the whole step pays: compiled code computes a cast inside a kernel that is
+    there anyway, and casts what several layers take once. 1 where it is not known."""
+    alone = sum(gain.casts for gain in gains)
+    if account is None or alone <= 0:
+        return 1.0
+    return min(1.0, max(FUSED_LEAST, account.casts / alone))
+
+
+def advised(classes: Sequence[LayerClass], gains: Gains, recipe: str, step: float) -> Advice:
+    """The best recipe, and which classes it leaves in high precision. What promises less than :data:`WORTH` of the
+    step over ``recipe`` with all classes in FP8 is not recommended. ``step``: milliseconds of BF16's. Pure."""
+    now = sum(gain.net for gain in gains[recipe])
+    best, promised = Advice(recipe), WORTH * step
+    for name, found in gains.items():
+        everything = Advice(name, (), sum(gain.net for gain in found) - now)
+        left = tuple(each.pattern for each, gain in zip(classes, found, strict=True) if gain.net < 0)
+        some = Advice(name, left, sum(max(0.0, gain.net) for gain in found) - now)
+        if len(left) == len(classes):
+            some = Advice(BF16, left, -now)
+        # A set is worth its leaving out only beyond what the whole recipe gives.
+        for advice, more in ((everything, 0.0), (some, WORTH * step)):
+            if advice.promised > promised and advice.promised >= everything.promised + more:
+                best, promised = advice, advice.promised
+    return best
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The recommended arm against the case's own FP8 arm, in blocks that alternated."""
+
+    change: Estimate
+    """Log ratio: above 0 where the recommended arm is faster."""
+    kept: Sequence[str] = ()
+    """Layers that were to be left and are in FP8 all the same."""
+    disturbed: str = ""
+
+
+def alone_of(case: Case, layers: LayersEvidence) -> Asking[list[dict[str, Alone]]]:
+    """The times of each class alone, in high precision and in each recipe of the library that this GPU can run."""
+    classes = classes_of(layers)
+    recipes = [facts.name for facts in known_backend(library_of(case.backend)).recipes]
+    shapes = [[each.in_features, each.out_features, each.rows, list(each.owed)] for each in classes]
+    asked = dict.fromkeys([case.recipe] if layers.own_conversion else [case.recipe, *recipes])
+    found = yield Ask(FP8, "alone", shapes=shapes, recipes=list(asked))
+    return [{recipe: Alone(**times) for recipe, times in each.items()} for each in found]
+
+
+def proof_of(arms: TwoArms, left: Sequence[str]) -> Asking[Proof]:
+    """``arms``: the case's FP8 arm as the reference, the recommended one as the other."""
+    timer = BlockTimer(arms)
+    yield from timer.measure(BESIDE.pairs[0], BESIDE.blocks, layers_of)
+    layers = yield from layers_of(FP8)
+    gone = {re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name): name for name in layers.in_fp8}
+    seen = timer.beside
+    return Proof(
+        estimate_of(ratios_by_process(timer.reference, timer.other)),
+        [gone[pattern] for pattern in left if pattern in gone],
+        "; ".join([*seen.throttles, *(f"process {pid} used the GPU" for pid in seen.strangers)]),
+    )
+
+
+@dataclass(frozen=True)
+class PaysFigures(Figures):
+    """Milliseconds a step, and ratios."""
+
+    recipe: str
+    speedup: float
+    """Of the case over BF16."""
+    bf16_ms: float
+    fp8_ms: float
+    classes: Sequence[Mapping[str, Any]]
+    """Of each class ``pattern``, sizes, and per recipe ``earned_ms``, ``casts_ms`` alone and ``net_ms`` in the step."""
+    fused: float
+    """The share of the casts alone that the step pays."""
+    advised_recipe: str
+    leave: Sequence[str]
+    promised_ms: float
+    change: float | None = None
+    """By which the recommended arm was faster than the case's FP8 arm, as a fraction; ``None``: not measured."""
+    change_error: float | None = None
+    """Half of its 99 % interval."""
+    notes: Sequence[str] = field(default_factory=tuple)
+    """The table and the recommendation in words."""
+
+
+@dataclass(frozen=True)
+class PaysEvidence:
+    """What was asked of the case's arms."""
+
+    classes: Sequence[LayerClass]
+    gains: Gains
+    fused: float
+    advice: Advice
+    bf16_ms: float
+    fp8_ms: float
+    idle: float
+    """Share of the FP8 arm's step in which the GPU waits for its host."""
+    own_conversion: bool
+
+    @property
+    def speedup(self) -> float:
+        return self.bf16_ms / self.fp8_ms
+
+
+def pays_of(arms: TwoArms, timing: Asking[TimingEvidence]) -> Asking[PaysEvidence]:
+    case = arms.case
+    times = yield from timing
+    layers = yield from fp8_layers()
+    alone = yield from alone_of(case, layers)
+    return evidence_of(case, layers, alone, times)
+
+
+def evidence_of(
+    case: Case, layers: LayersEvidence, alone: Sequence[Mapping[str, Alone]], times: TimingEvidence
+) -> PaysEvidence:
+    """What the figures say and recommend. Pure."""
+    classes, account = classes_of(layers), times.account()
+    unfused = gains_of(classes, alone)
+    fused = fused_share(account, unfused.get(case.recipe, ()))
+    gains = gains_of(classes, alone, fused)
+    bf16, fp8 = (median(step for process in arm for step in process) for arm in (times.bf16, times.fp8))
+    advice = advised(classes, gains, case.recipe, bf16) if gains else Advice(case.recipe)
+    idle = account.fp8.idle_share if account is not None else 0.0
+    return PaysEvidence(classes, gains, fused, advice, bf16, fp8, idle, layers.own_conversion)
+
+
+def is_measurable(case: Case, evidence: PaysEvidence) -> bool:
+    """Whether an arm can be built as it is recommended."""
+    advice = evidence.advice
+    changes = (advice.recipe, advice.leave) != (case.recipe, ()) and advice.recipe != BF16
+    return changes and not evidence.own_conversion
+
+
+def told(case: Case, evidence: PaysEvidence, proof: Proof | None, why_not: str = "") -> Decision:
+    """The answer: it passes, whatever pays. ``why_not``: why what is recommended was not measured."""
+    advice, speedup = evidence.advice, evidence.speedup
+    words = _recommended(case, evidence, proof, why_not)
+    figures = PaysFigures(
+        recipe=case.recipe,
+        speedup=speedup,
+        bf16_ms=evidence.bf16_ms,
+        fp8_ms=evidence.fp8_ms,
+        classes=_rows(evidence),
+        fused=evidence.fused,
+        advised_recipe=advice.recipe,
+        leave=advice.leave,
+        promised_ms=advice.promised,
+        change=proof.change.change if proof is not None else None,
+        change_error=proof.change.half_width if proof is not None else None,
+        notes=["\n".join([f"{case.id}: {words}", *table(evidence)])],
+    )
+    found: Finding = passed(words)
+    return found.answer(QUESTION, figures)
+
+
+def _recommended(case: Case, evidence: PaysEvidence, proof: Proof | None, why_not: str) -> str:
+    advice, speedup = evidence.advice, evidence.speedup
+    waits = f"; the FP8 arm waits for its host {evidence.idle:.0%} of its step" if evidence.idle > 0.1 else ""
+    if advice.recipe == BF16:
+        return f"no class of layers pays in any recipe: {speedup:.3f}x, and the figures recommend BF16{waits}"
+    if (advice.recipe, advice.leave) == (case.recipe, ()):
+        return f"{speedup:.3f}x, and no other set of layers or recipe promises more{waits}"
+    what = []
+    if advice.recipe != case.recipe:
+        what.append(f"recipe {advice.recipe}")
+    if advice.leave:
+        what.append(f"leaving {' and '.join(pattern.rpartition('.')[2] for pattern in advice.leave)} in BF16")
+    change = f"{' and '.join(what)} promises {advice.promised:.1f} ms of {evidence.bf16_ms:.1f}"
+    if proof is not None and proof.kept:
+        why_not = f"{proof.kept[0]} is in FP8 all the same"
+    if proof is None or why_not:
+        return f"{speedup:.3f}x; {change}, not measured: {why_not or OWN_CONVERSION}{waits}"
+    now, error = speedup * proof.change.ratio, speedup * proof.change.half_width
+    measured = f"{now:.3f}x instead of {speedup:.3f}x, +-{error:.3f}"
+    proven = abs(proof.change.theta) > proof.change.half_width
+    verdict = "measured" if not proven else "measured faster" if proof.change.theta > 0 else "measured slower"
+    disturbed = f" (disturbed: {proof.disturbed})" if proof.disturbed else ""
+    return f"{change}; {verdict}: {measured}{disturbed}{waits}"
+
+
+def _rows(evidence: PaysEvidence) -> list[dict[str, Any]]:
+    return [
+        {
+            "pattern": each.pattern,
+            "in_features": each.in_features,
+            "out_features": each.out_features,
+            "rows": each.rows,
+            "count": each.count,
+            "recipes": {
+                recipe: {"earned_ms": gain.earned, "casts_ms": gain.casts, "net_ms": gain.net}
+                for recipe, gain in ((recipe, gains[index]) for recipe, gains in evidence.gains.items())
+            },
+        }
+        for index, each in enumerate(evidence.classes)
+    ]
+
+
+def table(evidence: PaysEvidence) -> list[str]:
+    """A line per class: per recipe what its products earn, what its casts cost alone, and what is left in the step."""
+    if not evidence.classes:
+        return []
+    longest = max(len(each.name) for each in evidence.classes)
+    sizes = max(len(each.size) for each in evidence.classes)
+    heads = [f"{recipe:>25}" for recipe in evidence.gains]
+    under = "earned - casts = net ms"
+    lines = [
+        f"  {'':{longest}}  {'':{sizes}}{''.join(heads)}",
+        f"  {'':{longest}}  {'':{sizes}}{f'{under:>25}' * len(heads)}",
+    ]
+    for index, each in enumerate(evidence.classes):
+        cells = [f"{g.earned:8.2f} - {g.casts * g.fused:5.2f} = {g.net:+6.2f}" for g in _of(evidence, index)]
+        lines.append(f"  {each.name:{longest}}  {each.size:{sizes}}" + "".join(f"{cell:>25}" for cell in cells))
+    lines.append(f"  in the step casts cost {evidence.fused:.2f} of what they cost alone")
+    return lines
+
+
+def _of(evidence: PaysEvidence, index: int) -> list[Gain]:
+    return [gains[index] for gains in evidence.gains.values()]
