@@ -29,7 +29,7 @@ from pytest_fp8.questions.loss.evidence import LossEvidence, is_cross_entropy
 from pytest_fp8.questions.loss.question import loss_of
 from pytest_fp8.questions.memory import check_memory
 from pytest_fp8.questions.numerics.check import check_numerics
-from pytest_fp8.questions.numerics.draws import with_further_draws
+from pytest_fp8.questions.numerics.gradients import with_further_draws
 from pytest_fp8.questions.speed.evidence import TimingEvidence, timing_of
 from pytest_fp8.questions.speed.question import Row, SpeedQuestion
 from pytest_fp8.report.record import CaseNotes
@@ -213,8 +213,7 @@ class Fp8Pair:
         decision = unless_unlike(decision, (yield from self._ledgers()))
         figures = decision.figures
         assert isinstance(figures, LossFigures)
-        margin = figures.least_margin if figures.margin is None else figures.margin
-        return decision, [("loss_gap", list(figures.gaps), margin)]
+        return decision, [("loss_gap", list(figures.gaps), figures.margin)]
 
     def loss_evidence(self) -> Asking[LossEvidence]:
         """Curves for the case's seeds, and for further ones while these do not decide."""

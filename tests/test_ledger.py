@@ -104,7 +104,7 @@ def test_outermost_names_lie_inside_no_other():
 
 # -- what two ledgers that differ make of a question's decision -------------------------------------------------------
 
-CODE = C.MOVE_LESS
+CODE = C.HIGHER
 """Any code."""
 
 

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from helpers.curve_pair import CurvePair
-from helpers.falling import decided, falling
 from pytest_fp8 import Verdict
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import START
@@ -57,13 +56,6 @@ def test_the_reference_trains_its_first_steps_again_and_with_noise_where_these_d
     assert [(s, n) for name, s, n, _, noise in arms.asked if n == START and noise is None] == [(0, START)]
     assert arms.noisy() == ([(s, START) for s in SEEDS for _ in range(4)] if again else [])
     assert (check_loss(evidence).verdict is Verdict.INVALID) is bool(again)
-
-
-@pytest.mark.parametrize("seeds", [4, 8])
-def test_more_seeds_are_more_than_there_were(seeds):
-    decision = decided(falling(2.0, 1.01, wobble=0.01, start=3.0, seeds=seeds), falling(2.0, start=3.0, seeds=seeds))
-    assert decision.verdict is Verdict.INCONCLUSIVE, decision.message
-    assert f"seeds={2 * seeds})" in decision.message
 
 
 def test_seeds_that_scatter_are_added_up_to_the_largest_number():

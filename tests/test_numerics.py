@@ -12,23 +12,13 @@ from pytest_fp8.casts import E4M3, E5M2, promised_casts
 from pytest_fp8.codes import C, D, N
 from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.questions.numerics.check import check_numerics
-from pytest_fp8.recipes import DGRAD, FPROP, ROLES, WGRAD, recipe_facts, recipe_options, types
-
-
-def test_the_numbers_are_the_worst_of_each_role():
-    bad = replace(SOUND, sqnr=28.1, gain=0.995)
-    later = replace(SOUND, layer="down", role=DGRAD, gain=1.004)
-    numbers = judge(products=[bad], later=[later]).numbers
-    assert numbers["roles"][FPROP]["products"] == 2
-    assert (numbers["roles"][FPROP]["sqnr_db"], numbers["roles"][DGRAD]["sqnr_db"]) == (28.1, 28.4)
-    errors = [numbers["roles"][role]["gain_error"] for role in (FPROP, DGRAD)] + [numbers["later_gain_error"]]
-    assert errors == pytest.approx([0.005, 0.001, 0.004])
+from pytest_fp8.recipes import ROLES, recipe_facts, recipe_options, types
 
 
 def test_sound_arms_pass_and_say_how_near_they_are():
     decision = judge()
     verdict_of(decision, Verdict.PASS, "6 products of 2 layers right (lowest SQNR 28.4 dB)", "gradients within 5.")
-    assert decision.numbers["roles"][WGRAD]["products"] == 2
+    assert (decision.numbers["products"], decision.numbers["sqnr_db"]) == (6, 28.4)
 
 
 def test_what_to_do_next_is_for_the_case_that_failed():
@@ -105,7 +95,7 @@ def test_a_format_that_was_not_promised_is_named():
 
 def test_fast_accumulation_is_for_the_forward_pass():
     verdict_of(judge(layers=in_format((E4M3, E4M3), fast=True)), Verdict.PASS)
-    verdict_of(judge(layers=in_format((E5M2, E4M3), "backward", fast=True)), Verdict.FAIL, "fast accumulation")
+    verdict_of(judge(layers=in_format((E5M2, E4M3), "backward", fast=True)), Verdict.FAIL, N.FAST_ACCUMULATION)
 
 
 @pytest.mark.parametrize(("backend", "recipe"), [(kind.name, facts.name) for kind in types() for facts in kind.recipes])

@@ -6,14 +6,15 @@ from dataclasses import replace
 import pytest
 
 from helpers.evidence import CASE, layers_evidence, verdict_of
-from helpers.numerics import NAMES, evidence, gradients, judge
+from helpers.numerics import NAMES, evidence, gradients, judge, wrong
 from helpers.stand_in import StandIn
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import D, N
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.numerics.check import check_numerics
-from pytest_fp8.questions.numerics.draws import with_further_draws
 from pytest_fp8.questions.numerics.evidence import HandedOn
+from pytest_fp8.questions.numerics.gradients import with_further_draws
+from pytest_fp8.recipes import WGRAD
 
 
 @pytest.mark.parametrize(
@@ -24,16 +25,16 @@ from pytest_fp8.questions.numerics.evidence import HandedOn
             gradients(times={"up": 2.0, "enter": 2.0}),
             [N.GRADIENT_TIMES, "2 of 4 gradients", "the last right one in backward order is down"],
         ),
-        (gradients(times={"down": 0.0}), [N.GRADIENT_MISSING, "arrives at down"]),
+        (gradients(times={"down": 0.0}), [N.OTHER_GRADIENT, "down: 0.00 times"]),
         (gradients(off={"enter": 0.7}), [N.OTHER_GRADIENT, "enter: "]),
         (gradients(off={"up": 0.3}, times={"up": 0.96}), [N.OTHER_GRADIENT, "up: "]),
         (gradients(off={"up": 0.9}, times={"up": 1.5}), [N.OTHER_GRADIENT, "up: "]),
         (gradients(times={"up": 0.1}), [N.GRADIENT_TIMES, "up is multiplied by 0.10"]),
-        (gradients(off={"up": 0.9}, times={"up": 0.1}), [N.GRADIENT_MISSING, "arrives at up", "0.13 times"]),
-        (gradients(times={"enter": math.inf}), [N.GRADIENT_NOT_FINITE, "the gradient of enter"]),
+        (gradients(off={"up": 0.9}, times={"up": 0.1}), [N.OTHER_GRADIENT, "up: 0.10 times"]),
+        (gradients(times={"enter": math.inf}), [N.OTHER_GRADIENT, "from enter on"]),
         (
             gradients(silent=["up"], sketches={n: gradients().sketches[n] for n in NAMES if n != "up"}),
-            [N.GRADIENT_MISSING, "arrives at up"],
+            [N.OTHER_GRADIENT, "up: 0.00 times"],
         ),
         (gradients(off=0.7, random="other"), [D.OTHER_RANDOM_NUMBERS]),
     ],
@@ -70,6 +71,25 @@ def renamed(name, times=1.0, off=0.05, **changes):
     return replace(found, sketches={name if n == "up" else n: text for n, text in found.sketches.items()})
 
 
+def of(name, products=(), **changes):
+    return judge(products=products, fp8=renamed(name, **changes), gradients=renamed(name, off=0.0), moved=renamed(name))
+
+
+def test_what_the_step_shows_besides_is_the_cause():
+    verdict_of(of("up.bias", times=0.0625), Verdict.FAIL, N.BIAS_GRADIENT, "up.bias")
+    padded = wrong(role=WGRAD, gain=0.0, own_gain=0.0, own_sqnr=0.0, sqnr=0.0, underflow=0.75)
+    verdict_of(of("up.weight", [padded], off=0.7), Verdict.FAIL, N.OUTLIER, "wgrad of up")
+
+
+@pytest.mark.parametrize(("bf16", "verdict"), [("", Verdict.FAIL), ("a", Verdict.PASS)])
+def test_gradients_that_ranks_keep_in_one_arm_alone_are_named(bf16, verdict):
+    """In both arms they may be reduced later."""
+    apart = gradients(apart="up: 1.00 on rank 0, 1.20 on rank 1")
+    decision = judge(fp8=apart, gradients=gradients(off=0.0, apart=bf16))
+    assert (decision.verdict, decision.code) == (verdict, None if bf16 else D.NOT_REDUCED)
+    assert bool(bf16) == ("differ between the ranks in both arms" in decision.message)
+
+
 @pytest.mark.parametrize("cosine", [0.1, 0.8])
 def test_what_changes_a_gradient_after_its_product_is_named_first(cosine):
     """Another step's gradient, or one that is stored too coarsely."""
@@ -93,7 +113,7 @@ def test_sensitive_gradients_are_judged_by_their_factor():
     verdict_of(sound, Verdict.PASS, "4 sensitive ones within a factor of 1 +-")
     twice = gradients(off=0.4, times={"up": 2.0, "enter": 2.0})
     verdict_of(judge(fp8=twice, moved=moved), Verdict.FAIL, "2 of 4 gradients", "up", "times BF16's")
-    verdict_of(judge(fp8=gradients(times={"down": 0.0}), moved=moved), Verdict.FAIL, N.GRADIENT_MISSING)
+    verdict_of(judge(fp8=gradients(times={"down": 0.0}), moved=moved), Verdict.FAIL, N.OTHER_GRADIENT)
 
 
 @pytest.mark.parametrize("further", [gradients(off={"up": 0.6}), gradients(off={"up": 0.2})], ids=["noise", "flips"])
@@ -155,4 +175,4 @@ def test_a_gradient_that_moved_weights_change_by_most_of_it_is_not_judged_and_co
     assert decision.numbers["not_judged"] == 1
     verdict_of(judge(fp8=far, moved=gradients(off={"up": 0.2})), Verdict.FAIL, "up")
     broken = gradients(times={"up": math.inf})
-    verdict_of(judge(fp8=broken, moved=gradients(off={"up": 0.9})), Verdict.FAIL, N.GRADIENT_NOT_FINITE)
+    verdict_of(judge(fp8=broken, moved=gradients(off={"up": 0.9})), Verdict.FAIL, N.OTHER_GRADIENT)

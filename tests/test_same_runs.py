@@ -79,7 +79,7 @@ def test_equal_runs_are_told_from_one_run_with_both_arms_alike(gap, verdict):
 def test_a_pass_claims_one_curve_and_asks_for_a_seed():
     evidence = runs(0.001, seeds=4).evidence()
     decision = check_loss(evidence)
-    verdict_of(decision, Verdict.PASS, "of one curve, run 4 times one rounding apart", "all seeds give this one curve")
+    verdict_of(decision, Verdict.PASS, "of 4 runs of one curve, one rounding apart")
     assert "seeds (" not in decision.headline
     assert decision.figures.seeds == 1
 
@@ -87,4 +87,4 @@ def test_a_pass_claims_one_curve_and_asks_for_a_seed():
 def test_looking_ends_early_where_no_seed_is_another_training():
     evidence = runs(0.0225, seeds=2).evidence()
     assert len(evidence.bf16) == RUNS_OF_ONE_CURVE < MAX_LOSS_SEEDS
-    verdict_of(check_loss(evidence), Verdict.INCONCLUSIVE, "draw in batch(step) with torch's generators", "seeds=8")
+    verdict_of(check_loss(evidence), Verdict.INCONCLUSIVE, "with torch's generators")

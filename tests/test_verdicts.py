@@ -10,7 +10,7 @@ from helpers.fakes import H200, install
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import L
 from pytest_fp8.plain import to_plain
-from pytest_fp8.questions.findings import fail
+from pytest_fp8.questions.findings import finding
 from pytest_fp8.verdicts import passed
 
 ASSERTS = """
@@ -21,7 +21,7 @@ ASSERTS = """
     def test_it(fp8_pair):
         assert {what}
 """
-CONVERTED_NOTHING = fail(L.NOTHING_CONVERTED, "no layer was converted").answer("layers")
+CONVERTED_NOTHING = finding(L.NOTHING_CONVERTED, "FP8 layers", "none").answer("layers")
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,6 @@ SHOWN = 4
 """Names quoted in a message before it says how many more there are."""
 
 
-def fail(code: Code, headline: str, **lines: str) -> Finding:
-    return Finding(code, Verdict.FAIL, headline, **lines)
-
-
-def invalid(code: Code, headline: str, **lines: str) -> Finding:
-    return Finding(code, Verdict.INVALID, headline, **lines)
-
-
-def not_exercised(code: Code, headline: str, **lines: str) -> Finding:
-    return Finding(code, Verdict.NOT_EXERCISED, headline, **lines)
-
-
 def finding(
     code: Code,
     expected: str,

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.questions.asks import fp8_layers, ledgers_of, numerics_of
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.ledger.compare import compare
-from pytest_fp8.questions.numerics.draws import with_further_draws
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence
-from pytest_fp8.questions.numerics.gradients import differences
+from pytest_fp8.questions.numerics.gradients import differences, with_further_draws
 from pytest_fp8.questions.numerics.limits import limits_of
 from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.report.rows import Curve, Evidence, LayerShown, Said

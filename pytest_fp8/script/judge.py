@@ -8,16 +8,21 @@ from typing import Any
 
 from pytest_fp8.codes import R, W
 from pytest_fp8.plan import FP8, Ask, Asking
-from pytest_fp8.questions.findings import fail, some
+from pytest_fp8.questions.findings import finding, some
 from pytest_fp8.questions.layers.check import LayersFigures, less_than_stored
 from pytest_fp8.questions.ledger.compare import find_in_ledger
 from pytest_fp8.questions.ledger.evidence import ArmLedger, TwoLedgers
-from pytest_fp8.questions.loss.check import LossFigures, constant, curves_equal, first_bad_step, judge_gap, not_finite
+from pytest_fp8.questions.loss.check import (
+    constant,
+    curves_equal,
+    explain_gap,
+    figures_of,
+    judge_gap,
+    not_finite,
+)
 from pytest_fp8.questions.loss.evidence import LossEvidence
-from pytest_fp8.questions.loss.gap import explain_gap
 from pytest_fp8.recipes import FPROP
 from pytest_fp8.script.command import LEAST_SEEDS
-from pytest_fp8.stats.loss import tail_gap
 from pytest_fp8.verdicts import Decision, Finding, Verdict, passed
 from pytest_fp8.watch.training import OFF, ON
 
@@ -143,31 +148,20 @@ def _off(fp8: Presence) -> Finding | None:
     if fp8["verdict"] == ON and not notes:
         return None
     why = (notes or fp8["notes"] or [{"text": "", "next": ""}])[0]
-    if fp8["verdict"] == ON:
-        code, headline = W(why["code"]), "FP8 is not what the run meant to have"
-    else:
-        code, headline = W.FP8_OFF, "FP8 is off: no product of a layer ran in it"
-    return fail(
-        code,
-        headline,
-        expected="products of the layers in FP8, as the words of fp8= ask for",
-        seen=f"{fp8['fp8_share'] or 0.0:.1%} of the FLOPs in FP8; asked: {some(list(fp8['asked'])) or 'nothing named'}"
+    return finding(
+        W(why["code"]) if fp8["verdict"] == ON else W.FP8_OFF,
+        "products of the layers in FP8, as the words of fp8= ask for",
+        f"{fp8['fp8_share'] or 0.0:.1%} of the FLOPs in FP8; asked: {some(list(fp8['asked'])) or 'nothing named'}"
         f"; in force: {'; '.join(fp8['in_force']) or 'nothing named'}",
         cause=why["text"],
-        next_step=why["next"] or "pytest-fp8 watch -- COMMAND shows sizes, roles and settings",
+        next_step=why["next"],
     )
 
 
 def _too_little(share: float, least: float) -> Finding | None:
     if share >= least:
         return None
-    return fail(
-        W.BELOW_SHARE,
-        "less of the step runs in FP8 than the mark asks for",
-        expected=f"at least {least:.0%} of the FLOPs of matrix products",
-        seen=f"{share:.1%}",
-        next_step="pytest-fp8 watch -- COMMAND shows which sizes and roles are in high precision",
-    )
+    return finding(W.BELOW_SHARE, f"at least {least:.0%} of the FLOPs of matrix products", f"{share:.1%}")
 
 
 # -- losses ----------------------------------------------------------------------------------------------------------
@@ -175,32 +169,12 @@ def _too_little(share: float, least: float) -> Finding | None:
 
 def check_losses(evidence: LossEvidence) -> Decision:
     """The losses are finite, move, and are not bit-equal in both runs. Of a gap a verdict needs several seeds."""
-    seeds = sorted(evidence.fp8)
-    fp8, bf16 = ([arm[seed].losses for seed in seeds] for arm in (evidence.fp8, evidence.bf16))
-    gaps = [tail_gap(one, two) for one, two in zip(fp8, bf16, strict=True)]
-    gap = judge_gap(evidence) if len(seeds) >= LEAST_SEEDS else None
-    figures = LossFigures(
-        gaps=gaps,
-        noise_gaps=(),
-        least_margin=evidence.least,
-        margin=gap.margin if gap else None,
-        seeds=len(seeds),
-        steps=len(fp8[0]),
-        moved=None,
-        fp8_moved=None,
-        least_moved=0.0,
-        gap=gap.gap if gap else None,
-        bound=gap.bound if gap else None,
-    )
-    for seed in seeds:
-        for name, curve in (("BF16", evidence.bf16[seed]), ("FP8", evidence.fp8[seed])):
-            if (step := first_bad_step(curve)) is not None:
-                found = not_finite(name, step, curve, evidence.bf16[seed])
-                return found.answer("loss", replace(figures, first_bad_step=step))
-    found_first = constant(evidence) or curves_equal(evidence)
-    if found_first is not None:
-        return found_first.answer("loss", figures)
-    if gap is None:
-        said = f"losses of {figures.steps} steps are finite and not bit-equal; FP8 ends {gaps[0]:+.4f} off BF16"
+    figures = figures_of(evidence)
+    if found := not_finite(evidence) or constant(evidence) or curves_equal(evidence):
+        return found.answer("loss", figures)
+    if len(evidence.fp8) < LEAST_SEEDS:
+        said = f"losses of {figures.steps} steps are finite and not bit-equal; FP8 ends {figures.gaps[0]:+.4f} off BF16"
         return passed(f"{said}, which one seed does not judge: seed=[...] in the mark does").answer("loss", figures)
+    gap = judge_gap(evidence)
+    figures = replace(figures, margin=gap.margin, gap=gap.gap, bound=gap.bound)
     return explain_gap(gap, evidence).answer("loss", figures)

@@ -172,7 +172,7 @@ fault(
     nightly=True,
 )
 # The layers before learn through the residual alone.
-fault("dgrad-zeros", "one layer's dgrad is zero", N.GIVES_ZEROS, Products, about=DGRAD, dgrad=lambda _, dx: 0 * dx)
+fault("dgrad-zeros", "one layer's dgrad is zero", N.PART_MISSING, Products, about=DGRAD, dgrad=lambda _, dx: 0 * dx)
 
 
 def _noise(_: Any, dw: Tensor, x: Tensor, dy: Tensor) -> Tensor:
@@ -291,7 +291,7 @@ fault(
 fault(
     "wgrad-last-tile",
     "the last 16 of 1280 rows of a wgrad are zero",
-    N.TILE_LEFT_OUT,
+    N.PART_MISSING,
     Products,
     at=0,
     wgrad=lambda _, dw, x, dy: torch.cat([dw[:-16], 0 * dw[-16:]]),

@@ -5,78 +5,48 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
 
 from pytest_fp8.codes import C, D
-from pytest_fp8.questions.findings import fail, finding
-from pytest_fp8.questions.loss.beginning import does_not_restart, first_step
-from pytest_fp8.questions.loss.course import trained_otherwise
+from pytest_fp8.questions.findings import finding, some
+from pytest_fp8.questions.loss.alike import does_not_restart, first_step, trained_otherwise
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
-from pytest_fp8.questions.loss.gap import explain_gap
-from pytest_fp8.questions.loss.learning import (
-    least_moved,
-    moved_share,
-    nothing_learnt,
-    weights_move_less,
-    weights_stand_still,
-)
 from pytest_fp8.questions.loss.presence import fp8_lost_on_the_way, rare_products
-from pytest_fp8.stats.loss import LossGap, compare_curves, spacing, tail_gap
-from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict
+from pytest_fp8.stats.loss import OF_NOISE, LossGap, compare_curves, loss_fall, tail_gap
+from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict, passed
 
 QUESTION = "loss"
-COARSE = 2**-10
-"""Spacing at 1 of float16; that of bfloat16 is larger, that of float32 far smaller."""
-
-
-def judge_gap(evidence: LossEvidence) -> LossGap:
-    """The rule alone: is the gap at the end of the horizon above the margin? Curves must be finite."""
-    fp8, bf16 = ([arm[s].losses for s in sorted(evidence.fp8)] for arm in (evidence.fp8, evidence.bf16))
-    noisy = [evidence.noisy[s].losses for s in sorted(evidence.noisy)]
-    return compare_curves(fp8, bf16, evidence.least, noisy)
+MOVED = 0.10
+"""Share of the weights with a gradient that a curve must move in the reference (docs/limits.md)."""
+STILL = 0.01
+"""A weight of the FP8 arm stands still where fewer of its elements moved than this share of what the reference
+moved."""
+ENOUGH = 100
+"""Moved elements of the reference's sample from which such a share means something."""
 
 
 @dataclass(frozen=True)
 class LossFigures(Figures):
     """Losses in nats, or in the unit of the user's own loss; gaps by seed, or by run of one curve, which is one of
-    ``seeds``; ``noise_gaps`` of the reference with noise of FP8's size, empty where it was not asked; ``moved`` as
-    shares of the weights with a gradient; ``first_bad_step`` counted from 0."""
+    ``seeds``; ``moved``: share of the reference's weights with a gradient; ``margin``: the least one where the gap was
+    not judged."""
 
     gaps: Sequence[float]
-    noise_gaps: Sequence[float]
-    least_margin: float
     seeds: int
     steps: int
     moved: float | None
-    fp8_moved: float | None
-    least_moved: float
     margin: float | None = None
     gap: float | None = None
     bound: float | None = None
-    first_bad_step: int | None = None
 
 
 def check_loss(evidence: LossEvidence) -> Decision:
     """Hard rules first (finite, curves that begin anew, same data, not constant, trained alike, close at step 1, not
     bit-equal, FP8 to the end), then the gap. Where that does not fail, the reference must have learnt something."""
-    seeds = sorted(evidence.fp8)
-    figures = LossFigures(
-        gaps=_gaps(evidence.fp8, evidence.bf16),
-        noise_gaps=_gaps(evidence.noisy, evidence.bf16),
-        least_margin=evidence.least,
-        seeds=1 if evidence.one_curve else len(seeds),
-        steps=len(evidence.fp8[seeds[0]].losses),
-        moved=moved_share(evidence.bf16),
-        fp8_moved=moved_share(evidence.fp8),
-        least_moved=least_moved(evidence),
-    )
-    for seed in seeds:
-        for name, curve in (("BF16", evidence.bf16[seed]), ("FP8", evidence.fp8[seed])):
-            step = first_bad_step(curve)
-            if step is not None:
-                found = not_finite(name, step, curve, evidence.bf16[seed])
-                return found.answer(QUESTION, replace(figures, first_bad_step=step))
+    figures = figures_of(evidence)
     for rule in (
-        *(does_not_restart, _other_data, constant, trained_otherwise, weights_stand_still, first_step),
+        *(not_finite, does_not_restart, _other_data, constant, trained_otherwise, weights_stand_still, first_step),
         *(curves_equal, fp8_lost_on_the_way, rare_products),
     ):
         if broken := rule(evidence):
@@ -84,38 +54,42 @@ def check_loss(evidence: LossEvidence) -> Decision:
     gap = judge_gap(evidence)
     found = explain_gap(gap, evidence)
     if gap.verdict is not Verdict.FAIL and not gap.below:
-        found = weights_move_less(evidence) or nothing_learnt(evidence) or found
+        found = nothing_learnt(evidence) or found
     return found.answer(QUESTION, replace(figures, margin=gap.margin, gap=gap.gap, bound=gap.bound))
 
 
-def _gaps(arm: Mapping[int, Curve], other: Mapping[int, Curve]) -> list[float]:
-    """By seed."""
-    return [tail_gap(arm[s].losses, other[s].losses) for s in sorted(arm)]
+def figures_of(evidence: LossEvidence) -> LossFigures:
+    """Without those of a gap that was judged."""
+    seeds = sorted(evidence.fp8)
+    return LossFigures(
+        gaps=[tail_gap(evidence.fp8[s].losses, evidence.bf16[s].losses) for s in seeds],
+        seeds=1 if evidence.one_curve else len(seeds),
+        steps=len(evidence.fp8[seeds[0]].losses),
+        moved=_moved_share(evidence.bf16)[0],
+        margin=evidence.least,
+    )
 
 
-def first_bad_step(curve: Curve) -> int | None:
-    """Index of the first step whose loss or gradient norm is not finite."""
-    for index, pair in enumerate(zip(curve.losses, curve.gradient_norms, strict=True)):
-        if not all(math.isfinite(value) for value in pair):
-            return index
+# -- each curve by itself ---------------------------------------------------------------------------------------------
+
+
+def not_finite(evidence: LossEvidence) -> Finding | None:
+    """The first loss or gradient norm that is not finite, of any seed."""
+    for seed in sorted(evidence.fp8):
+        for name, curve in (("BF16", evidence.bf16[seed]), ("FP8", evidence.fp8[seed])):
+            for step, pair in enumerate(zip(curve.losses, curve.gradient_norms, strict=True)):
+                if all(map(math.isfinite, pair)):
+                    continue
+                what, value = ("gradient norm", pair[1]) if math.isfinite(pair[0]) else ("loss", pair[0])
+                before = f"; the loss was {curve.losses[step - 1]:.4f} the step before" if step else ""
+                seen = f"{what} = {value} at step {step}, seed {seed}{before}"
+                given: dict[str, Any] = {"what": what, "when": f" from step {step} on"}
+                expected = f"finite numbers in all {len(curve.losses)} steps"
+                if name == "BF16":
+                    return finding(C.REFERENCE_NOT_FINITE, expected, seen, Verdict.INVALID, **given)
+                expected += f" (BF16: {evidence.bf16[seed].losses[step]:.4f})"
+                return finding(C.NOT_FINITE, expected, seen, **given)
     return None
-
-
-def not_finite(name: str, step: int, curve: Curve, bf16: Curve) -> Finding:
-    what = "loss" if not math.isfinite(curve.losses[step]) else "gradient norm"
-    value = curve.losses[step] if what == "loss" else curve.gradient_norms[step]
-    before = f"; the loss was {curve.losses[step - 1]:.4f} the step before" if step else ""
-    headline = f"the {name} arm's {what} is not finite from step {step} on"
-    expected = f"finite numbers in all {len(curve.losses)} steps"
-    seen = f"{what} = {value} at step {step}, seed {curve.seed}{before}"
-    if name == "BF16":
-        cause = "the training itself diverges, with FP8 having no part in it"
-        then = "lower the learning rate or mend the data; FP8 cannot be judged on this"
-        return Finding(C.REFERENCE_NOT_FINITE, Verdict.INVALID, headline, expected, seen, cause, then)
-    expected += f" (BF16: {bf16.losses[step]:.4f})"
-    cause = "an FP8 value that overflowed to NaN: e4m3 has no infinity"
-    then = "save the batch and the weights of that step, and look at the largest activation per layer"
-    return Finding(C.NOT_FINITE, Verdict.FAIL, headline, expected, seen, cause, then)
 
 
 def _other_data(evidence: LossEvidence) -> Finding | None:
@@ -132,26 +106,10 @@ def constant(evidence: LossEvidence) -> Finding | None:
     so it explains nothing."""
     for seed in sorted(evidence.fp8):
         fp8, bf16 = evidence.fp8[seed].losses, evidence.bf16[seed].losses
-        if any(bf16) and not (len(bf16) > 1 and len({*fp8, *bf16}) == 1):
-            continue
-        value = bf16[0] + 0.0  # -0.0 is 0
-        code, verdict = C.CONSTANT, Verdict.INVALID
-        cause = "the value of this loss is constant and only its gradient is used; or it is detached or masked"
-        then = "Workload(loss=...) or step=... that gives a value to judge by, such as an evaluation loss"
-        if evidence.eps >= COARSE and value and any(evidence.bf16[seed].gradient_norms):
-            code, verdict = C.CONSTANT_IN_16_BITS, Verdict.NOT_EXERCISED
-            cause = (
-                "the loss is computed in a type of 16 bits, whose numbers are "
-                f"{spacing(value, evidence.eps):.2g} apart there: these steps move it by less; or its value is "
-                "constant and only its gradient is used"
-            )
-            then = (
-                "take the loss in float32, as in F.cross_entropy(logits.float(), labels); or more steps, "
-                "@pytest.mark.fp8(steps=...)"
-            )
-        headline, expected = "the loss is the same number in every step", "a loss that moves as the weights do"
-        seen = f"{value:.4g} in all {len(bf16)} steps of BF16, seed {seed}"
-        return Finding(code, verdict, headline, expected, seen, cause, then)
+        if not any(bf16) or (len(bf16) > 1 and len({*fp8, *bf16}) == 1):
+            # -0.0 is 0.
+            seen = f"{bf16[0] + 0.0:.4g} in all {len(bf16)} steps of BF16, seed {seed}"
+            return finding(C.CONSTANT, "a loss that moves as the weights do", seen, Verdict.INVALID)
     return None
 
 
@@ -162,11 +120,102 @@ def curves_equal(evidence: LossEvidence) -> Finding | None:
         mine, reference = evidence.fp8[s], evidence.bf16[s]
         if list(mine.losses) != list(reference.losses) or list(mine.gradient_norms) != list(reference.gradient_norms):
             return None
-    return fail(
-        C.BIT_EQUAL,
-        "FP8 and BF16 gave bit-equal curves",
-        expected="losses and gradient norms that differ by rounding",
-        seen=f"both equal in every step of {len(evidence.fp8)} seeds",
-        cause="FP8 was off: two different precisions cannot agree to the last bit",
-        next_step="run the layers question of this case",
-    )
+    expected = "losses and gradient norms that differ by rounding"
+    return finding(C.BIT_EQUAL, expected, f"both equal in every step of {len(evidence.fp8)} seeds")
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+def weights_stand_still(evidence: LossEvidence) -> Finding | None:
+    """Weights that train in the reference and not in the FP8 arm, with every seed: an expert may rest with one."""
+    seeds = sorted(evidence.fp8)
+    first, mine = evidence.bf16[seeds[0]].movement, evidence.fp8[seeds[0]].movement
+    still = [name for name in first if all(_stands_still(name, evidence, s) for s in seeds)]
+    if not still:
+        return None
+    name = still[0]
+    expected = f"weights that move as in BF16, where {first[name].moved:.1%} of {name} have moved at the end"
+    seen = f"{mine[name].moved:.1%} in FP8, where {mine[name].reached:.1%} had a gradient: {some(still)}"
+    return finding(C.WEIGHTS_STAND_STILL, expected, seen, count=len(still), of=len(first))
+
+
+def _stands_still(name: str, evidence: LossEvidence, seed: int) -> bool:
+    """Not known of a weight of which too little moves in the reference."""
+    reference, mine = evidence.bf16[seed].movement[name], evidence.fp8[seed].movement.get(name)
+    if mine is None or reference.moved < MOVED / 2 or reference.moved * reference.elements < ENOUGH:
+        return False
+    return mine.moved < STILL * reference.moved
+
+
+def nothing_learnt(evidence: LossEvidence) -> Finding | None:
+    """The reference's weights hardly move, or its loss does not fall: equal losses then show nothing."""
+    curves = [evidence.bf16[s].losses for s in sorted(evidence.bf16)]
+    share, reached = _moved_share(evidence.bf16)
+    if share is not None and share < MOVED:
+        code = C.NO_GRADIENT if not reached else C.SMALL_STEPS if share else C.NOTHING_MOVES
+        expected = f"at least {MOVED:.0%} of the weights with a gradient differ from their start at the end"
+        return finding(code, expected, f"{share:.1%} after {len(curves[0])} steps", Verdict.NOT_EXERCISED)
+    fall = loss_fall(curves)
+    if fall.learns:
+        return None
+    expected = "a loss that falls by more than it changes from step to step"
+    seen = f"it {'rises' if fall.amount < 0 else 'falls'} by {abs(fall.amount):.3g} +- {2 * fall.error:.2g}"
+    seen += " from the first fifth of the steps to the last"
+    return finding(C.NOTHING_LEARNT, expected, seen, Verdict.NOT_EXERCISED)
+
+
+def _moved_share(curves: Mapping[int, Curve]) -> tuple[float | None, float]:
+    """Share of an arm's weights that moved, of those with a gradient, 0 where none has one, ``None`` where no weight is
+    known; and the number of those with a gradient."""
+    every = [one for curve in curves.values() for one in curve.movement.values()]
+    moved = sum(m.elements * m.moved for m in every)
+    # A weight that decays moves without a gradient, too: it counts as reached where it moved.
+    reached = sum(m.elements * max(m.reached, m.moved) for m in every)
+    return (moved / reached if reached else 0.0) if every else None, reached
+
+
+# -- the gap at the end -----------------------------------------------------------------------------------------------
+
+
+def judge_gap(evidence: LossEvidence) -> LossGap:
+    """The rule alone: is the gap at the end of the horizon above the margin? Curves must be finite."""
+    fp8, bf16 = ([arm[s].losses for s in sorted(evidence.fp8)] for arm in (evidence.fp8, evidence.bf16))
+    noisy = [evidence.noisy[s].losses for s in sorted(evidence.noisy)]
+    return compare_curves(fp8, bf16, evidence.least, noisy)
+
+
+def explain_gap(gap: LossGap, evidence: LossEvidence) -> Finding:
+    """The rule's verdict with its lines."""
+    seen, which, amount = _seen(gap, evidence), _which_margin(gap, evidence), evidence.amount
+    if gap.verdict is Verdict.PASS:
+        return passed(f"{seen}, margin {amount(gap.margin).removesuffix(' nats')}{which}")
+    if gap.verdict is Verdict.FAIL:
+        return finding(C.HIGHER, f"less than {amount(gap.margin)} above BF16{which}", seen)
+    if gap.below:
+        expected = f"at most {amount(gap.floor)} below BF16: FP8 adds rounding, which does not teach"
+        return finding(C.LOWER, expected, seen, Verdict.INCONCLUSIVE)
+    code = C.MORE_SEEDS
+    if gap.noise > gap.margin:
+        code, seen = C.TOO_NOISY, f"{seen}; noise moves BF16's own end by {amount(gap.noise)} (3 sd)"
+    expected = f"a gap clearly below or above {amount(gap.margin)}{which}"
+    return finding(code, expected, seen, Verdict.INCONCLUSIVE)
+
+
+def _which_margin(gap: LossGap, evidence: LossEvidence) -> str:
+    """For a margin that is not the least one in nats: what it is of."""
+    if gap.margin > evidence.least:
+        by = evidence.amount(gap.noise / OF_NOISE)
+        most = "; at most a quarter of what the loss falls by" if gap.margin < gap.noise else ""
+        return f" ({OF_NOISE:.0f} times {by}, by which noise of FP8's size moves BF16's own end{most})"
+    return "" if evidence.in_nats or not evidence.end else f" ({evidence.least / evidence.end:.1%} of the loss)"
+
+
+def _seen(gap: LossGap, evidence: LossEvidence) -> str:
+    curves = list(evidence.bf16.values())
+    # Neither weights nor batches depend on the seed: the spread is that of rounding, not of training.
+    what = "runs of one curve, one rounding apart" if evidence.one_curve else "seeds"
+    number = ".4f" if evidence.in_nats else ".3g"
+    apart = f"{gap.gap:+{number}}{' nats' if evidence.in_nats else ''} +- {gap.bound:{number}}"
+    end = fmean(curve.losses[-1] for curve in curves)
+    return f"{apart} over {len(curves[0].losses)} steps of {len(curves)} {what} (BF16 ends at {end:.4g})"

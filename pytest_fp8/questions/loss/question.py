@@ -7,9 +7,8 @@ from typing import Any
 
 from pytest_fp8.case import Case
 from pytest_fp8.plan import FP8, REFERENCE, Ask, Asking, TwoArms
-from pytest_fp8.questions.loss.beginning import needs_noise
+from pytest_fp8.questions.loss.alike import needs_noise, trained_otherwise
 from pytest_fp8.questions.loss.check import judge_gap
-from pytest_fp8.questions.loss.course import trained_otherwise
 from pytest_fp8.questions.loss.evidence import START, Curve, LossEvidence, largest_number
 from pytest_fp8.stats.loss import MAX_LOSS_SEEDS
 from pytest_fp8.verdicts import Verdict

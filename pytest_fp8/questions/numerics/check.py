@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_fp8.case import Case
 from pytest_fp8.codes import C, D, N
 from pytest_fp8.errors import first_line
-from pytest_fp8.questions.findings import finding, invalid
+from pytest_fp8.questions.findings import finding
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8
-from pytest_fp8.questions.numerics.causes import find_in_gradients
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence, ProductCheck
 from pytest_fp8.questions.numerics.formats import find_in_formats
 from pytest_fp8.questions.numerics.gradients import (
     Difference,
     differences,
     find_apart,
+    find_in_gradients,
     too_sensitive,
 )
 from pytest_fp8.questions.numerics.handed_on import find_in_handed_on
@@ -33,12 +32,8 @@ from pytest_fp8.questions.numerics.limits import (
 )
 from pytest_fp8.questions.numerics.products import (
     LATER_LOOKS,
-    distance,
-    evaluated_products,
     find_in_products,
-    gain_error,
     judged_products,
-    later_products,
     scaled_by_the_past,
 )
 from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict, passed
@@ -47,36 +42,19 @@ QUESTION = "numerics"
 
 
 @dataclass(frozen=True)
-class RoleFigures:
-    """The worst of the products of one role."""
-
-    products: int
-    sqnr_db: float
-    distance_db: float
-    gain_error: float
-
-
-@dataclass(frozen=True)
 class NumericsFigures(Figures):
-    """Of the worst product or gradient, unless said otherwise; ``None`` where there is none."""
+    """``sqnr_db``, ``gradient_error``, ``gain_error``: of the worst product or gradient; ``None`` where there is
+    none."""
 
     products: int
     layers: int
-    later: int
-    later_distance_db: float | None
-    later_gain_error: float | None
-    evaluated: int
-    roles: Mapping[str, RoleFigures]
     sqnr_db: float | None
-    underflow: float
-    own_scales: int
     gradients: int
     not_judged: int
     gradient_error: float | None
     by_gain: int
     gain_error: float | None
     limits: Limits
-    losses: Mapping[str, float]
 
 
 def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidence) -> Decision:
@@ -106,9 +84,9 @@ def _said(figures: NumericsFigures, evidence: NumericsEvidence, layers: LayersEv
     if figures.products:
         lowest = f"lowest SQNR {figures.sqnr_db:.1f} dB"
         parts = [f"{figures.products} products of {figures.layers} layers right ({lowest})"]
-    if figures.own_scales:
+    if own_scales := scaled_by_the_past(evidence) & {product.layer for product in judged_products(evidence)}:
         wider = f"within {LATER_DELAYED.sqnr_db:.0f} dB and {LATER_DELAYED.gain:.0%}"
-        parts.append(f"those of {figures.own_scales} layer(s) with scales of past steps {wider}")
+        parts.append(f"those of {len(own_scales)} layer(s) with scales of past steps {wider}")
     if figures.gradient_error is not None:
         parts.append(f"gradients within {figures.gradient_error:.1%} of BF16's")
     if figures.by_gain:
@@ -133,39 +111,20 @@ def _said(figures: NumericsFigures, evidence: NumericsEvidence, layers: LayersEv
 
 
 def _figures(evidence: NumericsEvidence, found: Sequence[Difference], limits: Limits) -> NumericsFigures:
-    judged, later = judged_products(evidence), later_products(evidence)
-    by_role: dict[str, list[ProductCheck]] = defaultdict(list)
-    for product in judged:
-        by_role[product.role].append(product)
+    judged = judged_products(evidence)
     # Without those that any small change moves, such as the bias of attention's keys, whose gradient is rounding alone.
     decided = [each.relative for each in found if each.limit(limits) < UNDECIDED]
     by_gain = [abs(each.gain - 1) for each in found if each.by_gain(limits)]
     return NumericsFigures(
         products=len(judged),
         layers=len({product.layer for product in judged}),
-        later=len(later),
-        later_distance_db=max(map(distance, later), default=None),
-        later_gain_error=max((abs(gain_error(product)) for product in later), default=None),
-        evaluated=sum(map(len, evaluated_products(evidence))),
-        roles={
-            role: RoleFigures(
-                len(products),
-                min(product.sqnr for product in products),
-                max(map(distance, products)),
-                max(abs(gain_error(product)) for product in products),
-            )
-            for role, products in by_role.items()
-        },
         sqnr_db=min((product.sqnr for product in judged), default=None),
-        underflow=max((product.underflow for product in judged), default=0.0),
-        own_scales=len(scaled_by_the_past(evidence) & {product.layer for product in judged}),
         gradients=len(found),
         not_judged=sum(not each.judged for each in found),
         gradient_error=max(decided, default=None),
         by_gain=len(by_gain),
         gain_error=max(by_gain, default=None),
         limits=limits,
-        losses={"fp8": evidence.fp8.gradients.loss, "bf16": evidence.bf16.gradients.loss},
     )
 
 
@@ -176,14 +135,8 @@ def _not_comparable(evidence: NumericsEvidence) -> Finding | None:
         return finding(D.OTHER_DATA, "the same batch in both arms", seen, Verdict.INVALID)
     if math.isfinite(theirs.loss):
         return None
-    return invalid(
-        C.REFERENCE_NOT_FINITE,
-        "the BF16 arm's loss is not finite, so its gradients say nothing",
-        expected="a finite loss at the first weights",
-        seen=f"{theirs.loss} in BF16, {mine.loss} in FP8",
-        cause="the loss, the data or the model gives it, with FP8 having no part in it",
-        next_step="mend the loss or the data; FP8 cannot be judged on this",
-    )
+    seen, when = f"{theirs.loss} in BF16, {mine.loss} in FP8", " at the first weights, so its gradients say nothing"
+    return finding(C.REFERENCE_NOT_FINITE, "a finite loss", seen, Verdict.INVALID, what="loss", when=when)
 
 
 def _nothing(figures: NumericsFigures, layers: LayersEvidence, judged: Sequence[ProductCheck]) -> Finding | None:

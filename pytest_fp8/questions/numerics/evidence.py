@@ -99,8 +99,6 @@ class ArmNumerics:
     never meet an optimizer."""
     handed_on_later: Sequence[HandedOn] = ()
     """Of the step with ``later``."""
-    """Module -> few values of what its first call in the step gave, float32 in base64, at the same places in both
-    arms; in the order in which the calls ended."""
 
 
 @dataclass(frozen=True)

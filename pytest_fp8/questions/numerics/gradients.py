@@ -1,4 +1,4 @@
-"""Compares the arms' gradients by their sketches, parameter by parameter. Pure."""
+"""Compares the arms' gradients by their sketches, parameter by parameter, and says where they go wrong. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.codes import D, N
+from pytest_fp8.case import Case
+from pytest_fp8.codes import Code, D, N
 from pytest_fp8.floats import of_text
+from pytest_fp8.plain import from_plain
+from pytest_fp8.plan import REFERENCE, Ask, Asking
 from pytest_fp8.questions.findings import finding, some
-from pytest_fp8.questions.numerics.evidence import NumericsEvidence
-from pytest_fp8.questions.numerics.limits import GAIN_OF_MOVED, LEAST_VALUES, UNDECIDED, Limits
+from pytest_fp8.questions.numerics.evidence import Gradients, NumericsEvidence
+from pytest_fp8.questions.numerics.limits import GAIN_OF_MOVED, LEAST_VALUES, UNDECIDED, Limits, limits_of
 from pytest_fp8.verdicts import Finding, Verdict
 
 if TYPE_CHECKING:
@@ -19,6 +22,17 @@ if TYPE_CHECKING:
 
     Vectors = dict[str, NDArray[Any]]
     """Parameter -> its gradient's sketch."""
+
+DRAWS = 8
+"""Further ways in which weights are moved. A router sends a row another way in some of them."""
+OPERANDS = 4
+"""Further ways in which what Linears are given is moved instead, each value on its own, as FP8 rounds it. Gradients
+that cancel between rows still cancel beside moved weights."""
+LEAST_GAIN, LEAST_FACTOR = 0.02, 0.1
+"""A gain below the one is no factor but nothing that arrives; one nearer to 1 than the other explains no difference
+that fails."""
+MANY_LOST = 0.2
+"""Share of an operand's values that the recipe's own casts make 0, from which that is the cause."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +58,6 @@ class Difference:
     def gain_limit(self, limits: Limits) -> float:
         """Of the gain's difference to 1, where the gain is what is judged."""
         return max(GAIN_OF_MOVED * self.moved, limits.gradients * self.moved_gain)
-
-    @property
-    def length(self) -> float:
-        """|FP8| / |BF16|."""
-        return math.sqrt(max(self.relative**2 + 2 * self.gain - 1, 0.0))
 
     @property
     def rest(self) -> float:
@@ -140,3 +149,56 @@ def too_sensitive(found: Sequence[Difference]) -> Finding | None:
     limit = f"gradients that move by less than {UNDECIDED:.0%} where weights are moved as much as FP8 moves products"
     seen = some([f"{d.parameter} {d.moved:.0%}" for d in open_ones])
     return finding(N.TOO_SENSITIVE, limit, seen, Verdict.INCONCLUSIVE, count=len(open_ones), of=len(found))
+
+
+def with_further_draws(case: Case, evidence: NumericsEvidence) -> Asking[NumericsEvidence]:
+    """The evidence with ``further`` where a gradient looks wrong. Sound arms of most models have none, and their
+    reference is not asked."""
+    limits = limits_of(case.backend, case.recipe)
+    if not any(difference.wrong(limits) for difference in differences(evidence)):
+        return evidence
+    found = yield Ask(REFERENCE, "moved_gradients", draws=DRAWS, operands=OPERANDS)
+    return replace(evidence, further=[from_plain(Gradients, each) for each in found])
+
+
+def find_in_gradients(
+    case: Case, evidence: NumericsEvidence, found: Sequence[Difference], limits: Limits
+) -> Finding | None:
+    """FAIL names the first wrong gradient of the backward pass: where the error begins."""
+    wrong = [d for d in found if d.wrong(limits)]
+    if not wrong:
+        return None
+    first, index = wrong[0], found.index(wrong[0])
+    before = f"the last right one in backward order is {found[index - 1].parameter}'s" if index else "it is the first"
+    code, given = _cause(evidence, limits, wrong)
+    why = finding(
+        code,
+        f"{first.expected(limits)} at the same weights and batch: weights that are moved as much as FP8 moves "
+        f"products change it by {first.moved:.1%}",
+        f"{first.parameter}: {first.gain:.2f} times BF16's, {first.relative:.1%} off, cosine {first.cosine:.3f}; "
+        f"{before}" + (f"; also {some([d.parameter for d in wrong[1:]])}" if len(wrong) > 1 else ""),
+        about=first.parameter,
+        count=len(wrong),
+        of=len(found),
+        **given,
+    )
+    if not case.compile or case.emulated:
+        return why
+    compiled = "The layers' products are right when run uncompiled: ask again with `compile=False` in the mark."
+    return replace(why, next_step=f"{why.next_step} {compiled}")
+
+
+def _cause(evidence: NumericsEvidence, limits: Limits, wrong: Sequence[Difference]) -> tuple[Code, dict[str, Any]]:
+    """What the evidence of the same step says of it, most telling first; and what the words leave open."""
+    first = wrong[0]
+    if evidence.fp8.gradients.random != evidence.bf16.gradients.random:
+        return D.OTHER_RANDOM_NUMBERS, {}
+    if all(d.parameter.rpartition(".")[2] == "bias" for d in wrong):
+        # What the backward pass hands on and multiplies is right.
+        return N.BIAS_GRADIENT, {}
+    if abs(first.gain) >= LEAST_GAIN and abs(first.gain - 1) > LEAST_FACTOR and first.rest <= first.limit(limits):
+        return N.GRADIENT_TIMES, {"factor": first.gain}
+    worst = max(evidence.fp8.products, key=lambda product: product.underflow, default=None)
+    if worst is not None and worst.underflow >= MANY_LOST:
+        return N.OUTLIER, {"underflow": worst.underflow, "where": f"{worst.role} of {worst.layer}"}
+    return N.OTHER_GRADIENT, {}

@@ -25,7 +25,7 @@ SOME_ROW = 0.3
 LOST_OF_UNRELATED = 0.2
 """A gain below it is no product of which a part is missing: four values in five would have to be."""
 
-MANY_ZEROS = 0.01
+MANY_ZEROS = 0.005
 """A share of zeros that the recipe's own casts do not give: rows or values were left out."""
 
 
@@ -149,7 +149,7 @@ def _code(product: ProductCheck, limits: Limits) -> N | None:
     if not (far or off):
         return None
     if product.lost > 0.99 or product.gain == 0:
-        return N.GIVES_ZEROS
+        return N.PART_MISSING
     error = 10 ** (-product.sqnr / 10)
     own_error = 10 ** (-min(product.own_sqnr, HIGH_PRECISION_DB) / 10)
     # Without the row that is the same everywhere.
@@ -163,8 +163,8 @@ def _code(product: ProductCheck, limits: Limits) -> N | None:
     if off and min(product.own_sqnr, HIGH_PRECISION_DB) - rest < within:
         return N.WRONG_SCALE
     # Values that are left out take their share of the power with them; those that underflow are small ones.
-    if not off and product.lost > MANY_ZEROS / 2 and error - own_error < 2 * product.lost:
-        return N.TILE_LEFT_OUT
+    if not off and product.lost > MANY_ZEROS and error - own_error < 2 * product.lost:
+        return N.PART_MISSING
     if not off or gain > 1:
         return N.TOO_COARSE
     # |seen|^2 over |exact|^2: at most the gain where a part is missing, near 1 where other values are in its place.
