@@ -1,8 +1,7 @@
 """Watches the calls of layers: what each is given, multiplies by and gives, and the gradients that come back.
 
 A subclass of :class:`Probe` makes of them what its question needs: :class:`ProductChecks` compares samples of the
-products with the exact ones, :class:`StaleCopies` tells by which weights a layer multiplied, and :class:`StepLooks`
-looks at a few values in each step of a curve.
+products with the exact ones, and :class:`StepLooks` looks at a few values in each step of a curve.
 """
 
 from __future__ import annotations
@@ -52,12 +51,9 @@ class Call:
     weight: torch.nn.Parameter | None
     began: int
     """Autograd's number of the next node when the call began."""
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """As the layer was given them. Like ``x`` and ``view`` only while the call runs: what autograd saves holds the
-    layer's input, and this record must not."""
     x: torch.Tensor | None = None
-    """The first tensor that the layer was given."""
+    """The first tensor that the layer was given. Like ``view`` only while the call runs: what autograd saves holds the
+    layer's input, and this record must not."""
     view: Any = None
     """What stands in the weight's place, where gradients are watched."""
     role: Role = FPROP
@@ -124,10 +120,10 @@ class Probe:
             if torch.compiler.is_compiling():
                 return None
             # The sequence number says which nodes of the graph this call makes; a public one would take its place.
-            call = Call(name, layer, layer._parameters.get("weight"), torch.autograd._get_sequence_nr(), args, kwargs)
+            call = Call(name, layer, layer._parameters.get("weight"), torch.autograd._get_sequence_nr())
             call.x = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
             self._open.append(call)
-            return _with_views(call) if self.views else None
+            return _with_views(call, args, kwargs) if self.views else None
 
         return entered
 
@@ -139,10 +135,10 @@ class Probe:
         if call.view is not None:
             layer._parameters["weight"] = call.weight
         self.called(call, output)
-        call.args, call.kwargs, call.x, call.view = (), {}, None, None
+        call.x = call.view = None
 
 
-def _with_views(call: Call) -> Any:
+def _with_views(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The arguments with a view of the input; a view of the weight takes its place in the layer."""
     given, weight = call.x, call.weight
     plain = given is not None and type(given) in (torch.Tensor, torch.nn.Parameter) and not given.is_nested
@@ -157,7 +153,7 @@ def _with_views(call: Call) -> Any:
     def replaced(value: Any) -> Any:
         return view if value is given else value
 
-    return tuple(map(replaced, call.args)), {key: replaced(value) for key, value in call.kwargs.items()}
+    return tuple(map(replaced, args)), {key: replaced(value) for key, value in kwargs.items()}
 
 
 def _can_be_viewed(weight: torch.Tensor) -> bool:
@@ -192,17 +188,11 @@ class ProductChecks(Probe):
 
     views = True
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, layers: Mapping[str, torch.nn.Module] | None = None) -> None:
+        """``layers``: these alone."""
         case = engine.case
-        modules = dict(engine.model.named_modules())
-        reference = case == case.reference()
-        layers = {
-            name: modules[name]
-            for name in (engine.originals if reference else modules)
-            if (reference or engine.is_fp8_layer(modules[name])) and is_product(modules[name])
-        }
         # None under ZeRO-3, which holds no whole weight between steps.
-        super().__init__(layers, engine.device)
+        super().__init__(_multiplying(engine) if layers is None else layers, engine.device)
         self._engine, self._casts = engine, promised_casts(case.backend, case.recipe, case.full_options)
         self._calls: dict[str, int] = {}
         self._found: list[tuple[str, Role, torch.Tensor]] = []
@@ -300,17 +290,15 @@ class ProductChecks(Probe):
     def _gradient_came(self, call: Call, gradient: torch.Tensor) -> None:
         """The output's gradient is there: what the layer's two gradients should be can be computed."""
         with unwatched():
-            gradient = rows_of(gradient)
-            amax = gradient.abs().amax()
+            dy = rows_of(gradient)
+            amax, scale = dy.abs().amax(), self._operand_scales(call.layer).get(GRADIENT)
             weight = call.lines or self._weight(call, self._some(call.weight.shape[1]), DGRAD)  # type: ignore[union-attr]
-            scale = self._operand_scales(call.layer).get(GRADIENT)
-            left = Operand(gradient[self._some(len(gradient))], amax, scale=scale)
-            call.expected[DGRAD] = Expected(left, weight, self._casts_of(call.name).get(DGRAD), gradient.dtype)
-            if call.columns is None or call.amax is None:
-                return
-            left = Operand(gradient[:, self._some(gradient.shape[1])].t(), amax, scale=scale)
-            right = Operand(call.columns.t(), call.amax, scale=call.scales.get(INPUT))
-            call.expected[WGRAD] = Expected(left, right, self._casts_of(call.name).get(WGRAD), gradient.dtype)
+            operands = {DGRAD: (Operand(dy[self._some(len(dy))], amax, scale=scale), weight)}
+            if call.columns is not None and call.amax is not None:
+                columns = Operand(call.columns.t(), call.amax, scale=call.scales.get(INPUT))
+                operands[WGRAD] = Operand(dy[:, self._some(dy.shape[1])].t(), amax, scale=scale), columns
+            casts = self._casts_of(call.name)
+            call.expected = {role: Expected(*both, casts.get(role), dy.dtype) for role, both in operands.items()}
             call.columns = None
 
     def _compare(self, call: Call, role: Role, seen: torch.Tensor | None) -> None:
@@ -396,36 +384,38 @@ def _numbers(rows: Iterable[torch.Tensor]) -> list[list[float]]:
     return torch.stack(found).tolist() if found else []
 
 
+def _multiplying(engine: Engine) -> dict[str, torch.nn.Module]:
+    modules = dict(engine.model.named_modules())
+    reference = engine.case == engine.case.reference()
+    names = engine.originals if reference else modules
+    found = {name: modules[name] for name in names if reference or engine.is_fp8_layer(modules[name])}
+    return {name: module for name, module in found.items() if is_product(module)}
+
+
 # -- copies of weights that a load does not renew ---------------------------------------------------------------------
 
-FEW = 16
-"""Rows of the input and of the weight that are compared in each layer: 40 MB of weights at 8B."""
-NEARER = 4.0
-"""A layer computes with old weights where its output is twice as near to their product as to that of the present ones:
-a quarter of the squared error. An FP8 copy is within 10 % of its weight. Unrelated values are as far from one as from
-the other: the share of 256 values varies by about a tenth."""
+STALE = 3.0
+"""Decibels below which a product is one of other weights than the layer's: an error of half its power. Unrelated
+weights give -3, opposite ones -6, and a product in FP8 20 to 30."""
 
 
-class StaleCopies(Probe):
-    """Evaluates before a load and after it, and tells by which weights each FP8 layer multiplied: a copy of a weight
-    that a layer keeps must be renewed by the load. Only trained weights count: of a frozen one a copy may be kept for
-    good."""
+class StaleCopies:
+    """Evaluates before a load and after it, and tells which FP8 layers then multiply by other weights than theirs: a
+    copy of a weight that a layer keeps must be renewed by the load. Only trained weights count: of a frozen one a copy
+    may be kept for good."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._engine, self._ready = engine, False
         self.unchecked = ""
         """Why layers were not looked at, in words; empty where all were."""
         live = {name: layer for name, layer in engine.model.named_modules() if engine.is_fp8_layer(layer)}
         if live and engine.backend.brings_model:
             self.unchecked, live = "the library computes FP8 layers without calling them", {}
-        trained = {
+        self.layers = {
             name: layer
             for name, layer in live.items()
             if is_product(layer) and _is_trained(layer._parameters["weight"])
         }
-        super().__init__(trained, engine.device)
-        self._before: dict[str, torch.Tensor] = {}
-        self._errors: dict[str, torch.Tensor] = {}
 
     def before(self, own_load: bool = False) -> None:
         """Evaluate with the weights that are there now, which must be far from those that will be loaded.
@@ -436,40 +426,20 @@ class StaleCopies(Probe):
         own = self._engine.setup.own
         if self.layers and not own_load and own is not None and own.load is not None:
             self.unchecked = "the workload's load() may renew them"
-        elif self.layers and self._evaluated():
-            weights = {name: layer._parameters["weight"] for name, layer in self.layers.items()}
-            self._before = {
-                name: self._few(full(weight)).clone() for name, weight in weights.items() if weight is not None
-            }
+        else:
+            self._ready = bool(self.layers) and self._evaluated()
 
     def stale(self) -> list[str]:
-        """Evaluate again: the layers that multiply by other weights than theirs, of :meth:`before` or older ones."""
-        if not self._before:
-            return []
-        with self.watching():
-            if self._evaluated() and len(self._errors) < len(self._before):
-                missed = [plain_name(name) for name in self._before if name not in self._errors]
-                self.unchecked = f"an evaluation does not call {some(missed)} with rows of its width"
-        errors = _numbers(self._errors.values())
-        return [plain_name(name) for name, row in zip(self._errors, errors, strict=True) if _is_stale(*row)]
-
-    def called(self, call: Call, output: Any) -> None:
-        operands = call.operands(output)
-        if call.name in self._errors or operands is None:
-            return
-        with torch.enable_grad():
-            trained = rows_of(call.layer.forward(*call.args, **call.kwargs))
-        given, weight, seen, bias = operands
-        with unwatched():
-            rows, columns = self._few(given).double(), self.lines(len(weight), FEW)
-            added = bias[columns].double() if bias is not None else 0.0
-            new, old = (rows @ each.double().t() + added for each in (weight[columns], self._before[call.name]))
-            seen, trained = (self._few(each)[:, columns].double() for each in (seen, trained))
-            errors = [seen - new, seen - old, trained - new, new]
-            self._errors[call.name] = torch.stack([error.square().sum() for error in errors])
-
-    def _few(self, matrix: torch.Tensor) -> torch.Tensor:
-        return matrix.detach()[self.lines(len(matrix), FEW)]
+        """Evaluate again; plain names of the layers whose product is not that of their weights."""
+        checks = ProductChecks(self._engine, self.layers)
+        with checks.watching():
+            if not (self._ready and self._evaluated()):
+                return []
+        found = {check["layer"]: check["sqnr"] for check in checks.checks()}
+        missed = [plain_name(name) for name in self.layers if name not in found]
+        if missed:
+            self.unchecked = f"an evaluation does not call {some(missed)} with rows of its width"
+        return [plain_name(name) for name, sqnr in found.items() if sqnr < STALE]
 
     def _evaluated(self) -> bool:
         error = not_evaluated(self._engine, 0, besides=set(self.layers.values()))
@@ -479,16 +449,6 @@ class StaleCopies(Probe):
             )
             self.unchecked = f"no evaluation of the model: {why}"
         return error is None
-
-
-def _is_stale(new: float, old: float, trained: float, power: float) -> bool:
-    """Squared errors of a layer's evaluation against the product with its weights and with those of before; of the same
-    call with gradients, as in training; and the product's own power.
-
-    It is stale where it is nearer to the old weights; or where it is farther from its own than nothing is, and with
-    gradients is not: a copy that is older, for evaluations alone.
-    """
-    return NEARER * old < new or (new > power and NEARER * trained < new)
 
 
 def _is_trained(weight: torch.nn.Parameter | None) -> bool:
