@@ -180,7 +180,7 @@ class ArmLedger:
     watched: bool
     """Whether operators were watched. Not where a library brings compiled code that refuses it."""
     recomputed_otherwise: Sequence[str] = ()
-    """Layers at which recomputation had other values than the first forward pass: another dropout mask."""
+    """Modules in which recomputation drew other random numbers than the first forward pass: another dropout mask."""
     ranks: int = 1
     wire: Sequence[Collective] = ()
     """What travelled between the ranks."""

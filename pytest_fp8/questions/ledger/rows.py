@@ -429,11 +429,11 @@ def _goes_on_in(name: str, others: Collection[str], explained: Explained) -> boo
 
 
 def recomputed_the_same(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
-    """That recomputation computes again what the first forward pass did, in each arm by itself."""
+    """That recomputation draws the random numbers of the first forward pass again, in each arm by itself."""
     one, two = (list(arm.recomputed_otherwise) for arm in (ledgers.reference, ledgers.fp8))
     if not explained.other_modules and bool(one) != bool(two):
-        where = f"other values at {some([name or 'the model' for name in two or one])}"
-        told = (where if arm else "the values of the first forward pass again" for arm in (one, two))
+        where = f"other random numbers at {some([name or 'the model' for name in two or one])}"
+        told = (where if arm else "the random numbers of the first forward pass again" for arm in (one, two))
         found = differ(D.RECOMPUTED_OTHERWISE, f"recomputation of {(two or one)[0]}", told, OF_LOSS)
         yield replace(found, verdict=Verdict.FAIL) if two else found
 

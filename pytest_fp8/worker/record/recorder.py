@@ -26,7 +26,7 @@ from pytest_fp8.worker.notes import digest_of, random_state, shape_of
 from pytest_fp8.worker.record.accuracy import is_product
 from pytest_fp8.worker.record.libraries import te_product, watch_recomputation, watch_transformer_engine
 from pytest_fp8.worker.record.operators import OPERANDS, dtype_name, products_of_call
-from pytest_fp8.worker.record.samples import sample, unwatched
+from pytest_fp8.worker.record.samples import unwatched
 from pytest_fp8.worker.record.trace import SPACES, kind_of
 from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training.restored import followed, hooked, replaced
@@ -35,6 +35,8 @@ from pytest_fp8.zoo.batch import tensors_in
 
 Size = tuple[tuple[int, ...], str]
 """Shape and dtype of a tensor."""
+Span = tuple[int, int, int]
+"""First and last sequence number of the autograd nodes that a call made, and the call's index."""
 
 
 @dataclass(slots=True)
@@ -49,8 +51,6 @@ class Call:
     """``forward``, ``recompute``, or ``evaluation`` where autograd records nothing."""
     part: str
     """The part of the step: ``forward``, ``backward`` or ``evaluation``."""
-    microbatch: int
-    """How many backward passes of the step had begun."""
     tensors: Sequence[Size]
     """Its arguments that are tensors."""
     training: bool
@@ -64,14 +64,10 @@ class Call:
     """Whether a matrix among its own weights does."""
     fp8: bool
     """Whether it is one of the backend's FP8 layers."""
-    of_torch: bool
-    """Whether its class is one of torch's own, or derived from one."""
     of_library: bool
-    """Whether its class, or its ``forward``, is torch's or another package's."""
+    """Whether its class is torch's or derived from one of torch's, or its ``forward`` another package's."""
     reached: bool = False
     """Whether the backward pass goes through what it made."""
-    given: torch.Tensor | None = None
-    """Few values of its first tensor; of layers alone."""
 
 
 @dataclass(slots=True)
@@ -96,9 +92,7 @@ class Event:
     counted: bool = False
     """Whether it is compared between the arms by its number: no view, no copy, no library's own."""
     waits: bool = False
-    """Whether the host waits for it."""
-    reads: bool = False
-    """Whether the host waits for a value, which it may decide by."""
+    """Whether the host waits for it, and mostly for a value, by which it may decide."""
     chooses: bool = False
     """Whether the number of rows that it gave follows from content."""
     state: str = ""
@@ -130,6 +124,8 @@ class StepTable:
         return self.calls[event.call].module if event.call >= 0 else OUTSIDE
 
 
+WAIT = "wait"
+"""A wait for the GPU, or a sleep, that gives no value."""
 READ = "_local_scalar_dense"
 """What ``.item()``, ``float(tensor)`` and ``if tensor:`` call: the host waits for the value."""
 VIEWS = """
@@ -150,8 +146,6 @@ SHARDING = f"{os.sep}torch{os.sep}distributed{os.sep}fsdp{os.sep}"
 LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("transformer_engine", "torchao", "accelerate"))
 """Folders of the libraries that switch FP8 on."""
 TORCH = f"{os.sep}torch{os.sep}"
-SAMPLE = 1024
-"""Values of a tensor that are kept: enough to tell that a dropout at a rate of 1 % came between."""
 
 
 class StepRecorder(TorchDispatchMode):
@@ -170,7 +164,6 @@ class StepRecorder(TorchDispatchMode):
         """Those of the model that multiply their input by a weight."""
         self.adopted: list[torch.nn.Module] = []
         """Modules that were called and are no part of the model."""
-        self.microbatch = 0
         self.on_first_call: Callable[[], None] = lambda: None
         """Called when the first module is called in the forward part."""
         self.part = ""
@@ -180,12 +173,12 @@ class StepRecorder(TorchDispatchMode):
         self._linears = {plain_name(name): modules[name] for name in linears or ()}
         self._names = {id(module): plain_name(name) for name, module in model.named_modules()}
         self._stack: list[int] = []
-        self._spans: list[tuple[int, int, int]] = []
-        """First and last sequence number of the autograd nodes that a call made, and the call's index."""
-        self._nested_spans: list[tuple[int, int, int]] = []
-        self._owners: dict[int, int] = {}
+        """Indices of the calls that run."""
+        self._levels: list[tuple[int, list[Span]]] = [(0, [])]
+        """Of the step, and of each backward pass that runs inside another: how many calls ran when it began, and the
+        spans of those that it made."""
         self._thread = threading.get_ident()
-        self._backward_depth = self._outer_stack = self._recomputing = 0
+        self._recomputing = 0
 
     # -- the observer -------------------------------------------------------------------------------------------------
 
@@ -195,7 +188,6 @@ class StepRecorder(TorchDispatchMode):
             yield
             return
         outer, self.part = self.part, name
-        self.microbatch += name == "backward"
         try:
             with torch.compiler.set_stance("force_eager"), self if self.table.watched else nullcontext():
                 yield
@@ -221,7 +213,7 @@ class StepRecorder(TorchDispatchMode):
         with ExitStack() as stack:
             stack.enter_context(hooked(followed({*self.layers.values(), *self._linears.values()})))
             stack.enter_context(replaced(torch.nn.Module, "__call__", call))
-            stack.enter_context(around_backward(self._in_backward))
+            stack.enter_context(around_backward(self._backward_pass))
             stack.enter_context(watch_recomputation(self._recomputation))
             stack.enter_context(watch_transformer_engine(self._note_te))
             for home, name in ((torch.cuda, "synchronize"), (torch.cuda.Event, "synchronize"), (time, "sleep")):
@@ -243,7 +235,7 @@ class StepRecorder(TorchDispatchMode):
         if self.part == "forward" and not any(each.part == "forward" for each in self.table.calls):
             self.on_first_call()
         call = self._note_call(module, tensors)
-        if call.outermost and not self._backward_depth:
+        if call.outermost and not self._in_backward:
             given = tuple(_entered(tensor) for tensor in tensors_in((args, kwargs)))
             gradients = torch.is_grad_enabled()
             self.table.entered.append(Entered(call.module, call.phase, module.training, gradients, given))
@@ -256,21 +248,17 @@ class StepRecorder(TorchDispatchMode):
         finally:
             end = torch.autograd._get_sequence_nr()
             if end > start:
-                (self._nested_spans if self._backward_depth else self._spans).append((start, end, index))
-                self._owners.clear()
+                self._levels[-1][1].append((start, end, index))
             self._stack.pop()
 
     def _note_call(self, module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Call:
         if id(module) not in self._names:
             self._adopt(module)
         name = self._names[id(module)]
-        phase = RECOMPUTE if self._backward_depth else self.part
+        phase = RECOMPUTE if self._in_backward else self.part
         if phase == "forward" and not torch.is_grad_enabled():
             phase = EVALUATION
         kind = type(module)
-        # torch.compile's wrapper calls the module unseen.
-        inner: type = type(getattr(module, "_orig_mod", module))
-        home = next(k.__module__ for k in inner.__mro__ if "forward" in vars(k))
         linear = name in self._linears
         fp8 = linear and self._backend is not None and self._backend.is_fp8_layer(module)
         call = Call(
@@ -278,17 +266,15 @@ class StepRecorder(TorchDispatchMode):
             kind=f"{kind.__module__}.{kind.__qualname__}",
             phase=phase,
             part=self.part,
-            microbatch=self.microbatch,
             tensors=[(shape_of(tensor), dtype_name(tensor)) for tensor in tensors],
             training=module.training,
-            outermost=len(self._stack) == (self._outer_stack if self._backward_depth else 0),
+            outermost=not self._calling,
             inside=self._stack[-1] if self._stack else -1,
             needs_dgrad=any(tensor.requires_grad for tensor in tensors[:1]),
             needs_wgrad=linear and any(p.requires_grad for p in module.parameters() if p.dim() > 1),
             fp8=fp8,
-            of_torch=_is_of_torch(kind),
-            of_library=_is_of_torch(inner) or is_of_a_library(home),
-            given=sample(tensors[0], SAMPLE) if linear and tensors else None,
+            # torch.compile's wrapper calls the module unseen.
+            of_library=_is_of_library(type(getattr(module, "_orig_mod", module))),
         )
         self.table.calls.append(call)
         if fp8 and self._backend is not None and self.part == "forward":
@@ -314,19 +300,25 @@ class StepRecorder(TorchDispatchMode):
             self._names.setdefault(id(child), f"{prefix}.{name}".rstrip("."))
 
     @contextmanager
-    def _in_backward(self) -> Iterator[None]:
+    def _backward_pass(self) -> Iterator[None]:
         """Reentrant checkpointing goes backward inside a backward pass, through a graph made in another thread, whose
         sequence numbers begin anew."""
-        outer = self._outer_stack
-        self._backward_depth += 1
-        self._outer_stack = len(self._stack)
+        self._levels.append((len(self._stack), []))
         try:
             yield
         finally:
-            self._backward_depth -= 1
-            self._outer_stack = outer
-            if self._backward_depth:
-                self._nested_spans.clear()
+            self._levels.pop()
+            if self._in_backward:
+                self._levels[-1][1].clear()
+
+    @property
+    def _in_backward(self) -> bool:
+        return len(self._levels) > 1
+
+    @property
+    def _calling(self) -> bool:
+        """Whether a module is called now, in the innermost backward pass where one runs."""
+        return len(self._stack) > self._levels[-1][0]
 
     @contextmanager
     def _recomputation(self) -> Iterator[None]:
@@ -336,25 +328,17 @@ class StepRecorder(TorchDispatchMode):
 
     def _phase(self) -> str:
         """The phase that an operator runs in now."""
-        calling = self._backward_depth > 0 and len(self._stack) > self._outer_stack
-        return RECOMPUTE if (self._recomputing or calling) and self.part == "backward" else self.part
+        again = self._recomputing or (self._in_backward and self._calling)
+        return RECOMPUTE if again and self.part == "backward" else self.part
 
     def _owner(self) -> int:
-        """Index of the call that the operator that runs now belongs to, or -1."""
+        """Index of the call that the operator that runs now belongs to, or -1. The call that made the backward pass's
+        node is marked as reached, and so are those that it lies in."""
         # Private: what runs backward is known to the profiler alone otherwise.
-        node = torch._C._current_autograd_node() if self._backward_depth else None
-        if node is None or len(self._stack) > self._outer_stack:
+        node = torch._C._current_autograd_node() if self._in_backward else None
+        if node is None or self._calling:
             return self._stack[-1] if self._stack else -1
-        number = node._sequence_nr()
-        if self._backward_depth > 1:
-            return self._goes_through(_innermost(self._nested_spans, number))
-        if number not in self._owners:
-            self._owners[number] = self._goes_through(_innermost(self._spans, number))
-        return self._owners[number]
-
-    def _goes_through(self, index: int) -> int:
-        """Mark the call, and those that it lies in, as reached by the backward pass."""
-        inside = index
+        inside = index = _innermost(self._levels[-2][1], node._sequence_nr())
         while inside >= 0 and not self.table.calls[inside].reached:
             self.table.calls[inside].reached = True
             inside = self.table.calls[inside].inside
@@ -370,14 +354,19 @@ class StepRecorder(TorchDispatchMode):
             return result
         operator = func._schema.name.removeprefix("aten::")
         given, made = _flat((args, kwargs)), _flat(result)
-        event = self._event(operator, given, made)
+        event = Event(self._phase(), self._owner(), operator, ())
+        first = next(iter([*made, *given]), None)
+        if operator.startswith(SPACES) and kind_of(operator):
+            first = max([*given, *made], key=lambda tensor: tensor.nbytes, default=None)
+            event.bytes = first.nbytes if first is not None else 0
+        if first is not None:
+            event.shape, event.dtype = shape_of(first), dtype_name(first) if made or event.bytes else event.dtype
         event.products = products_of_call(event.phase, operator, args, result)
         if event.products:
             event.weight = self._weight(event, [args[index] for index in OPERANDS.get(operator, ())])
         event.chooses = _chooses_rows(func, given, made)
         on_host = bool(made) and made[0].device.type == "cpu" and any(tensor.is_cuda for tensor in given)
-        event.reads = operator == READ or on_host
-        event.waits = event.reads
+        event.waits = operator == READ or on_host
         if draws:
             event.state = before if random_state() != before else ""
         uncounted = operator in NOT_COUNTED or event.products or event.bytes
@@ -388,20 +377,6 @@ class StepRecorder(TorchDispatchMode):
         if event.told:
             self.table.events.append(event)
         return result
-
-    def _event(self, operator: str, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> Event:
-        largest: Any = None
-        if operator.startswith(SPACES) and kind_of(operator):
-            largest = max([*given, *made], key=lambda tensor: tensor.nbytes, default=None)
-        first = largest if largest is not None else next(iter([*made, *given]), None)
-        return Event(
-            self._phase(),
-            self._owner(),
-            operator,
-            shape=shape_of(first) if first is not None else (),
-            dtype=dtype_name(largest if largest is not None else made[0]) if largest is not None or made else "nothing",
-            bytes=largest.nbytes if largest is not None else 0,
-        )
 
     def _weight(self, event: Event, operands: Sequence[torch.Tensor]) -> str:
         owner = self.table.owner(event)
@@ -422,7 +397,7 @@ class StepRecorder(TorchDispatchMode):
     def _waiting(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self.part and self._of_the_step():
-                self.table.events.append(Event(self._phase(), self._owner(), "wait", (), waits=True))
+                self.table.events.append(Event(self._phase(), self._owner(), WAIT, (), waits=True))
             return real(*args, **kwargs)
 
         return call
@@ -473,8 +448,9 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested and not hasattr(tensor, "__tensor_flatten__")
 
 
-def _is_of_torch(kind: type) -> bool:
-    return any(one.__module__.startswith("torch.nn.") and one not in _WITHOUT_SETTINGS for one in kind.__mro__)
+def _is_of_library(kind: type) -> bool:
+    of_torch = any(one.__module__.startswith("torch.nn.") and one not in _WITHOUT_SETTINGS for one in kind.__mro__)
+    return of_torch or is_of_a_library(next(one.__module__ for one in kind.__mro__ if "forward" in vars(one)))
 
 
 _WITHOUT_SETTINGS = (torch.nn.Module, torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
@@ -487,7 +463,7 @@ def _entered(tensor: torch.Tensor) -> TensorNote:
         return TensorNote(shape_of(tensor), dtype_name(tensor), digest_of(tensor) if tensor.grad_fn is None else "")
 
 
-def _innermost(spans: list[tuple[int, int, int]], number: int) -> int:
+def _innermost(spans: list[Span], number: int) -> int:
     inside = [(end - start, call) for start, end, call in spans if start <= number < end]
     # Of equal spans the first: a call is noted when it ends, so that the innermost comes before what called it.
     return min(inside, key=lambda span: span[0])[1] if inside else -1

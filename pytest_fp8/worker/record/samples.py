@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
@@ -40,16 +39,6 @@ class Lines:
                 drawn = torch.cat([torch.randint(size, (most,), generator=generator), ends]).unique()
             self._drawn[size, most, draw] = drawn.to(self._device)
         return self._drawn[size, most, draw]
-
-
-def sample(tensor: Any, most: int) -> torch.Tensor | None:
-    """A copy of about ``most`` values in float32; ``None`` of what has no plain numbers."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.numel() or tensor.is_complex():
-        return None
-    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
-        return None
-    with unwatched():
-        return values(tensor, most).to(torch.float32, copy=True)
 
 
 def values(tensor: torch.Tensor, most: int = MANY) -> torch.Tensor:

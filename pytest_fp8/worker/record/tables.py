@@ -14,7 +14,7 @@ from pytest_fp8.questions.ledger.evidence import Collective, Draw, ModuleCalls, 
 from pytest_fp8.questions.loss.evidence import ProductCount
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
 from pytest_fp8.worker.record.profile import profile_step
-from pytest_fp8.worker.record.recorder import Call, Event, StepRecorder, StepTable
+from pytest_fp8.worker.record.recorder import WAIT, Call, Event, StepRecorder, StepTable
 from pytest_fp8.worker.record.trace import kind_of
 from pytest_fp8.worker.tensors import plain_name
 
@@ -23,9 +23,6 @@ from pytest_fp8.worker.tensors import plain_name
 NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm", "rms_norm")
 ROOTS = ("rsqrt", "sqrt")
 """What a norm that is written by hand takes of the mean square, after it has added its epsilon."""
-OTHER = 0.1
-"""Relative distance from which a recomputed tensor is another one. What is rounded otherwise, as by sums in another
-order, is within 0.4 % in bfloat16. Another mask of a dropout at rate p is sqrt(2 p) away: 14 % at 0.01, 45 % at 0.1."""
 
 
 def module_calls(table: StepTable) -> list[ModuleCalls]:
@@ -50,7 +47,7 @@ def operators_of(table: StepTable) -> dict[str, Counter[str]]:
     for event in table.events:
         if not event.counted:
             continue
-        owner, of_torch = table.owner(event), event.call >= 0 and table.calls[event.call].of_torch
+        owner, of_library = table.owner(event), event.call >= 0 and table.calls[event.call].of_library
         operator = "attention" if "attention" in event.operator else event.operator
         numbers = _listed(number for number in event.numbers if isinstance(number, float))
         if operator in ROOTS:
@@ -58,7 +55,7 @@ def operators_of(table: StepTable) -> dict[str, Counter[str]]:
         elif "loss" in operator:
             # How it is reduced, and which labels it leaves out.
             numbers = _listed(event.numbers)
-        elif not of_torch and operator not in NORMS:
+        elif not of_library and operator not in NORMS:
             # The rate of a dropout is a setting; a number in a module of the user's may count steps.
             added, numbers = numbers if operator.startswith("add") else "", ""
         settings = ",".join(filter(None, [numbers, *event.words]))
@@ -99,51 +96,27 @@ def wire_of(table: StepTable) -> list[Collective]:
 
 def may_route(table: StepTable) -> bool:
     """Whether the host read a value, or an operator gave fewer rows than it was given: sizes may follow from it."""
-    return any(event.reads or event.chooses for event in table.events)
+    return any(event.chooses or (event.waits and event.operator != WAIT) for event in table.events)
 
 
 def work_of(table: StepTable) -> Mapping[str, Counter[str]]:
-    """All that each module did, by its kind and size."""
-    work: defaultdict[str, Counter[str]] = defaultdict(Counter, operators_of(table))
+    """All that each module did, by its kind; of calls, products and draws also the size."""
+    work: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for call in table.calls:
-        work[call.module][f"{call.phase} of {call.tensors[0][0] if call.tensors else ()}"] += 1
-    for entered in table.entered:
-        work[entered.module][f"{entered.phase} of {[note.shape for note in entered.tensors]}"] += 1
-    for owned in products_of(table):
-        work[owned.owner][str(owned.product)] += 1
-    for draw in draws_of(table):
-        work[draw.owner][f"{draw.phase} {draw.operator} {draw.shape}"] += 1
-    for owner, waits in waits_of(table).items():
-        work[owner]["wait"] += waits.total()
+        work[call.module][f"call {call.phase} {call.tensors}"] += 1
+    for event in table.events:
+        sizes = [product.extents for product in event.products] or (event.shape if event.state else ())
+        work[table.owner(event)][f"{event.operator} {event.phase} {sizes}"] += 1
     return work
 
 
 def recomputed_otherwise(table: StepTable) -> list[str]:
-    """Layers that recomputation gives other values than any forward pass before; else modules in which it draws from
-    another state of the generators, which names the layer less surely."""
+    """Modules in which recomputation draws random numbers from a state of the generators from which no forward pass
+    drew any."""
     draws = draws_of(table)
     first = {(draw.operator, draw.state) for draw in draws if draw.phase != RECOMPUTE}
     again = [d.owner for d in draws if d.phase == RECOMPUTE and (d.operator, d.state) not in first]
-    return _other(table.calls) or list(dict.fromkeys(again))
-
-
-@torch.no_grad()
-def _other(calls: Sequence[Call]) -> list[str]:
-    """Layers to which recomputation gave values that no forward pass gave them."""
-    first: dict[Any, list[torch.Tensor]] = defaultdict(list)
-    again: dict[Any, list[torch.Tensor]] = defaultdict(list)
-    for call in calls:
-        if call.given is not None:
-            passes = again if call.phase == RECOMPUTE else first
-            passes[call.module, call.given.shape].append(call.given)
-    found = []
-    for key in [key for key in again if key in first]:
-        one, two = torch.stack(first[key]), torch.stack(again[key])
-        # Not by products, which TF32 or cancellation would blur.
-        apart = torch.cdist(two, one, compute_mode="donot_use_mm_for_euclid_dist").amin(dim=1)
-        if bool((apart / two.norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny) > OTHER).any()):
-            found.append(key[0])
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(again))
 
 
 # -- layers -----------------------------------------------------------------------------------------------------------
