@@ -22,10 +22,10 @@ OPERATIONS = {
     "layers": lambda server: server.layers(),
     "ledger": lambda server: server.ledger(),
     "numerics": lambda server: server.numerics(moved=True),
-    "moved gradients": lambda server: server.moved_gradients(draws=1, operands=1),
+    "moved gradients": lambda server: server.moved("gradients", draws=1, operands=1),
     "curve": lambda server: server.curve(seed=0, steps=4, watch=True),
     "a curve with noise": lambda server: server.curve(seed=0, steps=4, noise=1),
-    "logits": lambda server: [server.restart(7), server.logits(7).hex(), server.moved_outputs(7, draws=1)],
+    "logits": lambda server: [server.restart(7), server.logits(7).hex(), server.moved("outputs", draws=1, seed=7)],
 }
 
 

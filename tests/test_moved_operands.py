@@ -41,7 +41,7 @@ class Experts(torch.nn.Module):
 
 def test_what_checkpointing_recomputes_is_moved_as_it_was():
     server = serve(build=Experts, batch=lambda step: torch.randn(256, 32))
-    found = server.moved_gradients(draws=0, operands=4)
+    found = server.moved("gradients", draws=0, operands=4)
     assert len({each["loss"] for each in found}) == 4
 
 
@@ -62,6 +62,6 @@ def test_ways_that_do_not_fit_the_memory_uncompiled_are_left_out():
         return square(model, x)
 
     server = serve(build=lambda: torch.nn.Linear(32, 32), batch=lambda step: torch.randn(32, 32), loss=short_of_memory)
-    found = server.moved_gradients(draws=2, operands=4)
+    found = server.moved("gradients", draws=2, operands=4)
     assert len(found) == 2
-    assert server.moved_gradients(draws=2, operands=4) == found
+    assert server.moved("gradients", draws=2, operands=4) == found

@@ -22,7 +22,7 @@ from pytest_fp8.worker.answers.layers import layers
 from pytest_fp8.worker.answers.ledger import ledger_of
 from pytest_fp8.worker.answers.numerics import numerics
 from pytest_fp8.worker.answers.token_count import explain_rows, require_aligned_rows
-from pytest_fp8.worker.answers.yardstick import further_moved_gradients, moved_outputs
+from pytest_fp8.worker.answers.yardstick import moved
 from pytest_fp8.worker.checkpoint import own, roundtrip
 from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.record import clock
@@ -144,9 +144,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "layers": layers,
     "ledger": ledger_of,
     "numerics": numerics,
-    "moved_gradients": further_moved_gradients,
+    "moved": moved,
     "curve": curve,
-    "moved_outputs": moved_outputs,
     "blocks": _blocks,
     "busy": clock.busy_steps,
     "memory": _memory,

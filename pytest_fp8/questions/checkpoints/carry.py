@@ -109,7 +109,7 @@ def with_moved_reference(arms: TwoArms, transfers: list[Transfer]) -> Asking[lis
 def _moved_logits() -> Asking[Sequence[float]]:
     """Of the reference, trained."""
     yield Ask(REFERENCE, "curve", fresh=True, seed=SEED, steps=STEPS)
-    found: Sequence[float] = yield Ask(REFERENCE, "moved_outputs", fresh=True, seed=SEED, draws=DRAWS)
+    found: Sequence[float] = yield Ask(REFERENCE, "moved", fresh=True, of="outputs", seed=SEED, draws=DRAWS)
     return found
 
 

@@ -157,7 +157,7 @@ def with_further_draws(case: Case, evidence: NumericsEvidence) -> Asking[Numeric
     limits = limits_of(case.backend, case.recipe)
     if not any(difference.wrong(limits) for difference in differences(evidence)):
         return evidence
-    found = yield Ask(REFERENCE, "moved_gradients", draws=DRAWS, operands=OPERANDS)
+    found = yield Ask(REFERENCE, "moved", of="gradients", draws=DRAWS, operands=OPERANDS)
     return replace(evidence, further=[from_plain(Gradients, each) for each in found])
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.questions.numerics.evidence import LATER
 from pytest_fp8.worker.answers.recorded import SEED, fit_scales_to_recorded, is_cut, observed_step, recorded
-from pytest_fp8.worker.answers.yardstick import gradients, moved_gradients
+from pytest_fp8.worker.answers.yardstick import gradients
 from pytest_fp8.worker.record.held_out import not_evaluated
 from pytest_fp8.worker.record.probe import ProductChecks
 from pytest_fp8.worker.training.setup import seed_generators
@@ -30,7 +30,7 @@ def numerics(engine: Engine, moved: bool, seed: int = SEED) -> dict[str, Any]:
         "evaluated": evaluated,
         "evaluation_error": error,
         "gradients": first.gradients or gradients(engine, seed),
-        "moved": moved_gradients(engine, seed) if moved else None,
+        "moved": gradients(engine, seed, draw=0) if moved else None,
         "handed_on": first.handed_on,
         **products_after_steps(engine, LATER, seed),
     }

@@ -1,4 +1,4 @@
-"""Gives a live, converted model the weights of a seed, for a curve that starts again at step 0."""
+"""Gives a live, converted model the weights of a seed, or of a seed and moved a little, for a curve from step 0 on."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Mapping
 import torch
 
 from pytest_fp8.backends.base import FusedParams
-from pytest_fp8.worker.tensors import assign, is_part, is_plain, split
+from pytest_fp8.worker.tensors import assign, split
 from pytest_fp8.worker.training.setup import SeedValues
 
 JITTER = 608_135_816
 """Added to a seed, so that the factors are no numbers that a model draws."""
-PART = 1 << 24
-"""Elements of a weight whose factors are drawn at once."""
+ROUNDING = 2.0**-8
+"""About one unit in a weight's last BF16 place."""
+SEEDS_APART = 1_000_003
+"""Between the seeds of two weights, and of two draws, so that no factors are drawn twice."""
 
 
 @torch.no_grad()
@@ -38,14 +40,10 @@ def copy_values(
 ) -> list[str]:
     """Copy ``values``, by plain names, into the model's parameters; gives the names that ``values`` does not have.
 
-    ``jitter`` multiplies each weight by a random factor within 1 +- 2^-8, about one unit in its last BF16 place; the
-    number is a seed.
+    ``jitter`` moves each weight by one rounding at most; the number is a seed.
     """
-    if jitter is not None:
-        # A build() that seeds torch for itself would leave all seeds one and the same factors.
-        torch.manual_seed(JITTER + jitter)
     live = dict(split(model.named_parameters(remove_duplicate=False), fused))
-    for name, value in values.items():
+    for index, (name, value) in enumerate(values.items()):
         # A parameter that the conversion lost is reported by the layers question, from the ledger.
         target = live.pop(name, None)
         if target is None:
@@ -53,22 +51,19 @@ def copy_values(
         if jitter is None:
             assign(target, value)
         else:
-            _assign_moved(target, value)
+            # On the target's device, since a CPU takes seconds to draw a billion factors.
+            assign(target, moved(value.to(target.device), JITTER + jitter + SEEDS_APART * index, ROUNDING))
     return sorted(live)
 
 
-def _assign_moved(target: torch.Tensor, value: torch.Tensor) -> None:
-    """On the target's device, since a CPU takes seconds to draw a billion factors; into a plain tensor part by part,
-    since the factors of a whole embedding take twice its memory."""
-    value = value.to(target.device)
-    # ZeRO-3 leaves small weights whole and keeps master weights of them beside.
-    plain = all(is_plain(each) and each.is_contiguous() and not is_part(each) for each in (target, value))
-    if not plain or target.shape != value.shape:
-        assign(target, value * _noise(value))
-        return
-    for into, part in zip(target.view(-1).split(PART), value.view(-1).split(PART), strict=True):
-        into.copy_(part * _noise(part))
+def moved(values: torch.Tensor, seed: int, by: float) -> torch.Tensor:
+    """A copy in which each value is multiplied by a factor of its own within 1 +- ``by``. ``seed`` draws the factors,
+    and no random generator of the arm is touched."""
+    drawn = factors(values, seed, by)
+    # In place: those of a whole embedding take twice its memory.
+    return (drawn * values if values.is_complex() else drawn.mul_(values)).to(values.dtype)
 
 
-def _noise(value: torch.Tensor) -> torch.Tensor:
-    return torch.rand_like(value, dtype=torch.float32).mul_(2).sub_(1).mul_(2.0**-8).add_(1)
+def factors(values: torch.Tensor, seed: int, by: float) -> torch.Tensor:
+    generator = torch.Generator(device=values.device).manual_seed(seed)
+    return torch.rand(values.shape, generator=generator, device=values.device).mul_(2 * by).add_(1 - by)
