@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.said import WorkloadError
+from pytest_fp8.worker.record.probe import Call, Probe
 from pytest_fp8.worker.state.snapshot import unchanged
-from pytest_fp8.worker.training.restored import Hook, followed, hooked
+from pytest_fp8.worker.training.restored import followed, hooked
 from pytest_fp8.zoo.batch import tensors_in
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def require_aligned_rows(engine: Engine, failed: Exception | None) -> None:
     for index in range(CHECKED if failed is not None else 1):
         _look_again(engine, partial(engine.timing_batch, index), first=failed is None)
     if failed is None:
-        RowWatch(engine).hooks()
+        RowWatch(engine).handles()
 
 
 def explain_rows(engine: Engine) -> None:
@@ -43,7 +44,7 @@ def explain_rows(engine: Engine) -> None:
         _look_again(engine, lambda: engine.training_batch(drawn.seed, drawn.step))
 
 
-class RowWatch:
+class RowWatch(Probe):
     """Raises where the gradient comes of what a converted layer made of a number of rows that no FP8 kernel takes.
 
     The weight gradient's inner size is the number of rows. A call that no backward pass reaches has no weight gradient,
@@ -52,41 +53,30 @@ class RowWatch:
     """
 
     def __init__(self, engine: Engine) -> None:
+        super().__init__({n: engine.model.get_submodule(n) for n in engine.conversion.converted}, engine.device)
         self._engine = engine
-        self.layers = {name: engine.model.get_submodule(name) for name in engine.conversion.converted}
         self._odd: dict[tuple[str, int], TokenCountError] = {}
         """The latest call of each layer with such rows."""
-        self.running: list[tuple[int, TokenCountError | None]] = []
-        """The calls that run, or that ran into an error: their rows, and what is wrong with them."""
+        self.refused: TokenCountError | None = None
+        """Of a call that raised: the libraries refuse some rows in the forward pass."""
 
-    def hooks(self) -> list[Any]:
-        """Register the hooks; gives their handles."""
-        handles = []
-        for name, layer in self.layers.items():
-            handles.append(layer.register_forward_pre_hook(Hook(partial(self._before, name)), with_kwargs=True))
-            handles.append(layer.register_forward_hook(Hook(self._after)))
-        return handles
-
-    def _before(self, name: str, layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
-        rows = 0 if given is None else given.numel() // max(1, given.shape[-1])
-        error = None
-        if given is not None and rows % self._engine.backend.row_multiple(layer):
-            drawn = self._engine.setup.drawn
-            later = drawn.shapes != self._engine.setup.first.shapes
-            which, whence = ("rows_later", f" from {drawn}") if later else ("rows", "")
-            error = TokenCountError(which, layer=name, rows=rows, shape=tuple(given.shape), whence=whence)
-            self._odd[name, rows] = error
-        self.running.append((rows, error))
-
-    def _after(self, layer: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        rows, error = self.running.pop()
+    def called(self, call: Call, output: Any) -> None:
+        rows = 0 if call.x is None else call.x.numel() // max(1, call.x.shape[-1])
+        if call.x is None or not rows % self._engine.backend.row_multiple(call.layer):
+            return
+        drawn = self._engine.setup.drawn
+        later = drawn.shapes != self._engine.setup.first.shapes
+        which, whence = ("rows_later", f" from {drawn}") if later else ("rows", "")
+        error = TokenCountError(which, layer=call.name, rows=rows, shape=tuple(call.x.shape), whence=whence)
+        if output is None:
+            self.refused = error
+        self._odd[call.name, rows] = error
 
         def came(gradient: torch.Tensor) -> None:
             # The backward pass comes to the last layer first; the first one with as many rows is the one to name.
             raise next(each for (_, odd), each in self._odd.items() if odd == rows)
 
-        for tensor in tensors_in(output) if error is not None else ():
+        for tensor in tensors_in(output):
             if tensor.requires_grad:
                 tensor.register_hook(came)
 
@@ -95,16 +85,15 @@ def _look_again(engine: Engine, draw: Callable[[], Any], first: bool = False) ->
     """Run the step again, uncompiled and without its effect, and raise what rows explain of its failure. ``first``: no
     step has run yet. Its own error is raised then: where FSDP2 has failed once, later steps train apart in silence."""
     watch = RowWatch(engine)
-    handles = [*followed(watch.layers.values()), *watch.hooks()]
+    handles = [*followed(watch.layers.values()), *watch.handles()]
     try:
         with hooked(handles), torch.compiler.set_stance("force_eager"), unchanged(engine):
             engine.step(draw())
     except Exception as error:
         if isinstance(error, TokenCountError):
             raise
-        # The libraries refuse some rows in the forward pass. Else the step's own error is the one to show.
-        refused = watch.running[-1][1] if watch.running else None
-        if refused is not None:
-            raise refused from error
+        # Else the step's own error is the one to show.
+        if watch.refused is not None:
+            raise watch.refused from error
         if first:
             raise

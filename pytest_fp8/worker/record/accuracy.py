@@ -24,18 +24,6 @@ LEAST_ROWS = 8
 """Of a product, from which an error that is the same in all rows is told."""
 HISTORY = 4096
 """Most numbers that a layer keeps to scale by."""
-STATISTICS = (
-    "values",
-    "power",
-    "gain",
-    "noise",
-    "own_gain",
-    "own_noise",
-    "gain_error",
-    "lost",
-    "underflow",
-    "constant",
-)
 
 
 class Operand:
@@ -123,8 +111,9 @@ class Expected:
         self.exact, self.own = self.exact.double(), own.to(dtype).double()
         self.underflow = torch.maximum(lost_one, lost_two)
 
-    def compare(self, seen: torch.Tensor) -> torch.Tensor:
-        """:data:`STATISTICS` of what the product gave, on its device."""
+    def compare(self, seen: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the product gave beside the exact one, as numbers on its device: of the fields of
+        :class:`pytest_fp8.questions.numerics.evidence.ProductCheck`, where ``noise`` stands for ``sqnr``."""
         seen = seen.detach().double()
         power = self.exact.square().sum()
         safe = power.clamp(min=torch.finfo(torch.float64).tiny)
@@ -135,28 +124,21 @@ class Expected:
         def noise_of(values: torch.Tensor) -> torch.Tensor:
             return (values - self.exact).square().sum() / safe
 
-        gain = gain_of(seen)
-        error = ((seen - gain * self.exact) * self.exact).square().sum().sqrt() / safe
-        lost = ((seen == 0) & (self.own != 0)).double().mean()
-        wrong = seen - self.exact
+        gain, wrong = gain_of(seen), seen - self.exact
         # In a row or two all errors are one row.
         constant = wrong.mean(dim=0).square().sum() * len(wrong) / wrong.square().sum().clamp(min=1e-300)
-        constant = constant * (len(wrong) >= LEAST_ROWS)
-        size = power.new_tensor(float(seen.numel()))
-        return torch.stack(
-            [
-                size,
-                power,
-                gain,
-                noise_of(seen),
-                gain_of(self.own),
-                noise_of(self.own),
-                error,
-                lost,
-                self.underflow,
-                constant,
-            ]
-        )
+        return {
+            "values": power.new_tensor(float(seen.numel())),
+            "power": power,
+            "gain": gain,
+            "noise": noise_of(seen),
+            "own_gain": gain_of(self.own),
+            "own_noise": noise_of(self.own),
+            "gain_error": ((seen - gain * self.exact) * self.exact).square().sum().sqrt() / safe,
+            "lost": ((seen == 0) & (self.own != 0)).double().mean(),
+            "underflow": self.underflow,
+            "constant": constant * (len(wrong) >= LEAST_ROWS),
+        }
 
 
 def decibels(noise: float) -> float:

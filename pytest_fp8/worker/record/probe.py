@@ -22,7 +22,6 @@ from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.questions.loss.evidence import LayerCalls, Look
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
 from pytest_fp8.worker.record.accuracy import (
-    STATISTICS,
     Expected,
     Operand,
     decibels,
@@ -93,15 +92,19 @@ class Probe:
         self.phase = ""
         self._open: list[Call] = []
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
+    def handles(self) -> list[Any]:
+        """Watch from now on; of the hooks that are registered for it."""
         handles = followed(self.layers.values()) if self.views else []
         for name, layer in self.layers.items():
             handles.append(layer.register_forward_pre_hook(Hook(self._entered(name)), with_kwargs=True))
             # Before other hooks, which may change the output. Always, because an early end of a recomputation is an
             # exception, and the weight must be put back.
             handles.append(layer.register_forward_hook(Hook(self._left), prepend=True, always_call=True))
-        with hooked(handles):
+        return handles
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        with hooked(self.handles()):
             yield
 
     @contextmanager
@@ -111,7 +114,8 @@ class Probe:
         self.phase = outer
 
     def called(self, call: Call, output: Any) -> None:
-        """A layer was called. Runs with the gradient mode and the dispatch modes of the call."""
+        """A layer was called; ``output`` is ``None`` where that raised. Runs with the gradient mode and the dispatch
+        modes of the call."""
         raise NotImplementedError
 
     def _entered(self, name: str) -> Callable[..., Any]:
@@ -195,7 +199,7 @@ class ProductChecks(Probe):
         super().__init__(_multiplying(engine) if layers is None else layers, engine.device)
         self._engine, self._casts = engine, promised_casts(case.backend, case.recipe, case.full_options)
         self._calls: dict[str, int] = {}
-        self._found: list[tuple[str, Role, torch.Tensor]] = []
+        self._found: list[tuple[str, Role, dict[str, torch.Tensor]]] = []
         self._gathered: dict[str, dict[Role, Operand]] = {}
         """Layer whose weight FSDP2 gathers in FP8 -> lines of the weight as it is before that."""
         self._scales: dict[str, dict[str, torch.Tensor]] = {}
@@ -229,12 +233,12 @@ class ProductChecks(Probe):
     def checks(self) -> list[dict[str, Any]]:
         """In the order of the products, with the fields of
         :class:`pytest_fp8.questions.numerics.evidence.ProductCheck`."""
+        rows = _numbers(torch.stack([*numbers.values()]) for _, _, numbers in self._found)
         found = []
-        for (name, role, _), row in zip(self._found, _numbers(row for _, _, row in self._found), strict=True):
-            told = dict(zip(STATISTICS, row, strict=True))
-            noise, own_noise = told.pop("noise"), told.pop("own_noise")
-            told["values"] = int(told["values"])
-            told |= {"sqnr": decibels(noise), "own_sqnr": decibels(own_noise), "own_scales": name in self._own_scales}
+        for (name, role, numbers), row in zip(self._found, rows, strict=True):
+            told: dict[str, Any] = dict(zip(numbers, row, strict=True))
+            told |= {"values": int(told["values"]), "own_scales": name in self._own_scales}
+            told |= {"sqnr": decibels(told.pop("noise")), "own_sqnr": decibels(told.pop("own_noise"))}
             found.append({"layer": name, "role": role, **told})
         return found
 
