@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_fp8.backends.base import ALIGNMENT
 from pytest_fp8.backends.linears import linears
@@ -49,14 +48,15 @@ def _dropped(was: torch.nn.Linear, now: torch.nn.Module | None) -> list[str]:
 
 
 def _multiplies_alone(linear: torch.nn.Linear) -> bool:
-    """Whether its class's own forward runs the operators of ``nn.Linear``'s, with the same result, and leaves nothing
-    behind in the layer. One that casts a weight to its input's type does."""
+    """Whether its class's own forward computes what ``nn.Linear``'s does, by the same nodes of autograd, and leaves
+    nothing behind in the layer. One that casts a weight to its input's type does."""
     held = dict(vars(linear))
     rows = torch.randn(ALIGNMENT, linear.in_features, generator=torch.Generator().manual_seed(0)).to(linear.weight)
     try:
-        names, made = _operators(type(linear).forward, linear, rows)
-        wanted, result = _operators(torch.nn.Linear.forward, linear, rows)
-        alike = names == wanted and torch.equal(made, result)
+        with torch.enable_grad(), generators_kept():
+            rows.requires_grad_()
+            made, wanted = type(linear).forward(linear, rows), torch.nn.Linear.forward(linear, rows)
+        alike = torch.equal(made, wanted) and _nodes(made.grad_fn) == _nodes(wanted.grad_fn)
     except Exception:
         return False  # It takes more than a tensor of rows, or gives more.
     kept = vars(linear).keys() == held.keys() and all(vars(linear)[key] is value for key, value in held.items())
@@ -65,19 +65,6 @@ def _multiplies_alone(linear: torch.nn.Linear) -> bool:
     return alike and kept
 
 
-def _operators(
-    forward: Callable[..., torch.Tensor], linear: torch.nn.Linear, rows: torch.Tensor
-) -> tuple[list[str], torch.Tensor]:
-    """Those of the forward and the backward pass, in order, and the result."""
-    names: list[str] = []
-
-    class Names(TorchDispatchMode):
-        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            names.append(str(operator))
-            return operator(*args, **(kwargs or {}))
-
-    rows = rows.detach().requires_grad_()
-    with torch.enable_grad(), generators_kept(), Names():  # type: ignore[no-untyped-call]
-        made = forward(linear, rows)
-        torch.autograd.grad(made.sum(), [rows, *(value for value in linear.parameters() if value.requires_grad)])
-    return names, made
+def _nodes(node: Any) -> list[str]:
+    """The names of a node of autograd and of all that it goes on to."""
+    return [] if node is None else [node.name(), *(name for each, _ in node.next_functions for name in _nodes(each))]
