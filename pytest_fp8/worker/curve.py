@@ -82,8 +82,7 @@ def curve(
         "gradient_norms": course.norms(),
         "data": fingerprint,
         "data_at_start": at_start,
-        "course": to_plain(course.noted()),
-        "movement": to_plain(course.movement()),
+        **to_plain(course.noted()),
         "first_products": to_plain(counts.get(0, {})),
         "last_products": to_plain(counts.get(last, {})),
         "calls": to_plain(looks.noted() if looks is not None else LayerCalls()),
@@ -159,29 +158,20 @@ class TrainingCourse:
         """The norm of all gradients at the last step of the optimizer in each training step."""
         return [float(norm) for norm in torch.stack(self._norms).cpu()]
 
-    def noted(self) -> Course:
-        return Course(
-            rates=self._rates,
-            stepped=self._stepped,
-            state=self._state(),
-            left=sorted(name for name, gradient in self._gradients(lambda p: p.grad) if bool(values(gradient).any())),
-            alone={name: bool(moved.any()) for name, _, moved in self._moved() if name not in self._reached},
-        )
-
-    def movement(self) -> dict[str, Moved]:
-        """Of what the optimizer steps."""
-        return {
-            name: Moved(elements=elements, moved=_share(moved), reached=_share(self._reached[name]))
-            for name, elements, moved in self._moved()
-            if name in self._reached
-        }
-
-    def _moved(self) -> Iterator[tuple[str, int, torch.Tensor]]:
-        """(name, elements, which of its sample differ from the start) of each tensor that has its size of then."""
+    def noted(self) -> dict[str, Course | dict[str, Moved]]:
+        """``course``; and ``movement``, of what the optimizer steps."""
+        movement, alone = dict[str, Moved](), dict[str, bool]()
         for name, tensor in self._tensors():
-            now, start = values(tensor), self._start.get(name)
-            if start is not None and len(now) == len(start):
-                yield name, tensor.numel(), now != start
+            now, start, reached = values(tensor), self._start.get(name), self._reached.get(name)
+            if start is None or len(now) != len(start):
+                continue
+            if reached is None:
+                alone[name] = bool((now != start).any())
+            else:
+                movement[name] = Moved(tensor.numel(), moved=_share(now != start), reached=_share(reached))
+        left = sorted(name for name, gradient in self._gradients(lambda p: p.grad) if bool(values(gradient).any()))
+        course = Course(self._rates, self._stepped, self._state(), left, alone)
+        return {"course": course, "movement": movement}
 
     def _rates_now(self) -> list[float]:
         return [float(group["lr"]) for group in innermost(self._optimizer).param_groups if group.get("lr") is not None]

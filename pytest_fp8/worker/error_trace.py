@@ -67,19 +67,15 @@ def workloads_function(error: BaseException) -> str:
     found = [one for owner in owners for one in (owner, getattr(owner, "own", None)) if isinstance(one, Workload)]
     for frame in frames if found else ():
         for name, arguments in ARGUMENTS.items():
-            if frame.f_code is code_of(getattr(found[0], name)):
+            if frame.f_code is _code_of(getattr(found[0], name)):
                 return f"{name}({', '.join(arguments)})"
     return ""
 
 
-def code_of(function: Any) -> CodeType | None:
-    """The code that runs when something is called: a function, a method, a partial, a class, an object."""
+def _code_of(function: Any) -> CodeType | None:
+    """The code that runs when a function, a method or a partial of one is called."""
     while isinstance(function, functools.partial):
         function = function.func
-    if isinstance(function, type):
-        function = function.__init__  # type: ignore[misc]
-    elif not hasattr(function, "__code__") and not hasattr(function, "__func__"):
-        function = vars(type(function)).get("__call__")
     return getattr(getattr(function, "__func__", function), "__code__", None)
 
 
