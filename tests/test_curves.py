@@ -75,19 +75,6 @@ def test_a_weight_that_something_else_steps_keeps_its_update(when):
     assert off[4:].abs().max() < 0.1
 
 
-def test_a_loss_of_shape_1_is_a_number():
-    """The watched first step and the others note it alike."""
-    server = serve(loss=lambda model, x: model(x).float().square().mean().reshape(1))
-    watched = from_plain(Curve, server.curve(0, 3, watch=True))
-    assert len(watched.losses) == 3
-
-
-def test_the_first_step_is_watched_with_seed_0_alone():
-    watched = curve(engine(), seed=1, watch=True)
-    assert watched.last_products
-    assert not watched.first_products
-
-
 def test_recomputed_products_are_counted_by_themselves():
     watched = curve(engine(activation_checkpointing=True), watch=True)
     assert watched.last_products["recompute"].fp8 > 0

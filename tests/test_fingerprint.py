@@ -121,16 +121,6 @@ def test_names_classes_shapes_and_dtypes_are_told():
     assert ["up", "Linear"] in told["modules"]
 
 
-def test_the_numbers_in_a_batch_and_in_the_weights_do_not_count():
-    def doubled():
-        model = build()
-        for parameter in model.parameters():
-            parameter.data *= 2
-        return model
-
-    assert first_step(reference(build=doubled, batch=lambda step: 3 * batch(step))) == HEALTHY
-
-
 def test_rows_that_follow_from_the_numbers_do_not_count():
     assert executed(reference(build=functools.partial(build, routed=True)))["calls"] == VARY
     assert executed(reference())["calls"] == [

@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from helpers.watched import gradients, products, serve
 from pytest_fp8 import Case
-from pytest_fp8.questions.numerics.evidence import LATER
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
 from pytest_fp8.worker.record.gradients import rotated, sketch
 
@@ -152,16 +151,6 @@ def test_an_evaluation_is_looked_at_and_leaves_the_arm_as_it_was():
     assert again["products"] == found["products"]
 
 
-def test_an_evaluation_asks_for_no_batch_that_a_curve_would_not_ask_for():
-    batches = [torch.randn(32, 32) for _ in range(2 * LATER)]
-
-    def build():
-        return torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32))
-
-    server = serve(build=build, batch=lambda step: batches[step])
-    assert server.numerics(moved=False)["evaluated"]
-
-
 def test_a_layer_that_cannot_compute_without_gradients_is_told_with_its_error():
     def refuse(module, given):
         if not torch.is_grad_enabled():
@@ -172,20 +161,6 @@ def test_a_layer_that_cannot_compute_without_gradients_is_told_with_its_error():
     found = server.numerics(moved=False)
     assert found["evaluation_error"] == "RuntimeError: no kernel for inference"
     assert found["evaluated"] == []
-
-
-def test_a_model_that_cannot_be_evaluated_alone_has_no_such_products():
-    class Eager(torch.nn.Sequential):
-        def forward(self, x):
-            if not self.training:
-                raise RuntimeError("trains only")
-            return super().forward(x)
-
-    server = serve(build=lambda: Eager(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)))
-    found = server.numerics(moved=False)
-    assert found["evaluated"] == found["evaluated_later"] == []
-    assert found["products"]
-    assert server.engine.model.training
 
 
 class Codebook(torch.nn.Module):
@@ -206,9 +181,9 @@ def test_gradients_are_those_of_equal_buffers_however_often_they_are_asked():
     first, again = (server.numerics(moved=True) for _ in range(2))
     assert first["gradients"]["sketches"] == again["gradients"]["sketches"]
     assert first["moved"]["sketches"] == again["moved"]["sketches"]
-    draws = server.moved_gradients(draws=2)
+    draws = server.moved("gradients", draws=2)
     assert len({draw["sketches"]["leave.weight"] for draw in [first["moved"], *draws]}) == 3
-    assert server.moved_gradients(draws=2) == draws
+    assert server.moved("gradients", draws=2) == draws
 
 
 def test_operands_moved_row_by_row_move_gradients_that_cancel_between_rows():
@@ -225,8 +200,8 @@ def test_operands_moved_row_by_row_move_gradients_that_cancel_between_rows():
         loss=compare,
     )
     right = numbers(server.numerics(moved=False)["gradients"])
-    weights = [(numbers(each) - right).norm() for each in server.moved_gradients(draws=4)]
-    operands = [(numbers(each) - right).norm() for each in server.moved_gradients(draws=0, operands=4)]
+    weights = [(numbers(each) - right).norm() for each in server.moved("gradients", draws=4)]
+    operands = [(numbers(each) - right).norm() for each in server.moved("gradients", draws=0, operands=4)]
     assert max(operands) > 2 * max(weights)
     assert torch.equal(numbers(server.numerics(moved=False)["gradients"]), right)
 
