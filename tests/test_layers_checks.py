@@ -9,8 +9,9 @@ import pytest
 from helpers.evidence import CASE, SIZES, arm_ledger, layers_evidence, verdict_of
 from pytest_fp8 import Case, Verdict
 from pytest_fp8.codes import L, P
-from pytest_fp8.questions.layers.check import check_layers
-from pytest_fp8.questions.ledger.evidence import TwoLedgers
+from pytest_fp8.questions.layers.check import check_layers, strictly
+from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
+from pytest_fp8.questions.ledger.evidence import Collective, TwoLedgers
 from pytest_fp8.recipes import ROLES, Reason, Stays
 
 HP = Case("1b", "torchao", "rowwise_with_gw_hp")
@@ -34,12 +35,32 @@ def test_layers_healthy():
     assert decision.numbers["roles"]["wgrad"] == {"expected": 2, "fp8": 2}
 
 
+def with_function(gradients=FP8):
+    """A healthy arm with a function of the user's own in FP8, and its gradients of this kind."""
+    call, healthy = LayerCall("mix (64 to 128)", 64, 128, 48, fp8=True, by="mix"), layers_evidence()
+    kinds = {"fprop": FP8, "dgrad": gradients, "wgrad": gradients}
+    ran = {role: Product(*call.expected(role), kinds[role], "_scaled_mm", "fp8_kernel_1x1") for role in ROLES}
+    calls = [*healthy.calls, replace(call, ran=ran)]
+    return {"calls": calls, "products": [*healthy.products, *ran.values()]}
+
+
+IN_EVALUATION = {"products": [Product("evaluation", 64, (48, 128), FP8, "mm", "fp8_kernel_1x1")]}
 SIZE, LEFT, EDGE = Reason(Stays.SIZE, "odd"), Reason(Stays.LEFT, "the workload leaves '*'"), Reason(Stays.EDGE, "first")
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "says"),  # of each code one more is in words/test_layers_words.py
+    ("changes", "code", "says"),
     [
+        (nothing(), L.NOTHING_CONVERTED, "3 Linears could be FP8"),
+        ({**nothing(), "kinds": dict.fromkeys(SIZES, "torchao.float8.Linear")}, L.OTHER_LIBRARY, "torchao.float8"),
+        ({"live_fp8": ["q", "up", "lm_head"]}, L.LEFT_AND_CONVERTED, "FP8: lm_head"),
+        ({"dropped_behaviour": {"q": "a forward hook"}}, L.LOST_BEHAVIOUR, "q: a forward hook"),
+        ({"skipped": {}}, L.UNACCOUNTED, "no reason: lm_head"),
+        ({"recipes": {"q": {"recipe": "off"}}}, L.FP8_OFF, "off, in q"),
+        ({"bf16": [("up", "wgrad")]}, L.WGRAD_NOT_IN_FP8, "1 in FP8; bfloat16: up"),
+        ({"stale_amax": ["q", "up"]}, L.STALE_AMAX, "unchanged: q, up"),
+        ({**nothing(), **IN_EVALUATION}, L.NO_FORWARD_IN_FP8, "evaluation: 1 FP8 products"),
+        ({**with_function("bfloat16")}, L.GRADIENTS_NOT_IN_FP8, "bfloat16: mix"),
         (nothing(dict.fromkeys(SIZES, SIZE)), L.NOTHING_CONVERTED, "size: odd"),
         (nothing({"q": SIZE, "up": LEFT, "lm_head": LEFT}), L.NOTHING_CONVERTED, "size: odd"),
         # What a conversion of the user's own left without a reason was not meant to be left.
@@ -54,6 +75,24 @@ SIZE, LEFT, EDGE = Reason(Stays.SIZE, "odd"), Reason(Stays.LEFT, "the workload l
 )
 def test_layers_broken(changes, code, says):
     verdict_of(check_layers(CASE, layers_evidence(**changes)), Verdict.FAIL, code, says)
+
+
+def test_what_is_said_besides():
+    verdict_of(check_layers(CASE, layers_evidence(**with_function())), Verdict.PASS, "in FP8 where no Linear is called")
+    verdict_of(check_layers(CASE, layers_evidence(kernel="cute_1x1")), Verdict.INCONCLUSIVE, L.UNKNOWN_KERNEL, "cute")
+    unmatched = layers_evidence(unmatched=["mlp.*"])
+    found = check_layers(CASE, unmatched)
+    verdict_of(found, Verdict.PASS, "leave='mlp.*' matches no Linear")
+    verdict_of(strictly(found, unmatched), Verdict.FAIL, L.LEAVES_NOTHING, "'mlp.*'")
+
+
+@pytest.mark.parametrize(("fp8", "code"), [(60_000, None), (100_000, L.GATHERS_BF16)])
+def test_weights_that_are_gathered_in_fp8_travel_as_one_byte(fp8, code):
+    case = Case("1b", "torchao", "tensorwise", parallel="fsdp2", gpus=2, options={"float8_all_gather": True})
+    wire = [[Collective("forward", "all-gather", "bfloat16", size, 1)] for size in (80_000, fp8)]
+    arms = TwoLedgers(*(arm_ledger(wire=each) for each in wire), "torchao")
+    decision = check_layers(case, layers_evidence(case=case, sharded=["q", "up"]), ledgers=arms)
+    assert decision.code is code, decision.message
 
 
 def test_layers_that_are_off_in_one_of_two_micro_batches_are_told_as_calls():

@@ -55,17 +55,16 @@ def test_numbers_of_several_ranks_are_told_as_such():
     assert "optimizer steps in a step, of" not in str(found)
 
 
-def test_a_tie_that_the_conversion_breaks_is_named():
-    tied = {**HEALTHY.before, "lm_head.weight": replace(WEIGHT, same_as="q.weight")}
-    [found] = compare(ledgers(reference=arm_ledger(before=tied, after=tied), before=tied))
-    assert (found.code, found.about) == (L.UNTIED, "lm_head.weight")
-
-
-def test_a_hook_that_the_conversion_takes_from_a_parameter_is_named():
-    before = {**HEALTHY.before, "q.weight": replace(WEIGHT, hooks=1)}
-    assert compare(ledgers(reference=arm_ledger(before=before), before=before, after=before)) == []
-    (found,) = compare(ledgers(reference=arm_ledger(before=before), before=before))
-    assert (found.code, found.about) == (L.HOOK_GONE, "q.weight")
+@pytest.mark.parametrize(
+    ("was", "code"),
+    [({"same_as": "up.weight"}, L.UNTIED), ({"hooks": 1}, L.HOOK_GONE), ({"trained": False}, L.TRAINS_FROZEN)],
+)
+def test_what_the_conversion_takes_from_a_weight_is_named(was, code):
+    before = {**HEALTHY.before, "q.weight": replace(WEIGHT, **was)}
+    reference = arm_ledger(before=before, after=before)
+    assert compare(ledgers(reference=reference, before=before, after=before)) == []
+    [found] = compare(ledgers(reference=reference, before=before))
+    assert (found.code, found.about) == (code, "q.weight")
 
 
 def test_what_differs_behind_what_is_alike_is_found():

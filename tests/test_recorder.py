@@ -17,7 +17,7 @@ from helpers.evidence import verdict_of
 from helpers.loops import CASE, batch, judge, judge_both, serve
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import L
-from pytest_fp8.questions.layers.products import FP8, recorded_step
+from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.worker.record.operators import products_of_call
 from pytest_fp8.worker.record.recorder import StepRecorder
 from pytest_fp8.worker.record.tables import layer_table, products_of
@@ -99,16 +99,6 @@ def test_a_layer_that_multiplies_in_parts_has_its_roles():
     found = layer_table(record(model, lambda: model(torch.randn(64, 32)).sum(), sizes), sizes)
     assert {*found.calls[0].ran} == {"fprop", "wgrad"}
     assert len(found.others) == 2
-
-
-def test_which_of_two_gradients_of_equal_sizes_lost_its_fp8_is_said_to_be_open():
-    model, sizes = torch.nn.Sequential(torch.nn.GELU(), torch.nn.Linear(64, 128)), {"1": (64, 128)}
-    x = torch.randn(128, 64, requires_grad=True)
-    calls = layer_table(record(model, lambda: model(x).sum(), sizes), sizes).calls
-    assert not any(each.among for each in recorded_step(calls, [], []).attributions)
-    object.__setattr__(calls[0].ran["dgrad"], "kind", FP8)
-    unsure = {each.role: [*each.among] for each in recorded_step(calls, [], []).attributions if each.among}
-    assert unsure == {role: [("1", "dgrad"), ("1", "wgrad")] for role in ("dgrad", "wgrad")}
 
 
 def test_a_product_belongs_to_the_module_that_made_its_node():

@@ -17,12 +17,12 @@ Extents do not depend on how a library transposes its operands. :func:`profiled_
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD, Role
 
-GRADIENTS = (DGRAD, WGRAD)
 ABSENT = "absent"
 """The kind of a product that did not run."""
 FP8 = "fp8"
@@ -123,21 +123,26 @@ class LayerCall:
         return 2 * self.rows * self.in_features * self.out_features
 
 
-@dataclass(frozen=True)
+@dataclass
 class Attribution:
     """How one call's product in one role ran."""
 
     call: LayerCall
     role: Role
-    kind: str
+    recorded: str
+    """The kind that the recorded step has; empty for any in high precision, where operators were not recorded."""
+    kind: str = ABSENT
     """``fp8``, another kind, or ``absent``."""
-    flops: int
+    flops: int = 0
     among: Sequence[tuple[str, Role]] = ()
     """Layers and roles of equal sizes, of one of which this is: of which is not known. Empty where it is known."""
 
     @property
     def layer(self) -> str:
         return self.call.name
+
+    def ran(self, product: Product) -> None:
+        self.kind, self.flops = product.kind, product.flops
 
 
 @dataclass
@@ -167,13 +172,8 @@ def recorded_step(calls: Sequence[LayerCall], foreign: Iterable[Product], others
     """The products of a recorded step, in which each is known to be its call's."""
     attributions = []
     for call in calls:
-        # Products of equal extents are told apart by the order in which autograd computes gradients.
-        kinds = {call.ran[role].kind for role in GRADIENTS if role in call.ran}
-        alike = call.expected(DGRAD) == call.expected(WGRAD) and len(kinds) > 1
-        for role in call.owed:
-            kind = call.ran[role].kind if role in call.ran else ABSENT
-            among = [(call.name, each) for each in GRADIENTS] if alike and role in GRADIENTS else ()
-            attributions.append(Attribution(call, role, kind, call.flops, among))
+        kinds = {role: call.ran[role].kind if role in call.ran else ABSENT for role in call.owed}
+        attributions += [Attribution(call, role, kind, kind, call.flops) for role, kind in kinds.items()]
     return StepProducts(attributions, [each for each in foreign if each.phase in TRAINING], list(others))
 
 
@@ -200,78 +200,60 @@ def profiled_step(
     recomputed_in = RECOMPUTE if any(phase == RECOMPUTE for phase, _, _ in ran) else "backward"
     foreign = _taken_away(ran, foreign)
     spare = Counter(product.extents for product in others if product.kind != FP8)
-    slots: dict[Extents, list[_Slot]] = defaultdict(list)
-    for call in calls:
-        for role in call.owed:
-            slot = _Slot(call, role, _expected_kind(call, role, fp8_roles))
-            slots[call.expected(role, recomputed_in)].append(slot)
+    owed = [Attribution(call, role, _recorded(call, role, fp8_roles)) for call in calls for role in call.owed]
+    for each in owed:
+        each.flops = each.call.flops
     left: list[Product] = []
-    for extents, alike in slots.items():
+    for extents, alike in _by(lambda each: each.call.expected(each.role, recomputed_in), owed).items():
         left += _share_out(alike, ran.pop(extents, []), spare[extents])
     left += [product for rest in ran.values() for product in rest]
-    every = [slot for alike in slots.values() for slot in alike]
-    moved: dict[tuple[Role, int, int], list[_Slot]] = defaultdict(list)
-    for slot in every:
-        if slot.kind == ABSENT != slot.recorded:
-            moved[slot.role, slot.call.in_features, slot.call.out_features].append(slot)
-    for alike in moved.values():
+    moved = [each for each in owed if each.kind == ABSENT != each.recorded]
+    for alike in _by(lambda each: (each.role, each.call.in_features, each.call.out_features), moved).values():
         fitting = [p for p in left if fits(p, alike[0].call, alike[0].role, recomputed_in)]
         left = [p for p in left if not any(p is other for other in fitting)]
         left += _share_out(alike, fitting, spare=len(fitting))
-    return StepProducts([slot.attribution() for slot in every], foreign, left)
+    return StepProducts(owed, foreign, left)
 
 
-@dataclass
-class _Slot:
-    """A product that a call owes in one role."""
-
-    call: LayerCall
-    role: Role
-    recorded: str
-    ran: Product | None = None
-    among: Sequence[tuple[str, Role]] = ()
-
-    @property
-    def kind(self) -> str:
-        return ABSENT if self.ran is None else self.ran.kind
-
-    def attribution(self) -> Attribution:
-        flops = self.call.flops if self.ran is None else self.ran.flops
-        return Attribution(self.call, self.role, self.kind, flops, self.among)
+def _by(key: Callable[[Attribution], Hashable], owed: Iterable[Attribution]) -> dict[Any, list[Attribution]]:
+    groups: dict[Any, list[Attribution]] = defaultdict(list)
+    for each in owed:
+        groups[key(each)].append(each)
+    return groups
 
 
-def _expected_kind(call: LayerCall, role: Role, fp8_roles: Collection[Role]) -> str:
+def _recorded(call: LayerCall, role: Role, fp8_roles: Collection[Role]) -> str:
     """The kind that the recorded step has. Where a library refuses to have its operators watched, what the recipe
-    promises; empty for any in high precision."""
+    promises."""
     if call.ran:
         return call.ran[role].kind if role in call.ran else ABSENT
     return FP8 if call.fp8 and (FPROP if role == RECOMPUTE else role) in fp8_roles else ""
 
 
-def _share_out(slots: Sequence[_Slot], ran: Sequence[Product], spare: int) -> list[Product]:
-    """Say of slots of equal sizes how their products ran, by counting; gives the products that are none of theirs.
-    ``spare``: how many the recorded step has in high precision that nobody needs.
+def _share_out(owed: Sequence[Attribution], ran: Sequence[Product], spare: int) -> list[Product]:
+    """Say of products of equal sizes how they ran, by counting; gives those that are none of theirs. ``spare``: how
+    many the recorded step has in high precision that nobody needs.
 
-    Of the slots that were recorded in FP8 as many lost it as there are FP8 products too few, or products in high
-    precision too many: FP8's may be gradients that nobody needs.
+    Of those that were recorded in FP8 as many lost it as there are FP8 products too few, or products in high precision
+    too many: FP8's may be gradients that nobody needs.
     """
     fp8, other = ([p for p in ran if (p.kind == FP8) is in_fp8] for in_fp8 in (True, False))
     # What is missing is first of all a recomputation, which ends as soon as it has what is needed.
-    order = sorted(slots, key=lambda slot: slot.role == RECOMPUTE)
-    in_fp8 = [slot for slot in order if slot.recorded == FP8]
-    high = [slot for slot in order if slot.recorded not in (FP8, ABSENT)]
+    order = sorted(owed, key=lambda each: each.role == RECOMPUTE)
+    in_fp8 = [each for each in order if each.recorded == FP8]
+    high = [each for each in order if each.recorded not in (FP8, ABSENT)]
     lost = max(len(in_fp8) - len(fp8), len(other) - len(high) - spare, 0)
-    kept = in_fp8[: max(len(in_fp8) - lost, 0)]
-    for slot in kept:
-        slot.ran = fp8.pop(0)
-    for slot in [*high, *in_fp8[len(kept) :], *(slot for slot in order if slot.recorded == ABSENT)]:
-        slot.ran = other.pop(0) if other else fp8.pop(0) if fp8 else None
-    for recorded in {slot.recorded for slot in slots}:
-        same = [slot for slot in slots if slot.recorded == recorded]
-        among = list(dict.fromkeys((slot.call.name, slot.role) for slot in same))
-        others = [slot for slot in same if slot.kind != recorded]
-        for slot in others if len(others) < len(same) and len(among) > 1 else ():
-            slot.among = among
+    kept = max(len(in_fp8) - lost, 0)
+    for each in in_fp8[:kept]:
+        each.ran(fp8.pop(0))
+    for each in (*high, *in_fp8[kept:], *(each for each in order if each.recorded == ABSENT)):
+        if other or fp8:
+            each.ran((other or fp8).pop(0))
+    for same in _by(lambda each: each.recorded, owed).values():
+        among = list(dict.fromkeys((each.layer, each.role) for each in same))
+        otherwise = [each for each in same if each.kind != each.recorded]
+        for each in otherwise if len(otherwise) < len(same) and len(among) > 1 else ():
+            each.among = among
     return [*other, *fp8]
 
 
