@@ -68,9 +68,6 @@ def test_all_codes(capsys):
     assert capsys.readouterr().out.splitlines() == [f"{code}  {code.slug}" for code in codes()]
 
 
-@pytest.mark.parametrize(("name", "near"), [("FP8-R99", "FP8-R9"), ("bad-valu", "bad-value"), ("xyz", "")])
-def test_a_code_that_is_not_known(capsys, name, near):
-    assert main(["explain", name]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"{R.UNKNOWN_NAME}: no such code")
-    assert near in said
+def test_a_code_that_is_not_known(capsys):
+    assert main(["explain", "FP8-R99"]) == 2
+    assert capsys.readouterr().err.startswith(f"{R.UNKNOWN_NAME}: no such code")

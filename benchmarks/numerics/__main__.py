@@ -29,7 +29,7 @@ from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.numerics.evidence import ArmNumerics, NumericsEvidence
 from pytest_fp8.questions.numerics.gradients import differences
 from pytest_fp8.questions.numerics.limits import Limits
-from pytest_fp8.questions.numerics.products import distance, gain_error, judged_products, later_products
+from pytest_fp8.questions.numerics.products import AFTER_STEPS, distance, gain_error, judged_products
 from pytest_fp8.recipes import library_of
 
 SPREAD = Path(__file__).parents[2] / "pytest_fp8" / "questions" / "numerics" / "spread.json"
@@ -89,7 +89,7 @@ def row(case: Case, device: str, seed: int, fp8: dict[str, Any], bf16: dict[str,
     """The largest values of one pair and seed, each beyond its own statistical error."""
     evidence = NumericsEvidence(from_plain(ArmNumerics, fp8), from_plain(ArmNumerics, bf16))
     judged, found = judged_products(evidence), differences(evidence)
-    later = later_products(evidence)
+    later = judged_products(evidence, AFTER_STEPS)
     return {
         "recipe": f"{library_of(case.backend)} {case.recipe}",
         "case": case.id,

@@ -98,8 +98,6 @@ class MemoryFigures(Figures):
     bf16_kinds: Mapping[str, float] = field(default_factory=dict)
     activation_ratio: float | None = None
     """Of what the forward pass adds. It is reported and never judged: what must fit the GPU is the step's peak."""
-    bf16_activation_gib: float | None = None
-    fp8_activation_gib: float | None = None
     baseline: float | None = None
 
 
@@ -116,8 +114,6 @@ def check_memory(evidence: MemoryEvidence, stored: float | None = None) -> Decis
         kinds=evidence.fp8.gib(),
         bf16_kinds=evidence.bf16.gib(),
         activation_ratio=held["fp8"] / held["bf16"] if held else None,
-        bf16_activation_gib=held["bf16"] / GIB if held else None,
-        fp8_activation_gib=held["fp8"] / GIB if held else None,
         baseline=stored,
     )
     return _judge(figures).answer(QUESTION, figures)

@@ -392,19 +392,15 @@ def _operators(arm: ArmLedger, explained: Explained) -> Facts:
     }
 
 
-def waits_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
-    """How often the host waits, as ``.item()`` has it wait for a value. An FP8 layer's own waits are its library's, and
-    so are Accelerate's."""
-    one, two = (
-        {(owner, phase): n for owner, phases in arm.waits.items() for phase, n in phases.items() if phase != RECOMPUTE}
-        for arm in (ledgers.reference, ledgers.fp8)
-    )
-    for owner, phase in () if explained.other_modules else dict.fromkeys([*one, *two]):
-        ours, theirs = (arm.get((owner, phase), 0) for arm in (one, two))
-        others = owner in explained.routed or explained.owner(owner) or (theirs > ours and not explained.dtypes)
-        if ours != theirs and not others:
-            told = (f"{count} waits in the {phase} part, {owner or 'the model itself'}" for count in (ours, theirs))
-            yield differ(D.OTHER_WAITS, f"waits in the {phase} part", told, (LAYERS, SPEED))
+def _waits(arm: ArmLedger, explained: Explained) -> Facts:
+    """How often the host waits, as ``.item()`` has it wait for a value. An FP8 layer's own waits are its library's;
+    Accelerate has waits of its own."""
+    return {
+        f"{owner or 'the model itself'} in the {phase} part": f"{count} waits"
+        for owner, phases in (arm.waits.items() if explained.dtypes and not explained.other_modules else ())
+        for phase, count in phases.items()
+        if phase != RECOMPUTE and owner not in explained.routed and not explained.owner(owner)
+    }
 
 
 def recomputed_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
@@ -469,7 +465,7 @@ ROWS: tuple[Callable[[TwoLedgers, Explained], Iterable[Difference]], ...] = (
     Row(_operators, (D.OTHER_WORK, *OF_DTYPES), about="operators of {}"),
     Row(_loss, (D.OTHER_PRECISION,)),
     clipped_alike,
-    waits_alike,
+    Row(_waits, (D.OTHER_WAITS,), (LAYERS, SPEED), about="waits of {}"),
     gradients_there,
     random_alike,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from pytest_fp8.case import Case
@@ -29,30 +29,35 @@ MANY_ZEROS = 0.005
 """A share of zeros that the recipe's own casts do not give: rows or values were left out."""
 
 
-def judged_products(evidence: NumericsEvidence) -> list[ProductCheck]:
+class Look(NamedTuple):
+    """When products were looked at."""
+
+    products: str
+    """The field of :class:`ArmNumerics` that holds them."""
+    reference: Sequence[str]
+    """Those in which a layer of the reference must only multiply input and weight."""
+    when: str = ""
+    later: bool = False
+    """After training steps; all was right before them."""
+
+
+FIRST = Look("products", ["products"])
+AFTER_STEPS = Look("later", ["products", "later"], f" after {LATER} training steps", later=True)
+EVALUATIONS = ["products", "evaluated", "evaluated_later"]
+LATER_LOOKS = (
+    AFTER_STEPS,
+    Look("evaluated", EVALUATIONS, " in an evaluation"),
+    Look("evaluated_later", EVALUATIONS, f" in an evaluation{AFTER_STEPS.when}", later=True),
+)
+
+
+def judged_products(evidence: NumericsEvidence, look: Look = FIRST) -> list[ProductCheck]:
     """The products that can be judged: with values other than zero, of layers that only multiply input and weight."""
-    return _judged(evidence.fp8.products, evidence.bf16.products)
-
-
-def later_products(evidence: NumericsEvidence) -> list[ProductCheck]:
-    """The same after training steps. A layer must only multiply in the reference's first step, too."""
-    return _judged(evidence.fp8.later, [*evidence.bf16.products, *evidence.bf16.later])
-
-
-def evaluated_products(evidence: NumericsEvidence) -> tuple[list[ProductCheck], list[ProductCheck]]:
-    """Those of the evaluation with the first weights and of the later one, of layers that only multiply in the
-    reference's first step and in its evaluations."""
-    fp8, bf16 = evidence.fp8, evidence.bf16
-    reference = [*bf16.products, *bf16.evaluated, *bf16.evaluated_later]
-    return _judged(fp8.evaluated, reference), _judged(fp8.evaluated_later, reference)
-
-
-def _judged(products: Sequence[ProductCheck], reference: Sequence[ProductCheck]) -> list[ProductCheck]:
     plain: dict[str, bool] = {}
-    for product in reference:
+    for product in (each for field in look.reference for each in getattr(evidence.bf16, field)):
         sound = not product.power or product.sqnr >= min(PLAIN_DB, product.own_sqnr)
         plain[product.layer] = plain.get(product.layer, True) and sound
-    return [p for p in products if p.power and plain.get(p.layer, True)]
+    return [p for p in getattr(evidence.fp8, look.products) if p.power and plain.get(p.layer, True)]
 
 
 def distance(product: ProductCheck) -> float:
@@ -74,30 +79,11 @@ def scaled_by_the_past(evidence: NumericsEvidence) -> set[str]:
     return {product.layer for product in (*evidence.fp8.products, *evidence.fp8.later) if product.own_scales}
 
 
-class Look(NamedTuple):
-    """When products were looked at."""
-
-    when: str
-    products: Callable[[NumericsEvidence], Sequence[ProductCheck]]
-    later: bool = False
-    """After training steps; all was right before them."""
-
-
-FIRST_STEP = Look("", judged_products)
-LATER_LOOKS = (
-    Look(f" after {LATER} training steps", later_products, later=True),
-    Look(" in an evaluation", lambda evidence: evaluated_products(evidence)[0]),
-    Look(
-        f" in an evaluation after {LATER} training steps", lambda evidence: evaluated_products(evidence)[1], later=True
-    ),
-)
-
-
-def find_in_products(case: Case, evidence: NumericsEvidence, limits: Limits, look: Look = FIRST_STEP) -> Finding | None:
+def find_in_products(case: Case, evidence: NumericsEvidence, limits: Limits, look: Look = FIRST) -> Finding | None:
     """FAIL names the layer that is worst, its role, what it computed and what the recipe's casts give there."""
     past = scaled_by_the_past(evidence)
     wrong: dict[tuple[str, N], list[ProductCheck]] = defaultdict(list)
-    for product in look.products(evidence):
+    for product in judged_products(evidence, look):
         code = _code(product, _limits(product, limits, past))
         # What the last steps added to a weight is missing from a stale one, as tokens may be: only zeros tell these
         # apart.
