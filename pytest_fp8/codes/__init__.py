@@ -1,7 +1,8 @@
 """The identity of each answer that is not PASS, and of each error: ``FP8-L01``.
 
-Messages, report, tests, controls and docs go by the code; words may change. A code is never used for another cause. Its
-page, in ``FILE.toml`` beside this module, says what it means, with an example, and what to do.
+Messages, report, tests, controls and docs go by the code; words may change. A code is never used for another cause: one
+that is retired has a page and no name here. A page, in ``FILE.toml`` beside this module, says what a code means, with an
+example, and what to do.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ class L(Code):
     UNKNOWN_KERNEL = "FP8-L15"
     LESS_THAN_BASELINE = "FP8-L16"
     STALE_AMAX = "FP8-L17"
-    NOTHING_GATHERED = "FP8-L18"
     GATHERS_BF16 = "FP8-L19"
     WEIGHT_GONE = "FP8-L20"
     WEIGHT_RESHAPED = "FP8-L21"
@@ -97,23 +97,17 @@ class N(Code):
     NO_FP8_PRODUCT = "FP8-N01"
     OTHER_FORMAT = "FP8-N02"
     FAST_ACCUMULATION = "FP8-N03"
-    GIVES_ZEROS = "FP8-N04"
     NOT_FINITE = "FP8-N05"
     WRONG_SCALE = "FP8-N06"
     PART_MISSING = "FP8-N07"
     UNRELATED = "FP8-N08"
     TOO_COARSE = "FP8-N09"
     STALE = "FP8-N10"
-    TILE_LEFT_OUT = "FP8-N11"
     WRONG_BIAS = "FP8-N12"
     OUTLIER = "FP8-N13"
-    GRADIENT_NOT_FINITE = "FP8-N14"
     GRADIENT_TIMES = "FP8-N15"
-    GRADIENT_MISSING = "FP8-N16"
     BIAS_GRADIENT = "FP8-N17"
-    GRADIENT_STORED = "FP8-N18"
     OTHER_GRADIENT = "FP8-N19"
-    FORWARD_DIFFERS = "FP8-N20"
     GRADIENT_REPLACED = "FP8-N21"
     GRADIENT_SCALED = "FP8-N22"
     TOO_SENSITIVE = "FP8-N23"
@@ -126,18 +120,13 @@ class C(Code):
     TOO_EXACT = "FP8-C02"
     WEIGHTS_STAND_STILL = "FP8-C03"
     NOT_ANEW = "FP8-C04"
-    MOVE_LESS = "FP8-C05"
     HIGHER = "FP8-C06"
     LOWER = "FP8-C07"
     MORE_SEEDS = "FP8-C08"
     TOO_NOISY = "FP8-C09"
-    CHANGES_SIGN = "FP8-C10"
-    ROUNDED_AWAY = "FP8-C11"
-    REFERENCE_RISES = "FP8-C12"
     NOT_FINITE = "FP8-C13"
     REFERENCE_NOT_FINITE = "FP8-C14"
     CONSTANT = "FP8-C15"
-    CONSTANT_IN_16_BITS = "FP8-C16"
     BIT_EQUAL = "FP8-C17"
     FIRST_STEP = "FP8-C18"
     RARE_PRODUCT = "FP8-C19"
@@ -210,7 +199,6 @@ class K(Code):
     STATE_LEFT_BEHIND = "FP8-K20"
     SOURCE_DIVERGED = "FP8-K21"
     DOES_NOT_GO_ON = "FP8-K22"
-    SCALES_LOST = "FP8-K23"
     LOAD_REFUSED = "FP8-K24"
 
 
@@ -228,12 +216,8 @@ class B(Code):
     """Baselines: files and commands."""
 
     UNREADABLE = "FP8-B01"
-    NO_ACCESS = "FP8-B02"
-    EDITED = "FP8-B03"
-    OTHER_SCHEMA = "FP8-B04"
     MISPLACED = "FP8-B05"
     REDEFINED = "FP8-B06"
-    BAD_NAME = "FP8-B08"
     NOT_WRITTEN = "FP8-B09"
     LOCKED = "FP8-B10"
     NOTHING_THERE = "FP8-B11"
@@ -245,9 +229,7 @@ class B(Code):
     TOO_COARSE = "FP8-B18"
     UNEXERCISED = "FP8-B19"
     INCOMPLETE = "FP8-B20"
-    STALE = "FP8-B21"
     MEASURED_OTHERWISE = "FP8-B22"
-    OTHER_LIBRARY = "FP8-B23"
 
 
 class R(Code):
@@ -262,16 +244,12 @@ class R(Code):
     UNREADABLE_ANSWER = "FP8-R07"
     NOT_STARTED = "FP8-R08"
     RANKS_DISAGREE = "FP8-R09"
-    OTHER_COLLECTIVES = "FP8-R10"
     UNKNOWN_NAME = "FP8-R12"
     BAD_VALUE = "FP8-R13"
     EMPTY_OPTION = "FP8-R14"
     OPTIONS_EXCLUDE = "FP8-R15"
     NOT_WRITABLE = "FP8-R19"
     REPORT_AMONG_BASELINES = "FP8-R20"
-    NO_WEIGHTS = "FP8-R21"
-    GPU_SHARED = "FP8-R22"
-    GPUS_UNLIKE = "FP8-R23"
     BAD_MARK = "FP8-R24"
     NO_CASE = "FP8-R25"
     SAME_NAME = "FP8-R26"
@@ -334,10 +312,7 @@ class R(Code):
     RECOMPUTED_OUTSIDE = "FP8-R85"
     NOTHING_TO_FUSE = "FP8-R86"
     OTHER_SIDES_CODE = "FP8-R87"
-    OLD_LIBRARY = "FP8-R88"
     NO_FP8_HARDWARE = "FP8-R89"
-    THROTTLED = "FP8-R90"
-    NEIGHBOURS = "FP8-R91"
     WRONG_PRODUCT = "FP8-R92"
 
 

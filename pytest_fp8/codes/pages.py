@@ -75,23 +75,34 @@ def run(options: argparse.Namespace) -> int:
     elif options.code is None:
         print("\n".join(f"{code}  {code.slug}" for code in codes()))
     else:
-        print("\n\n".join(map(text_of, named(options.code))))
+        print("\n\n".join(text_of(*each) for each in named(options.code)))
     return 0
 
 
 def codes() -> Iterator[Code]:
+    """Those in use."""
     for letter in LETTERS:
         yield from letter
 
 
-def named(name: str) -> list[Code]:
-    """The codes of a name: ``FP8-L01``, ``l01``, ``untied``, which two letters have."""
+def named(name: str) -> list[tuple[type[Code], str]]:
+    """The codes of a name, each after its letter: ``FP8-L01``, ``l01``, ``untied``, which two letters have."""
     wanted = name.lower()
-    found = [code for code in codes() if wanted in (code.lower(), code.lower().removeprefix("fp8-"), code.slug)]
+    every = [(letter, code) for letter in LETTERS for code in pages_of(letter)]
+    found = [
+        (letter, code)
+        for letter, code in every
+        if wanted in (code.lower(), code.lower().removeprefix("fp8-"), slug_of(letter, code))
+    ]
     if not found:
-        every = "pytest-fp8 explain, which lists all"
-        refuse(R.UNKNOWN_NAME, "no such code", expected="a code such as FP8-L01", seen=repr(name), next_step=every)
+        step = "pytest-fp8 explain, which lists all"
+        refuse(R.UNKNOWN_NAME, "no such code", expected="a code such as FP8-L01", seen=repr(name), next_step=step)
     return found
+
+
+def slug_of(letter: type[Code], code: str) -> str:
+    """A retired code has a page, so that it is not used again, and no name."""
+    return letter(code).slug if code in list(letter) else "retired"
 
 
 @cache
@@ -101,9 +112,9 @@ def pages_of(letter: type[Code]) -> dict[str, Page]:
     return {name: Page(**fields) for name, fields in tomllib.loads(file.read_text()).items()}
 
 
-def text_of(code: Code) -> str:
+def text_of(letter: type[Code], code: str) -> str:
     """The page of a code for a terminal."""
-    parts = [f"{code} {code.slug}", f"{type(code).__doc__}", pages_of(type(code))[code].text()]
+    parts = [f"{code} {slug_of(letter, code)}", f"{letter.__doc__}", pages_of(letter)[code].text()]
     return "\n\n".join([*parts, f"All codes: {documentation('codes.md')}"])
 
 
@@ -112,5 +123,5 @@ def markdown() -> str:
     parts = [INTRODUCTION.rstrip()]
     for letter, name in LETTERS.items():
         parts.append(f"## {name.capitalize()}\n\n{letter.__doc__}")
-        parts += [f"### {code} {code.slug}\n\n{pages_of(letter)[code].text()}" for code in letter]
+        parts += [f"### {code} {slug_of(letter, code)}\n\n{page.text()}" for code, page in pages_of(letter).items()]
     return "\n\n".join(parts) + "\n"

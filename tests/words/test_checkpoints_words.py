@@ -83,4 +83,4 @@ def test_words(code, snapshot):
 
 
 def test_every_code_has_its_words_here():
-    assert set(FOUND) == set(K) - {"FP8-K23"}, "retired"
+    assert set(FOUND) == set(K)

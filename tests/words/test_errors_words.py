@@ -11,7 +11,6 @@ import pytest
 from helpers.fakes import H200
 from pytest_fp8 import Case, Workload, doctor, gpu
 from pytest_fp8.codes import R, S
-from pytest_fp8.codes.pages import pages_of
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.markers import cases_of, require_one_folder
 from pytest_fp8.options import Settings
@@ -210,5 +209,4 @@ def test_each_code_is_made_here_or_by_another_test():
     made |= {R.NOT_INSTALLED, R.NO_FP8_HARDWARE, R.WRONG_PRODUCT}
     made |= {R.UNANSWERED, R.NO_BASELINES}
     elsewhere = {name for names in UNMADE.values() for name in names.split()}
-    retired = {code for code, page in pages_of(R).items() if page.means.startswith("Retired")}
-    assert {code.name for code in set(R) - made - retired} == elsewhere
+    assert {code.name for code in set(R) - made} == elsewhere
