@@ -1,7 +1,7 @@
 """The identity of each answer that is not PASS, and of each error: ``FP8-L01``.
 
 Messages, report, tests, controls and docs go by the code; words may change. A code is never used for another cause: one
-that is retired has a page and no name here. A page, in ``FILE.toml`` beside this module, says what a code means, with an
+that is retired has a page and no name here. A page, in ``FILE.toml`` beside this module, says what it means, with an
 example, and what to do.
 """
 
