@@ -87,11 +87,6 @@ def test_what_compiled_code_alone_has_in_bf16_is_of_one_layer_of_its_size(role):
     ]
 
 
-def test_what_compiled_code_alone_runs_in_fp8_counts():
-    calls = recorded(CALLS, ("a", "dgrad"))
-    assert set(kinds(profiled_step(products(recorded(CALLS)), calls), "a").values()) == {FP8}
-
-
 def test_a_product_that_never_ran_is_absent():
     calls = recorded(CALLS)
     result = profiled_step([p for p in products(calls) if not (p.phase == "backward" and p.inner == 32)], calls)
@@ -199,21 +194,11 @@ def test_where_operators_were_not_recorded_the_recipe_says_what_is_expected():
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "family"),
-    [
-        ("nvjet_sm90_qqtst_128x128_128x6_2x1_v_bz_ovscale_TNT", "nvjet_sm90_qqtst"),
-        ("nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_TNN", "nvjet_sm90_tst"),
-        ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x128x64", "sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n"),
-        (
-            "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>(Params)",
-            "pytorch_flash::flash_fwd_kernel",
-        ),
-        (
-            "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x64x64",
-            "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16",
-        ),
-    ],
-)
-def test_a_family_is_a_kernel_without_its_size(name, family):
-    assert kernel_family(name) == family
+def test_a_family_is_a_kernel_without_its_size():
+    for sizes in ("128x128_128x6_2x1_v_bz_ovscale_TNT", "192x192_64x4_2x1_v_bz_coopB_TNN"):
+        assert kernel_family(f"nvjet_sm90_qqtst_{sizes}") == "nvjet_sm90_qqtst"
+    gemm = "sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n"
+    assert kernel_family(f"{gemm}_tilesize128x128x64") == gemm
+    assert (
+        kernel_family("void pytorch_flash::flash_fwd_kernel<T<64>>(P)") == "pytorch_flash::flash_fwd_kernel"
+    )
