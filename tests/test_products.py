@@ -199,6 +199,4 @@ def test_a_family_is_a_kernel_without_its_size():
         assert kernel_family(f"nvjet_sm90_qqtst_{sizes}") == "nvjet_sm90_qqtst"
     gemm = "sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n"
     assert kernel_family(f"{gemm}_tilesize128x128x64") == gemm
-    assert (
-        kernel_family("void pytorch_flash::flash_fwd_kernel<T<64>>(P)") == "pytorch_flash::flash_fwd_kernel"
-    )
+    assert kernel_family("void pytorch_flash::flash_fwd_kernel<T<64>>(P)") == "pytorch_flash::flash_fwd_kernel"

@@ -91,14 +91,12 @@ def compared(ledgers: TwoLedgers) -> str:
 
 def _figures(fp8: Presence) -> LayersFigures:
     classes = fp8["classes"]
-    count, inside, sizes, in_sizes = 0, 0.0, 0.0, 0.0
+    count, inside = 0, 0.0
     roles: dict[str, dict[str, int]] = {}
     for each in classes:
         kinds = each["products"].get(FPROP, {})
         share = kinds.get("fp8", 0) / max(1, sum(kinds.values()))
-        number, size = len(each["layers"]), each["in"] * each["out"]
-        count, inside = count + number, inside + share * number
-        sizes, in_sizes = sizes + size * number, in_sizes + size * share * number
+        count, inside = count + len(each["layers"]), inside + share * len(each["layers"])
         for role, ran in each["products"].items() if share else ():
             told = roles.setdefault(role, {"expected": 0, "fp8": 0})
             told["expected"] += sum(ran.values())
@@ -106,11 +104,9 @@ def _figures(fp8: Presence) -> LayersFigures:
     return LayersFigures(
         linears=count,
         converted=round(inside),
-        parameter_share=in_sizes / max(1.0, sizes),
         fp8_share=fp8["fp8_share"] or 0.0,
         roles=roles,
         skipped={},
-        stacked=(),
         attention={},
     )
 

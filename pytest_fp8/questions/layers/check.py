@@ -34,15 +34,12 @@ class LayersFigures(Figures):
     linears: int
     converted: int
     """Linears in FP8, those of a class of the user's own included."""
-    parameter_share: float
-    """Of the Linears' weights."""
     fp8_share: float
     """Of the step's GEMM FLOPs."""
     roles: Mapping[Role, Mapping[str, int]]
     """Role -> products that are ``expected`` of the FP8 layers, and those of them that ran in ``fp8``."""
     skipped: Mapping[str, int]
     """Reason -> Linears that stay in high precision for it."""
-    stacked: Sequence[str]
     attention: Mapping[str, Sequence[str]]
     """Attention operator -> its kernels."""
     notes: Sequence[str] = ()
@@ -113,16 +110,12 @@ def strictly(decision: Decision, evidence: LayersEvidence) -> Decision:
 
 
 def _figures(evidence: LayersEvidence, step: StepProducts) -> LayersFigures:
-    sizes = {name: inputs * outputs for name, (inputs, outputs) in evidence.originals.items()}
-    converted = {*evidence.converted, *evidence.of_own}
     return LayersFigures(
         linears=len(evidence.originals),
-        converted=len(converted),
-        parameter_share=sum(sizes[n] for n in converted) / max(1, sum(sizes.values())),
+        converted=len({*evidence.converted, *evidence.of_own}),
         fp8_share=step.fp8_share(),
         roles=role_table(step, evidence.calls),
         skipped=Counter(map(str, evidence.skipped.values())),
-        stacked=list(evidence.stacked_weights),
         attention=evidence.attention,
     )
 
