@@ -58,12 +58,6 @@ def can_be_asked(item: pytest.Item) -> bool:
     return not checked or case is None or checked in questions_of(case)
 
 
-def paired(items: list[pytest.Item]) -> list[Any]:
-    """The cases of the tests that ask both arms of one, in their order."""
-    with_pair = (item for item in items if "fp8_pair" in getattr(item, "fixturenames", ()))
-    return [case for item in with_pair if (case := case_of(item)) is not None]
-
-
 def in_order(items: list[pytest.Item]) -> None:
     """Bring the tests of one case together, and the cases of one reference, in place; other tests keep their places.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from inspect import Parameter, Signature
 from itertools import product
@@ -206,13 +206,3 @@ def _recipe(case: Case, gpu: Gpu) -> str:
     needs = unmet_need(case.backend, case.recipe, gpu.capability)
     have = f"{gpu.name} has compute capability {gpu.capability[0]}.{gpu.capability[1]}"
     return f"recipe {case.recipe!r} of {case.backend} {needs}; {have}" if needs else ""
-
-
-def next_case(cases: Sequence[Case], case: Case, is_worker: bool = False) -> list[Case]:
-    """The case that comes after this one, behind its reference: processes for both may start. ``cases``: those of the
-    GPU that run in this session, in their order. A worker of pytest-xdist will probably be given the next case of the
-    same model; another one may be given the others."""
-    position = next((index for index, each in enumerate(cases) if each.id == case.id), len(cases))
-    later = cases[position + 1 :]
-    found = ([each for each in later if is_worker and each.model == case.model] or later)[:1]
-    return [one for each in found for one in (each.reference(), each)]

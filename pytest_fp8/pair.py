@@ -95,9 +95,9 @@ class Fp8Pair:
         self.used = True
         return self._arms.fp8
 
-    def start(self, then: Iterable[Arm] = ()) -> None:
-        """Have both arms alive, and processes for the next case on their way (:meth:`TwoArms.start`)."""
-        self._arms.start(list(then))
+    def start(self) -> None:
+        """Have both arms alive."""
+        self._arms.start()
 
     def evidence(self, begin: Begin[T], question: str = "") -> T:
         """What a question's generator gathers: ``fp8_pair.evidence(fp8_layers)``."""

@@ -30,17 +30,13 @@ Waiting = Callable[[str, str], contextlib.AbstractContextManager[None]]
 class Pairs:
     """One per pytest process."""
 
-    def __init__(
-        self, settings: Settings, root: Path, notes: Notes, is_worker: bool, base_commit: str, held: ExitStack
-    ) -> None:
+    def __init__(self, settings: Settings, root: Path, notes: Notes, base_commit: str, held: ExitStack) -> None:
         """``base_commit``: of the revision that is timed beside this one; empty without one. ``held``: closed at the
         session's end, once nothing is written any more."""
-        self.settings, self.root, self.notes, self.is_worker = settings, root, notes, is_worker
+        self.settings, self.root, self.notes = settings, root, notes
         self.base_commit, self._held = base_commit, held
         self.cases: list[Case] = []
         """Of the collected tests, in their order."""
-        self.paired: list[Case] = []
-        """Of those that take both arms."""
         self.asked: dict[str, set[str | None]] = {}
         """What the tests ask of each case, by its id; ``None``: a test whose mark names no question."""
         self.waiting: Waiting | None = None
@@ -51,13 +47,13 @@ class Pairs:
         self._base: BaseGate | None = None
         self._spreads: dict[str, Components] = {}
 
-    def collected(self, asked: list[tuple[Case, str | None]], paired: list[Case]) -> None:
+    def collected(self, asked: list[tuple[Case, str | None]]) -> None:
         """Note the case and the question of each collected test. Question ``None``: the marks name none, so the test
         may ask any. Raises :class:`SettingsError`."""
         from pytest_fp8.markers import one_of_each, require_one_folder
 
         require_one_folder(case for case, _ in asked)
-        self.cases, self.paired = one_of_each(case for case, _ in asked), one_of_each(paired)
+        self.cases = one_of_each(case for case, _ in asked)
         for case, question in asked:
             self.asked.setdefault(case.id, set()).add(question)
 
@@ -68,9 +64,7 @@ class Pairs:
         Raises :class:`BaselineError` for a stored baseline that cannot be compared with, and :class:`ArmError`. Whether
         the baseline of a workload is of the same definition is known once its reference arm has run a first step.
         """
-        from pytest_fp8.arms.pair import make_arm
         from pytest_fp8.errors import Fp8Error
-        from pytest_fp8.markers import next_case, running
         from pytest_fp8.shipping import identity
 
         try:
@@ -86,8 +80,7 @@ class Pairs:
             judged = *key, case.judged_by
             pair = self._pairs.get(judged) or self._new_pair(case, workload, shipped, model)
             self._pairs[judged] = pair
-            then = next_case(running(self.paired, self.settings), case, self.is_worker)
-            pair.start([make_arm(each, self.pool(), None, "") for each in then])
+            pair.start()
         except Fp8Error as error:
             self.notes.of(*key).error("", error)
             raise
@@ -205,10 +198,7 @@ class Pairs:
         if self._pool is not None:
             for arm in self._pool.separated:
                 yield f"{arm} and its reference did not fit this GPU together: they took turns, which takes longer"
-            for why in dict.fromkeys(self._pool.spares.skipped):
-                yield f"not started ahead, which takes longer: {why}"
             self._pool.separated.clear()
-            self._pool.spares.skipped.clear()
             self._pool.close()
 
     def _components(self, gpu: str) -> Components:

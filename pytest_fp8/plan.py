@@ -61,16 +61,14 @@ class TwoArms:
     def __init__(self, case: Case, pool: ArmPool, reference: Arm, fp8: Arm) -> None:
         self.case, self.pool = case, pool
         self.arms = {REFERENCE: reference, FP8: fp8}
-        self._then: list[Arm] = []
 
     @property
     def pair(self) -> tuple[Arm, Arm]:
         return self.arms[REFERENCE], self.arms[FP8]
 
-    def start(self, then: list[Arm] | None = None) -> None:
-        """Have both arms alive. ``then``: those of the next case; processes for them start meanwhile."""
-        self._then = then or self._then
-        self.pool.ensure(*self.pair, self._then)
+    def start(self) -> None:
+        """Have both arms alive."""
+        self.pool.ensure(*self.pair)
 
     def renew(self) -> None:
         """Replace both processes by fresh ones. A process that was profiled launches more slowly than before."""

@@ -29,7 +29,6 @@ from pytest_fp8.items import (
     check_mark,
     check_pair,
     in_order,
-    paired,
     question_of,
     questions_of,
 )
@@ -82,7 +81,7 @@ class Session:
         """Whether something was deselected."""
         report, writes = settings.report_dir, self.runs and not self.is_worker
         self.record = Record(report / JOURNAL if report is not None and writes else None, self._begins)
-        self.pairs = Pairs(settings, self.root, self.told, self.is_worker, self._base(), self._held)
+        self.pairs = Pairs(settings, self.root, self.told, self._base(), self._held)
         self.pairs.waiting = self._waiting
         if writes:
             self._require_places()
@@ -171,7 +170,7 @@ class Session:
         from pytest_fp8.report.progress import follow
 
         try:
-            self.pairs.collected(list(asked.values()), paired(session.items))
+            self.pairs.collected(list(asked.values()))
         except Fp8Error as error:
             raise pytest.UsageError(error.message) from None
         stored = {case.id for case in self.pairs.cases if case.needs_gpu and case.backend != "bf16"}

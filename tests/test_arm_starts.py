@@ -1,14 +1,6 @@
 """What a test says where the process of an arm cannot be started, or cannot import what it needs."""
 
-import errno
-import os
-
 import pytest
-
-from helpers.fakes import H200, FakeProcess, install
-from pytest_fp8 import ArmError, Case
-from pytest_fp8.arms.pair import PairArms, make_arm
-from pytest_fp8.arms.pool import ArmPool
 
 WORKLOAD = """
     import pytest
@@ -66,23 +58,3 @@ def test_what_the_fork_server_could_not_import_is_told_and_not_what_came_of_it(p
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*ValueError: the folder of the cache cannot be written"])
     result.stdout.no_fnmatch_line("*registered already*")
-
-
-def test_what_cannot_be_started_ahead_stops_no_other_test(monkeypatch):
-    world = install(monkeypatch, H200)
-    pool, case = ArmPool(H200), Case("1b", "torchao", "tensorwise")
-    later = make_arm(Case("1b", "transformer_engine", "current"), pool, None, "")
-
-    def start(backend, *more):
-        if backend == "transformer_engine":
-            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return FakeProcess(backend, *more)
-
-    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", start)
-    PairArms(case, pool, None).start([later])
-    assert world.built == ["1b-bf16", "1b-torchao-tensorwise"]
-    [skipped] = pool.spares.skipped
-    assert "1b-te-current" in skipped
-    with pytest.raises(ArmError, match="'1b-te-current on cuda' could not be started"):
-        PairArms(later.spec.case, pool, None).start()
-    pool.close()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from helpers.fakes import H100, H200, FakeProcess, install
-from helpers.later_arms import GIB, ahead, built, pairs
+from helpers.later_arms import GIB, built, pairs, spares
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
@@ -24,22 +25,23 @@ def world(monkeypatch):
 
 @pytest.fixture
 def order(monkeypatch):
-    """What is done with processes that are built, in its order."""
-    done: list[str] = []
+    """What is done with processes that are built, in its order; each says what ``done.facts`` are."""
+    done = SimpleNamespace(what=[], facts={})
+    start = FakeProcess.start_build
 
-    def note(what):
-        real = getattr(FakeProcess, what)
-        monkeypatch.setattr(FakeProcess, what, lambda self, *rest: done.append(what) or real(self, *rest))
+    def received(self, timeout=0):
+        done.what.append("receive")
+        return done.facts
 
-    note("start_build")
-    note("receive")
+    monkeypatch.setattr(FakeProcess, "start_build", lambda self, spec: done.what.append("start") or start(self, spec))
+    monkeypatch.setattr(FakeProcess, "receive", received)
     return done
 
 
 def test_a_large_arm_makes_room_for_the_next(world):
     pool = ArmPool(H200)
     one, two = pairs(pool, "8b", "tensorwise", "rowwise")
-    one.start(ahead(pool, [two]))
+    one.start()
     assert world.built == ["8b-bf16", "8b-torchao-tensorwise"]
     two.start()
     assert world.built == ["8b-bf16", "8b-torchao-tensorwise", "8b-torchao-rowwise"], "the reference stays"
@@ -52,7 +54,7 @@ def test_a_large_arm_makes_room_for_the_next(world):
 def test_both_arms_are_built_at_once(world, model, order):
     pool = ArmPool(H200)
     PairArms(Case(model, "torchao", "tensorwise"), pool, "a workload", "its identity").start()
-    assert order == ["start_build", "start_build", "receive", "receive"]
+    assert order.what == ["start", "start", "receive", "receive"]
     pool.close()
 
 
@@ -73,21 +75,49 @@ def test_arms_without_room_for_two_steps_are_built_one_by_one_and_then_by_turns(
     pair = PairArms(Case("own", "torchao", "tensorwise"), pool, "a workload", "its identity")
     pair.start()
     assert pool.takes_turns(pair.fp8) is not beside
-    assert [each.spec.case.id for each in built(world)] == ["own-bf16", "own-torchao-tensorwise"][: 1 + beside]
+    assert {each.spec.case.id for each in built(world)} == {*["own-bf16", "own-torchao-tensorwise"][: 1 + beside]}
     pool.close()
 
 
-def test_peaks_that_were_too_large_at_once_are_not_tried_at_once_again(world, monkeypatch, order):
+def test_peaks_that_were_too_large_at_once_are_not_tried_at_once_again(world, order):
     """A fresh pair of processes is built for each further look at the times."""
-    facts = {"memory": {"peak": 50 * GIB, "allocated": 20 * GIB}}
-    monkeypatch.setattr(FakeProcess, "receive", lambda self, timeout=0: order.append("receive") or facts)
+    order.facts = {"memory": {"peak": 50 * GIB, "allocated": 20 * GIB}}
     pool = ArmPool(H100)
     pair = PairArms(Case("own", "torchao", "tensorwise"), pool, "a workload", "its identity")
     pair.start()
-    order.clear()
+    order.what.clear()
     pair.renew()
-    assert order == ["start_build", "receive"] * 2
+    assert order.what == ["start", "receive"] * 2
     pool.close()
+
+
+def test_processes_with_their_libraries_wait_for_fresh_arms_and_nothing_is_asked_while_they_import(world, monkeypatch):
+    real = FakeProcess.receive
+
+    def receive(self, timeout=0):
+        if not self.answer_due:
+            return real(self, timeout)
+        self.answer_due = False
+        if self.backend == "transformer_engine":
+            raise ArmError(R.ARM_DIED, "a library is missing")
+        return 0.0
+
+    monkeypatch.setattr(FakeProcess, "receive", receive)
+    monkeypatch.setattr(FakeProcess, "start_import", lambda self: setattr(self, "answer_due", True))
+    pool = ArmPool(H200)
+    [pair] = pairs(pool, "1b", "tensorwise")
+    pair.start()
+    waiting = spares(world)
+    assert [process.backend for process in waiting] == ["bf16", "torchao"]
+    assert not any(process.answer_due for process in waiting)
+    assert {process.pid for process in waiting} < pool.pids
+    pair.renew()
+    assert all(process.spec is not None for process in waiting), "the fresh arms"
+    te = PairArms(Case("1b", "transformer_engine", "current"), pool, None)
+    te.start()
+    assert [process.backend for process in spares(world)] == ["bf16"], "its arm says why it cannot be had"
+    pool.close()
+    assert not spares(world)
 
 
 def test_what_was_learned_of_a_reference_is_asked_once(world):
@@ -122,9 +152,8 @@ def test_what_a_shared_reference_saves_for_one_case_is_not_overwritten_for_anoth
 
 
 @pytest.mark.parametrize(("peak", "tight"), [(60 * GIB, False), (75 * GIB, True)])
-def test_tight_arms_are_those_whose_peaks_do_not_fit(world, monkeypatch, peak, tight):
-    facts = {"memory": {"peak": peak, "allocated": 45 * GIB}}
-    monkeypatch.setattr(FakeProcess, "receive", lambda self, timeout=0: facts)
+def test_tight_arms_are_those_whose_peaks_do_not_fit(world, order, peak, tight):
+    order.facts = {"memory": {"peak": peak, "allocated": 45 * GIB}}
     pool = ArmPool(H200)
     [pair] = pairs(pool, "8b", "tensorwise")
     pair.start()

@@ -6,6 +6,7 @@ build says that it will, they take turns on the GPU from then on.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,9 +15,8 @@ from weakref import WeakKeyDictionary
 
 from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess, told_as_arm_error
 from pytest_fp8.arms.scratch import CHECKPOINTS, new_folder, remove
-from pytest_fp8.arms.spares import Spares
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.arms.stopwatch import AHEAD, BUILD, Stopwatch
+from pytest_fp8.arms.stopwatch import BUILD, Stopwatch
 from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Gpu
@@ -40,8 +40,10 @@ an H100 with all tokens of 1B, where a BF16 step had 20.5 GiB reserved: 35.1 in 
 rowwise recipes, 36.2 with rowwise_with_gw_hp, 36.8 to 37.6 in Transformer Engine's three."""
 
 ALONE = ("blocks", "busy", "layers", "memory", "alone", "call")
-"""What is asked while no other arm works and nothing is imported: what is timed or weighed, the profile that gives
-kernels' times, and a user's own function, which may take some."""
+"""What is asked while no other arm works: what is timed or weighed, the profile that gives kernels' times, and a user's
+own function, which may take some."""
+IMPORT_SECONDS = 90.0
+"""How long imports of processes that were started ahead may take. From a cold disk they took 30 s."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,6 @@ class Arm:
     def request(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Any:
         """Ask the arm and wait ``timeout`` seconds for its answer. Raises :class:`ArmError`."""
         process = self.pool.live(self)
-        if operation in ALONE:
-            self.pool.be_quiet()
         with self.pool.stopwatch.clock(self.label, operation):
             return process.request(operation, timeout, **arguments)
 
@@ -95,7 +95,6 @@ class ArmPool:
         """What each arm said when it was last built, by its key."""
         self.deaths: MutableMapping[ArmProcess, ArmError] = WeakKeyDictionary()
         """Processes that ended by themselves, and what they ended with."""
-        self.spares = Spares(self._new_process)
         self.separated: list[str] = []
         """Arms that turned out not to fit the GPU beside their reference."""
         self._processes: dict[str, ArmProcess] = {}
@@ -103,8 +102,10 @@ class ArmPool:
         """Keys of arms that do not fit the GPU beside their partner."""
         self._too_large: dict[str, ArmError] = {}
         """Keys of arms that the GPU does not hold, though they were alone on it."""
-        self._soon: list[Arm] = []
-        """Arms that may be built next."""
+        self._pair: tuple[Arm, ...] = ()
+        """The arms that are to be alive."""
+        self._ahead: dict[tuple[str, int], ArmProcess] = {}
+        """Processes that have imported the libraries of these and wait to become an arm, by backend and ranks."""
         self._folders: dict[tuple[str, str], Path] = {}
         """For the checkpoints of arms, by an arm's key and what it saves there: a reference shared by cases that save
         different things has several, so that none of them overwrites what another case still reads."""
@@ -112,8 +113,7 @@ class ArmPool:
     @property
     def pids(self) -> set[int]:
         """Of all arms' processes, those started ahead included."""
-        live = {pid for process in self._processes.values() for pid in process.pids}
-        return live | self.spares.pids
+        return {pid for process in (*self._processes.values(), *self._ahead.values()) for pid in process.pids}
 
     @property
     def contexts(self) -> int:
@@ -141,13 +141,10 @@ class ArmPool:
             self._build([arm])
         return self._processes[arm.key]
 
-    def ensure(self, reference: Arm, fp8: Arm, then: Sequence[Arm] = ()) -> None:
-        """Have both arms alive, and close all others. ``then``: the arms of the next case, for which processes start
-        while this pair is built. What is timed waits until they have their libraries.
-
-        Where the pair does not fit the GPU together, its arms take turns from then on. Raises :class:`ArmError`.
-        """
-        self._soon = [*then, reference, fp8]
+    def ensure(self, reference: Arm, fp8: Arm) -> None:
+        """Have both arms alive, and close all others. Where the pair does not fit the GPU together, its arms take turns
+        from then on. Raises :class:`ArmError`."""
+        self._pair = reference, fp8
         self.end_but(reference, fp8)
         self._forget_checkpoints({reference.key, fp8.key})
         if self.takes_turns(reference):
@@ -203,7 +200,8 @@ class ArmPool:
 
     def close(self) -> None:
         self.end_but()
-        self.spares.close()
+        self._pair = ()
+        self._start_ahead()
         self._forget_checkpoints(())
 
     def _forget_checkpoints(self, but: Collection[str]) -> None:
@@ -212,12 +210,6 @@ class ArmPool:
             remove(self._folders.pop(gone))
             # The cached evidence of a checkpoint names its files.
             self.cache.pop(gone, None)
-
-    def be_quiet(self) -> None:
-        """Nothing is imported any more: what is asked next is timed."""
-        if self.spares.importing:
-            with self.stopwatch.clock(AHEAD, BUILD):
-                self.spares.wait()
 
     # -- memory, as each arm's build said -------------------------------------------------------------------------
 
@@ -263,15 +255,14 @@ class ArmPool:
             for arm in arms:
                 with self.stopwatch.clock(arm.label, BUILD):
                     started.append((arm, self._start_build(arm)))
-            # Another interpreter's or checkout's arm has no spare, and a script is no process that waits.
-            soon = [arm.spec for arm in self._soon if arm.environment is None]
-            self.spares.start([spec for spec in soon if spec.case.backend not in SCRIPTS])
+            self._start_ahead()
             for arm, process in started:
                 with self.stopwatch.clock(arm.label, BUILD):
                     facts = process.receive(BUILD_SECONDS)
                 self._processes[arm.key] = process
                 self.facts[arm.key] = facts
                 self.stopwatch.built(arm.label, facts.get("seconds", {}))
+            self._end_imports()
         except ArmError as error:
             alone = len(arms) == 1 and not self._processes
             if error.code is R.OUT_OF_MEMORY and alone and self.gpu is not None:
@@ -283,14 +274,39 @@ class ArmPool:
                     process.close()
 
     def _start_build(self, arm: Arm) -> ArmProcess:
-        spare = self.spares.take(arm.spec) if arm.environment is None else None
-        process = spare or self._new_process(arm.spec, arm.environment)
+        process = self._ahead.pop(_kind(arm), None) if arm.environment is None else None
+        if process is None or not process.alive:
+            process = self._new_process(arm.spec, arm.environment)
         try:
             process.start_build(replace(arm.spec, first_step=arm.facts.get("first_step", "")))
         except BaseException:
             process.close()
             raise
         return process
+
+    def _start_ahead(self) -> None:
+        """Start processes that import the libraries of the pair's arms: for its fresh processes, and for later cases of
+        one backend. Those of other libraries end."""
+        # Another interpreter's or checkout's arm takes none, and a script is no process that waits.
+        wanted = [arm for arm in self._pair if arm.spec.device == "cuda" and arm.environment is None]
+        kinds = {_kind(arm): arm.spec for arm in wanted if arm.spec.case.backend not in SCRIPTS}
+        for kind in self._ahead.keys() - kinds.keys():
+            self._ahead.pop(kind).close()
+        for kind, spec in kinds.items():
+            # One that cannot be started is started when it is wanted, and its own test tells why it cannot be.
+            with contextlib.suppress(ArmError):
+                if kind not in self._ahead:
+                    self._ahead[kind] = self._new_process(spec)
+                    self._ahead[kind].start_import()
+
+    def _end_imports(self) -> None:
+        """Wait until nothing is imported any more: that would hold up the hosts of arms that are timed."""
+        for kind in [kind for kind, process in self._ahead.items() if process.answer_due]:
+            try:
+                with self.stopwatch.clock("processes started ahead", BUILD):
+                    self._ahead[kind].receive(IMPORT_SECONDS)
+            except ArmError:
+                self._ahead.pop(kind).close()
 
     def _new_process(self, spec: ArmSpec, environment: ArmEnvironment | None = None) -> ArmProcess:
         if spec.case.backend in SCRIPTS:
@@ -301,6 +317,10 @@ class ArmPool:
         how = spec.case.backend, environment, self.gpu is None and spec.device == "cpu"
         with told_as_arm_error(spec.name):
             return ArmProcess(*how, spec.device, spec.case.gpus)
+
+
+def _kind(arm: Arm) -> tuple[str, int]:
+    return arm.spec.case.backend, arm.spec.case.gpus
 
 
 def too_large(error: ArmError, arm: Arm, gpu: Gpu) -> ArmError:

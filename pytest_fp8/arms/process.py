@@ -43,8 +43,6 @@ BUILD_SECONDS = 420.0
 REQUEST_SECONDS = 300.0
 GRACE_SECONDS = 5.0
 """How long the other ranks may still answer after one has failed. They may wait for it in a collective for minutes."""
-IMPORTED = "imported"
-"""The file in a process's folder that it makes once its libraries are imported."""
 UNKILLABLE_SECONDS = 30.0
 LOOK_SECONDS = 0.2
 """How often it is seen whether a process is still there."""
@@ -98,7 +96,6 @@ class Rank:
         self.folder = new_folder("arm-")
         """Its log, and its own temporary files."""
         self.log = self.folder / "log"
-        self._imported = False
         connection, theirs = Pipe()
         # Ctrl-C may come while the fork server imports its libraries, which takes seconds.
         with contextlib.closing(theirs), open(self.log, "wb") as log, contextlib.ExitStack() as failed:
@@ -112,9 +109,8 @@ class Rank:
                 self._process = ForkedProcess(theirs, self.log, backend, given)
             else:
                 python = environment.python if environment is not None else sys.executable
-                arguments = str(theirs.fileno()), str(os.getpid()), backend, str(self.folder / IMPORTED)
                 self._process = subprocess.Popen(
-                    [python, "-m", "pytest_fp8.worker.main", *arguments],
+                    [python, "-m", "pytest_fp8.worker.main", str(theirs.fileno()), str(os.getpid()), backend],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -139,11 +135,6 @@ class Rank:
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
-
-    @property
-    def has_imported(self) -> bool:
-        self._imported = self._imported or not self.alive or (self.folder / IMPORTED).exists()
-        return self._imported
 
     def exit_code(self) -> int | None:
         """As :attr:`subprocess.Popen.returncode`, which takes a moment to be known; ``None``: it runs."""
@@ -200,7 +191,7 @@ class ArmProcess:
         CUDA cannot be forked.
         """
         self.name = "an arm"
-        self._asked, self._answer_due = "", False
+        self._asked, self.answer_due = "", False
         self._in = "in bfloat16"
         """What the arm's model is, in words."""
         self._side = f" ({environment.name})" if environment is not None else ""
@@ -240,17 +231,15 @@ class ArmProcess:
     def alive(self) -> bool:
         return all(rank.alive for rank in self.ranks)
 
-    @property
-    def has_imported(self) -> bool:
-        """Whether processes of its own, no forks, have their libraries: they import nothing more until they are
-        asked."""
-        return all(rank.has_imported for rank in self.ranks)
-
     def build(self, spec: ArmSpec, timeout: float = BUILD_SECONDS) -> dict[str, Any]:
         """Become this arm; gives what it says of itself. Raises :class:`ArmError`."""
         self.start_build(spec)
         answer: dict[str, Any] = self.receive(timeout)
         return answer
+
+    def start_import(self) -> None:
+        """Ask to tell once nothing is imported any more; :meth:`receive` waits for it."""
+        self.send("import")
 
     def start_build(self, spec: ArmSpec) -> None:
         """Ask to become this arm; :meth:`receive` waits for it. Two arms can build at the same time."""
@@ -269,9 +258,9 @@ class ArmProcess:
 
     def send(self, operation: str, **arguments: Any) -> None:
         """Send one request without waiting. Raises ``RuntimeError`` where the last request has no answer yet."""
-        if self._answer_due:
+        if self.answer_due:
             raise RuntimeError(f"{self.name!r} was asked to {operation!r} before it answered to {self._asked!r}")
-        self._asked, self._answer_due = operation, True
+        self._asked, self.answer_due = operation, True
         broken = []
         for rank, process in enumerate(self.ranks):
             try:
@@ -292,7 +281,7 @@ class ArmProcess:
             # Ctrl-C or a test's own time limit may end the wait. The late answer must not be read as the next one's.
             self.close()
             raise
-        self._answer_due = False
+        self.answer_due = False
         if silent and not errors:
             raise self._ended_with(self._hung(silent, timeout))
         if errors:

@@ -10,8 +10,6 @@ from typing import Any
 
 BUILD = "build"
 """What is waited for while arms are built; all else answers a question."""
-AHEAD = "processes started ahead"
-"""What stands for an arm where a timed one waits for imports of others."""
 
 
 @dataclass

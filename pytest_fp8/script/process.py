@@ -42,8 +42,6 @@ OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory")
 class HeldRank(Rank):
     """The connection to one process that trains."""
 
-    has_imported = True
-
     def __init__(self, script: ScriptProcess, connection: Connection, told: Mapping[str, Any]) -> None:
         self.log, self.folder = script.log, script.folder
         self.pid = int(told["pid"])
@@ -66,7 +64,7 @@ class ScriptProcess(ArmProcess):
     def __init__(self, environment: ArmEnvironment | None = None) -> None:
         """Starts nothing yet: an arm is a command with its arguments."""
         self.name, self._environment = "a script", environment
-        self._asked, self._answer_due, self._in = "", False, "that its command trains"
+        self._asked, self.answer_due, self._in = "", False, "that its command trains"
         self._side = f" ({environment.name})" if environment is not None else ""
         self._end: ArmError | None = None
         self.ranks = []

@@ -1,8 +1,7 @@
-"""The process of an arm: ``python -m pytest_fp8.worker.main SOCKET PARENT BACKEND IMPORTED``.
+"""The process of an arm: ``python -m pytest_fp8.worker.main SOCKET PARENT BACKEND``.
 
 It answers requests on the socket, whose file descriptor it inherits, one after another. It ends when the other side
-closes or when the process PARENT is gone. It makes the file IMPORTED once it has its libraries. Nothing here runs
-inside pytest.
+closes or when the process PARENT is gone. Nothing here runs inside pytest.
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from pytest_fp8.arms.spec import ArmSpec
@@ -37,18 +34,8 @@ def main(arguments: list[str]) -> int:
     # The project of an interpreter that may have it installed.
     sys.path += filter(None, os.environ.get("PYTEST_FP8_BEHIND", "").split(os.pathsep))
     show_stacks()
-    seconds = import_ahead(backend)
-    threading.Thread(target=_tell, args=(Path(arguments[3]),), daemon=True).start()
-    serve(Connection(descriptor), seconds)
+    serve(Connection(descriptor), import_ahead(backend))
     return 0
-
-
-def _tell(imported: Path) -> None:
-    """Say that nothing is imported any more, also by torch's processes for compilation."""
-    compilers.wait()
-    with contextlib.suppress(OSError):
-        # Where it cannot be made, it is waited for once.
-        imported.touch()
 
 
 def forked(connection: Connection, log: str, backend: str, env: dict[str, str]) -> None:
@@ -73,8 +60,9 @@ def forked(connection: Connection, log: str, backend: str, env: dict[str, str]) 
 
 
 def serve(connection: Connection, imports: float) -> None:
-    """Answer until no more requests can come: ``build`` first, which makes this process one arm. ``imports``: the
-    seconds that they took, in a spare's own time."""
+    """Answer until no more requests can come. ``import`` is answered once nothing is imported any more, also by torch's
+    processes for compilation; ``build`` makes this process one arm. ``imports``: the seconds that they took, in the own
+    time of a process that was started ahead."""
     server: Any = None
     own = os.getpid()
     # Programs that the arm starts, or execs, do not keep its socket open.
@@ -90,6 +78,8 @@ def serve(connection: Connection, imports: float) -> None:
                 compilers_late = compilers.wait()
                 result: Any = server.describe()
                 result["seconds"] = {"imports": imports, **result["seconds"], "compilers": compilers_late}
+            elif request["operation"] == "import":
+                result = compilers.wait()
             elif server is None:
                 raise RuntimeError("asked before it was built")
             else:

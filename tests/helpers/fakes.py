@@ -135,7 +135,9 @@ class FakeProcess(FakeAnswers):
         self.noise = np.random.default_rng(self.pid)
         self.world.processes.append(self)
 
-    has_imported = True
+    answer_due = False
+
+    def start_import(self) -> None: ...
 
     def start_build(self, spec: Any) -> None:
         self.spec = spec
