@@ -39,10 +39,6 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_fp8.xdist import take_share
 
             take_share(config.workerinput)
-        elif config.getoption("numprocesses", None):
-            from pytest_fp8.xdist import Shares
-
-            config.pluginmanager.register(Shares(), "fp8-shares")
         session = config.stash[SESSION] = Session(settings, config)
     except Fp8Error as error:
         raise pytest.UsageError(error.message) from None

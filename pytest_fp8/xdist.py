@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Callable
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8 import gpu as gpus
@@ -14,36 +11,15 @@ from pytest_fp8 import gpu as gpus
 if TYPE_CHECKING:
     import pytest
 
-SHARE = "fp8_share"
-"""In what a worker is given at its start: the number of its share of the GPUs."""
-
 
 def take_share(worker: dict[str, Any]) -> None:
     """In a worker: leave it its share of the GPUs. Its arms inherit ``CUDA_VISIBLE_DEVICES``."""
     visible = gpus.visible()
     if len(visible) > 1:
         each = max(1, len(visible) // int(worker["workercount"]))
-        # Without -n, as with --tx, nobody shares them out.
-        share = worker.get(SHARE, int(worker["workerid"].removeprefix("gw")))
-        first = share * each % len(visible)
+        first = int(worker["workerid"].removeprefix("gw")) * each % len(visible)
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[first : first + each])
         gpus.detect.cache_clear()
-
-
-class Shares:
-    """In the controller: a plugin that gives each worker a share of the GPUs. One that stands in for a worker that has
-    crashed takes over that worker's."""
-
-    def __init__(self) -> None:
-        self._taken: dict[str, int] = {}
-        """Worker -> its share, by number."""
-
-    def pytest_configure_node(self, node: Any) -> None:
-        share = next(number for number in count() if number not in self._taken.values())
-        self._taken[node.gateway.id] = node.workerinput[SHARE] = share
-
-    def pytest_testnodedown(self, node: Any) -> None:
-        self._taken.pop(node.gateway.id, None)
 
 
 def case_of(nodeid: str) -> str:
@@ -56,9 +32,8 @@ def case_of(nodeid: str) -> str:
     return found[1] if found and found[2] in (*SHAPES, OWN) else nodeid
 
 
-def by_case(config: pytest.Config, log: Any, together: Callable[[str], str] = case_of) -> Any:
-    """A scheduler of pytest-xdist that gives all tests of a case to one worker, which keeps its arms. ``together``: the
-    same text for tests of one worker.
+def by_case(config: pytest.Config, log: Any) -> Any:
+    """A scheduler of pytest-xdist that gives all tests of a case to one worker, which keeps its arms.
 
     xdist's own ``loadgroup`` would serve, and does nothing under pytest 9.2 (xdist 3.8).
     """
@@ -66,33 +41,7 @@ def by_case(config: pytest.Config, log: Any, together: Callable[[str], str] = ca
 
     class ByCase(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return together(nodeid)
-
-        def remove_node(self, node: Any) -> Any:
-            """After a crash: the test that ran then, which counts as done, for it would take one worker after another
-            with it. xdist itself would give finished cases out again, without a test, and wait for them."""
-            work = self.assigned_work.get(node, {})
-            crashed = next((test for tests in work.values() for test, done in tests.items() if not done), None)
-            if crashed is not None:
-                work[together(crashed)][crashed] = True
-            for finished in [unit for unit, tests in work.items() if all(tests.values())]:
-                del work[finished]
-            super().remove_node(node)
-            return crashed
-
-        def _reschedule(self, node: Any) -> None:
-            """A worker runs its last test once it has a further one, or knows that there is none."""
-            super()._reschedule(node)
-            while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
-                if not self.workqueue:
-                    node.shutdown()
-                    break
-                self._assign_work_unit(node)
-
-        def _assign_work_unit(self, node: Any) -> None:
-            # A worker may have died before xdist was told, which then takes the unit back.
-            with contextlib.suppress(OSError):
-                super()._assign_work_unit(node)
+            return case_of(nodeid)
 
     config.option.loadscopereorder = False
     return ByCase(config, log)
