@@ -63,15 +63,14 @@ class Fp8Pair:
         baseline: Baseline | None,
         baseline_file: str,
         gated_cases: int = GATED_CASES,
-        time_first: bool = True,
         components: Components = MEASURED,
         host_bound: bool = False,
         compare_with_base: Callable[[], Comparison] | None = None,
-        asked: Collection[str] = (),
+        asked: Collection[str | None] = (None,),
     ) -> None:
-        """``time_first``: whether this session may ask for the speed, which is then measured first. ``asked``: what its
-        tests are known to ask, as their marks name it. ``compare_with_base``: times base's FP8 arm beside this one;
-        ``None`` where no base was named. ``host_bound``: whether a stored session is."""
+        """``asked``: what this session's tests ask, as their marks name it; ``None``: a test that may ask any question.
+        Where one may ask for the speed, that is measured before the others. ``compare_with_base``: times base's FP8 arm
+        beside this one; ``None`` where no base was named. ``host_bound``: whether a stored session is."""
         self.case: Case = arms.case
         self.baseline = baseline
         self._arms, self._settings, self.notes = arms, settings, notes
@@ -79,8 +78,10 @@ class Fp8Pair:
         speed = SpeedQuestion(arms, host_bound, self._history, components, baseline_file, gated_cases, pairs)
         self.speed_question = speed
         self._compare_with_base = compare_with_base
-        self._time_first = time_first and self.case.asks("speedup")
-        self._asked = asked
+        self._time_first = self.case.asks("speedup") and not {None, "speedup"}.isdisjoint(asked)
+        self._asked = {question for question in asked if question is not None}
+        if self._asked and self._time_first:
+            self._asked.add("speedup")
         self._gathered: dict[str, Exception] | None = None
         """The errors of the questions that were asked together, once they were; of arms that take turns."""
         speed.timer.on_pair = notes.timed

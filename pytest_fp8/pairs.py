@@ -64,63 +64,66 @@ class Pairs:
         Raises :class:`BaselineError` for a stored baseline that cannot be compared with, and :class:`ArmError`. Whether
         the baseline of a workload is of the same definition is known once its reference arm has run a first step.
         """
-        from pytest_fp8.errors import Fp8Error
+        from pytest_fp8.pair import Fp8Pair
         from pytest_fp8.shipping import identity
 
-        try:
+        with self._noted(case, f"unsent, {test}"):
             shipped = workload.ship(test) if workload is not None else None
-        except Fp8Error as error:
-            # Where two cannot be shipped, what each error says tells their rows apart.
-            self.notes.of(case.id, error.headline).error("", error)
-            raise
         # Arms are shared only between identical workloads, random values included.
         model = identity(shipped) if shipped is not None else ""
-        key = case.id, case.digest(model)
-        try:
-            judged = *key, case.judged_by
-            pair = self._pairs.get(judged) or self._new_pair(case, workload, shipped, model)
-            self._pairs[judged] = pair
-            pair.start()
-        except Fp8Error as error:
-            self.notes.of(*key).error("", error)
-            raise
-        return pair
+        with self._noted(case, case.digest(model)):
+            return self._started(Fp8Pair, case, case.judged_by, workload, shipped, model)
 
     def script_pair(self, case: Case, script: Script) -> Fp8Script:
         """The pair of a script: both runs of it started, and held once they are warm. Raises :class:`BaselineError` and
         :class:`ArmError`."""
-        from pytest_fp8.errors import Fp8Error
         from pytest_fp8.script.pair import Fp8Script
 
-        key = case.id, case.digest(script.identity)
-        try:
-            judged = *key, (*case.judged_by, script.share)
-            if (pair := self._pairs.get(judged)) is None:
-                digest = case.digest(script.identity)
-                pair = self._made(Fp8Script, case, digest, script.to_text(), script.identity)
-            assert isinstance(pair, Fp8Script)
-            self._pairs[judged], pair.script = pair, script
-            pair.start()
-        except Fp8Error as error:
-            self.notes.of(*key).error("", error)
-            raise
+        judged = *case.judged_by, script.share
+        with self._noted(case, case.digest(script.identity)):
+            pair = self._started(Fp8Script, case, judged, None, script.to_text(), script.identity)
+        pair.script = script
         return pair
 
-    def _new_pair(self, case: Case, workload: Workload | None, shipped: str | None, model: str) -> Fp8Pair:
-        """``shipped``: the workload as its arms are given it. ``model``: its identity, empty without a workload."""
-        from pytest_fp8.pair import Fp8Pair
+    @contextlib.contextmanager
+    def _noted(self, case: Case, model: str) -> Iterator[None]:
+        """Note the error that the block ends in."""
+        from pytest_fp8.errors import Fp8Error
+
+        try:
+            yield
+        except Fp8Error as error:
+            self.notes.of(case.id, model).error("", error)
+            raise
+
+    def _started(
+        self,
+        kind: type[P],
+        case: Case,
+        judged: tuple[object, ...],
+        workload: Workload | None,
+        shipped: str | None,
+        model: str,
+    ) -> P:
+        """``judged``: by what its answers are judged. ``shipped``: the workload, or the script, as its arms are given
+        it. ``model``: its identity, empty for a model of the zoo."""
+        key = case.id, case.digest(model), judged
+        if key not in self._pairs:
+            self._pairs[key] = self._made(kind, case, workload, shipped, model)
+        pair = self._pairs[key]
+        assert isinstance(pair, kind)
+        pair.start()
+        return pair
+
+    def _made(self, kind: type[P], case: Case, workload: Workload | None, shipped: str | None, model: str) -> P:
+        from pytest_fp8.baselines.store import baseline_path, held_against
         from pytest_fp8.workload import case_digest
 
         arms = self._arms_of(case, shipped, model)
+        digest = arms.digest
         if workload is not None:
             arms.start()
-        return self._made(Fp8Pair, case, case_digest(case, workload, arms.bf16), shipped, model)
-
-    def _made(self, kind: type[P], case: Case, digest: str, shipped: str | None, model: str) -> P:
-        """``digest``: the hash of the case as baselines keep it."""
-        from pytest_fp8.baselines.store import baseline_path, held_against
-
-        arms = self._arms_of(case, shipped, model)
+            digest = case_digest(case, workload, arms.bf16)
         gpu = self.gpu_key if case.needs_gpu else "emulated"
         baseline, host_bound = held_against(self.source(), gpu, case.id, digest, self.settings.update)
         pair = kind(
@@ -130,11 +133,10 @@ class Pairs:
             baseline,
             self.source().label(baseline_path(Path(), gpu, case.id)),
             self.gated_cases,
-            time_first=self._may_ask_speed(case),
             components=self._components(gpu),
             host_bound=host_bound,
             compare_with_base=self._base_of(case, shipped, model),
-            asked=self._named(case),
+            asked=self.asked.get(case.id, {None}),
         )
         if self.settings.report_dir is not None:
             from pytest_fp8.report.evidence import evidence_of
@@ -156,17 +158,7 @@ class Pairs:
         from pytest_fp8.markers import running
 
         run = running(self.cases, self.settings)
-        return max(1, sum(case.asks("speedup") and self._may_ask_speed(case) for case in run))
-
-    def _may_ask_speed(self, case: Case) -> bool:
-        return bool(self.asked.get(case.id, {None}) & {None, "speedup"})
-
-    def _named(self, case: Case) -> set[str]:
-        """The questions that this session's tests are known to ask of a case. Beside a test that may ask any, the speed
-        is among them: it must be measured before the others."""
-        asked = self.asked.get(case.id, {None})
-        named = {question for question in asked if question is not None}
-        return named | ({"speedup"} if named and None in asked and case.asks("speedup") else set())
+        return max(1, sum(case.asks("speedup") and bool(self.asked[case.id] & {None, "speedup"}) for case in run))
 
     def _base_of(self, case: Case, shipped: str | None, model: str) -> Callable[[], Comparison] | None:
         """What times base's FP8 arm beside this session's; ``None`` where no base was named."""
