@@ -7,12 +7,11 @@ import sys
 import pytest
 
 from helpers.crowded import alive, beside_another, pair_of_8b, several_gpus
-from helpers.fakes import H100, H200, FakeProcess, timed
+from helpers.fakes import FakeProcess, timed
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.environment import ArmEnvironment
 from pytest_fp8.arms.pair import PairArms
-from pytest_fp8.arms.pool import Arm, ArmPool
-from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
 from pytest_fp8.compare.session import Model
 from pytest_fp8.compare.session import compare as compare_sides
@@ -21,9 +20,6 @@ from pytest_fp8.questions.asks import fp8_layers, layers_of, numerics_of
 from pytest_fp8.questions.speed.evidence import busy_ratios, timing_for_baseline, timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.verdicts import Verdict
-
-GIB = 2**30
-CASE = Case("8b16", "torchao", "tensorwise", batch=4, gpus=2, parallel="fsdp2")
 
 
 @pytest.fixture
@@ -35,48 +31,6 @@ def world(monkeypatch):
 def pair(world):
     with pair_of_8b(world) as pair:
         yield pair
-
-
-@pytest.mark.parametrize(
-    ("what", "gpu", "steps", "held", "crowded"),
-    [
-        ("Accelerate's float32 weights, 16 layers of 8B", H100, (47.6, 42.2), 27.2, True),
-        ("the same on an H200", H200, (47.6, 42.2), 27.2, False),
-        ("plain FSDP2", H100, (35.9, 33.1), 25.2, False),
-        ("the larger one is the FP8 arm", H100, (42.2, 47.6), 27.2, True),
-        ("8B with 8192 tokens", H200, (83.1, 72.1), 44.9, False),
-        ("8B in Transformer Engine", H200, (64.1, 79.9), 44.9, False),
-    ],
-)
-def test_a_step_must_fit_beside_what_the_other_arm_holds(what, gpu, steps, held, crowded):
-    pool = ArmPool(gpu)
-    arms = [Arm(key, ArmSpec(CASE, "cuda"), pool) for key in ("bf16", "fp8")]
-    for arm, step in zip(arms, steps, strict=True):
-        pool.facts[arm.key] = {"memory": {"step": step * GIB, "peak": 1.2 * step * GIB, "allocated": held * GIB}}
-    assert pool.crowded(*arms) is crowded, what
-
-
-@pytest.mark.parametrize("of_the_reference", [True, False])
-def test_a_pair_whose_builds_say_that_it_is_crowded_takes_turns_and_keeps_the_reference(
-    world, monkeypatch, of_the_reference
-):
-    receive = FakeProcess.receive
-
-    def receives(self, timeout=0):
-        step = 60 if self.is_fp8 is not of_the_reference else 30
-        return {**receive(self, timeout), "memory": {"step": step * GIB, "peak": step * GIB, "allocated": 25 * GIB}}
-
-    monkeypatch.setattr(FakeProcess, "receive", receives)
-    pool = ArmPool(H100)
-    pair = PairArms(CASE, pool, None)
-    pair.start()
-    assert pool.takes_turns(pair.fp8)
-    assert [process.spec.case.id for process in alive(world)] == [CASE.reference().id]
-    assert world.built == [CASE.reference().id, CASE.id]
-    built = list(world.built)
-    pair.start()
-    assert world.built == built, "known from now on"
-    pool.close()
 
 
 @pytest.mark.parametrize("who", ["bf16", "torchao"])

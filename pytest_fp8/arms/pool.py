@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 GIB = 2.0**30
 CONTEXT_BYTES = int(1.5 * GIB)
 """The CUDA context and the libraries' workspaces of one process."""
-BETWEEN_BLOCKS = 1.05
-"""What a step needs over the tensors at its peak, since free memory lies between them. On an H100 a BF16 step of 45.4
-GiB found none when 2.9 GiB, 6 % of that, lay free in pieces."""
 FILL = 0.92
 """Share of the GPU's memory in which two peaks fit at once."""
 RECORDED = 1.85
@@ -150,31 +147,19 @@ class ArmPool:
         if self.takes_turns(reference):
             self._turns.add(fp8.key)
             return
-        try:
-            self._build_both(reference, fp8)
-        except ArmError as error:
-            if error.code is not R.OUT_OF_MEMORY or fp8.spec.device != "cuda":
-                raise
-            # The one that was built stays, and answers first.
-            self.separate(reference, fp8)
-
-    def _build_both(self, reference: Arm, fp8: Arm) -> None:
-        """Build what is missing of these two at once. Two steps at once need more memory than one beside an arm that
-        waits: where there is no room for them, one after the other. Raises :class:`ArmError`."""
         missing = [arm for arm in (reference, fp8) if not self.is_alive(arm)]
-        if len(missing) > 1 and not self.tight(*missing):
+        # Two steps at once need more memory than one beside an arm that waits.
+        at_once = [missing] if len(missing) > 1 and not self.tight(*missing) else []
+        for arms in [*at_once, *([arm] for arm in missing)]:
             try:
-                self._build(missing)
+                self._build([arm for arm in arms if not self.is_alive(arm)])
             except ArmError as error:
                 if error.code is not R.OUT_OF_MEMORY or fp8.spec.device != "cuda":
                     raise
-        for arm in missing:
-            if not self.is_alive(arm) and not self.crowded(reference, fp8):
-                self._build([arm])
-        if self.crowded(reference, fp8):
-            # The reference stays, and answers first.
-            self.separate(reference, fp8)
-            self.renew(fp8)
+                if len(arms) == 1:
+                    # The one that was built stays, and answers first.
+                    self.separate(reference, fp8)
+                    return
 
     def takes_turns(self, arm: Arm) -> bool:
         """Whether this arm and its partner do not fit the GPU together, so that one is closed for the other."""
@@ -223,22 +208,6 @@ class ArmPool:
         peaks = [self._said(arm.key, "peak") + CONTEXT_BYTES for arm in arms]
         taken = len(arms) * RECORDED * max(peaks) if recorded else sum(peaks)
         return any(map(self.takes_turns, arms)) or taken + held > FILL * self.gpu.memory
-
-    def crowded(self, reference: Arm, fp8: Arm) -> bool:
-        """Whether a step of one of these arms needs more than the other one leaves it between its own. It may go on
-        without the allocator's cache, but then no time is one of FP8. An FP8 arm that was not built yet is taken to
-        hold what its reference does."""
-        if self.gpu is None:
-            return False
-        held = self._said(reference.key, "allocated")
-        return (
-            self.gpu.memory
-            < max(
-                BETWEEN_BLOCKS * self._said(arm.key, "step") + (self._said(other.key, "allocated") or held)
-                for arm, other in ((reference, fp8), (fp8, reference))
-            )
-            + 2 * CONTEXT_BYTES
-        )
 
     def _said(self, key: str, what: str) -> int:
         return int(self.facts.get(key, {}).get("memory", {}).get(what, 0))

@@ -85,7 +85,6 @@ class ArmServer:
             facts["memory"] = {
                 "allocated": torch.cuda.memory_allocated(),
                 "peak": torch.cuda.max_memory_reserved(),
-                "step": torch.cuda.max_memory_allocated(),
             }
         return facts
 

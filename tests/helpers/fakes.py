@@ -66,7 +66,7 @@ SUITE = """
 """A user's test file: two cases, and what is asked of each."""
 
 
-LARGE = {"memory": {"allocated": 45 * 2**30, "step": 56 * 2**30, "peak": 60 * 2**30}}
+LARGE = {"memory": {"allocated": 45 * 2**30, "peak": 60 * 2**30}}
 """Two such arms fit an H200 together, and not an H100."""
 
 
@@ -74,6 +74,7 @@ LARGE = {"memory": {"allocated": 45 * 2**30, "step": 56 * 2**30, "peak": 60 * 2*
 class World:
     """What the fake arms say; a test changes it before the run."""
 
+    gpu: Gpu | None = None
     speedup: float = 1.2
     fp8_memory: int = 90
     nan_at: int | None = None
@@ -135,7 +136,12 @@ class FakeProcess(FakeAnswers):
         self.noise = np.random.default_rng(self.pid)
         self.world.processes.append(self)
 
-    answer_due = False
+    answer_due = is_built = False
+
+    @property
+    def allocated(self) -> int:
+        """Bytes that it keeps, and its share of what a build of both needs."""
+        return self.world.memory.get(self.spec.case.model, {}).get("memory", {}).get("allocated", 0)
 
     def start_import(self) -> None: ...
 
@@ -149,6 +155,10 @@ class FakeProcess(FakeAnswers):
         code = self.world.fails.get(self.spec.case.id)
         if code:
             raise ArmError(code, f"the arm {self.spec.name!r} failed", seen=code.slug)
+        beside = sum(process.allocated for process in self.world.processes if process.alive and process.is_built)
+        if self.world.gpu is not None and self.allocated + beside > self.world.gpu.memory:
+            raise ArmError(R.OUT_OF_MEMORY, "no room beside another arm")
+        self.is_built = True
         self.world.built.append(self.spec.case.id)
         return {"cudnn": 91900, "compiled": True, **self.world.memory.get(self.spec.case.model, {})}
 
@@ -187,7 +197,7 @@ def install(monkeypatch: Any, gpu: Gpu | None, **world: Any) -> World:
     whichever tests ran before it."""
     if FakeProcess.test is not monkeypatch:
         FakeProcess.test, FakeProcess.pids = monkeypatch, itertools.count(1000)
-    FakeProcess.world = World(**world)
+    FakeProcess.world = World(gpu, **world)
     absent = "no NVIDIA GPU (fake)"
     monkeypatch.setattr("pytest_fp8.gpu.detect", lambda: (gpu, "" if gpu else absent))
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", FakeProcess)

@@ -57,7 +57,7 @@ class Told:
 
     @property
     def order(self):
-        """The arms in the order in which they were built; the first pair's FP8 arm once more before, in vain."""
+        """The arms in the order in which they were built."""
         return [arm for arm, _ in self.residences]
 
     @property
