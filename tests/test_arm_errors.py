@@ -1,14 +1,12 @@
 """What an exception inside an arm shows: the user's own line, the cause that torch does not say, and what to do."""
 
 import functools
-import sys
 
 import pytest
 
 from pytest_fp8 import ArmError, Case, Workload
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.errors import first_line
 from pytest_fp8.worker.error_trace import telling_lines, trace_of, workloads_function
 
 CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True)
@@ -48,89 +46,6 @@ def test_a_tensor_of_another_type_is_named_with_the_users_line_and_what_to_do():
     assert "in forward" in error.value.seen
     assert "must take the input's dtype" in error.value.cause
     assert ".to(x.dtype)" in error.value.next_step
-
-
-def from_cuda(step):
-    import torch
-
-    return torch.randn(16, 32, device="cuda")
-
-
-def misspelt(model, rows):
-    return model(rows).square().mean() + regulariser(model)  # noqa: F821
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("wrong", "seen", "next_step"),
-    [
-        ({"batch": lambda step: next(iter(()))}, "gave StopIteration in step 0", "batches[step % len(batches)]"),
-        ({"build": lambda: plain_model().cuda()}, "build() raised ", "leave the device out"),
-        ({"batch": from_cuda}, "batch(step) raised ", "leave the device out"),
-        ({"batch": lambda step: sys.exit(3)}, "batch(step) raised SystemExit: 3", "run the lines of the trace by"),
-        ({"loss": misspelt}, "name 'regulariser' is not defined", "run the lines of the trace by"),
-    ],
-    ids=["iterator", "cuda model", "cuda batch", "exit", "name"],
-)
-def test_the_next_step_is_that_of_the_error(wrong, seen, next_step):
-    import torch
-
-    if "device" in next_step and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    workload = Workload(**{"build": plain_model, "batch": batch, "loss": plain_loss, **wrong})
-    arm = ArmProcess(fork=True)
-    try:
-        with pytest.raises(ArmError) as error:
-            arm.build(ArmSpec(CASE.reference(), "cpu", workload.ship("a test"), threads=1))
-    finally:
-        arm.close()
-    assert seen in error.value.seen
-    assert next_step in error.value.next_step
-    if "leave the device" in next_step:
-        assert "emulated arms run on the CPU" in error.value.cause
-
-
-def missing(model, rows):
-    raise ImportError("\nscipy was not found")
-
-
-def not_converted(model, rows):
-    if type(model[0]).__name__ != "Linear":
-        raise ValueError("no Linear")
-    return plain_loss(model, rows)
-
-
-def said_of(loss, case):
-    workload = Workload(build=plain_model, batch=batch, loss=loss)
-    arm = ArmProcess(fork=True)
-    try:
-        with pytest.raises(ArmError) as error:
-            arm.build(ArmSpec(case, "cpu", workload.ship("a test"), threads=1))
-    finally:
-        arm.close()
-    return error.value
-
-
-@pytest.mark.slow
-def test_an_error_of_the_converted_model_is_looked_for_there():
-    pytest.importorskip("torchao")
-    assert "converted to FP8" in said_of(not_converted, CASE).next_step
-    of_reference = said_of(missing, CASE.reference())
-    assert "converted" not in of_reference.next_step
-    assert "ImportError: scipy was not found" in of_reference.headline, "its text begins with an empty line"
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("KeyError: 'x'", "KeyError: 'x'"),
-        ("RuntimeError: one\ntwo", "RuntimeError: one"),
-        ("ValueError: " + "far too long " * 20, "ValueError: " + "far too long " * 9 + "far too ..."),
-        ("", ""),
-    ],
-)
-def test_a_headline_quotes_the_first_line_of_an_error(text, shown):
-    assert first_line(text) == shown
 
 
 class Batches:

@@ -108,30 +108,3 @@ def test_an_arm_for_a_gpu_that_is_not_there_never_falls_back(fresh):
         pytest.skip("this machine has a GPU")
     with pytest.raises(ArmError, match="it will not fall back to the CPU"):
         fresh.build(ArmSpec(Case("tiny", "bf16", "none"), "cuda"))
-
-
-def odd_tokens(step):
-    import torch
-
-    return torch.randn(13, 32)
-
-
-def test_a_token_count_that_breaks_fp8_is_explained(fresh):
-    with pytest.raises(ArmError, match="was given 13 rows") as error:
-        fresh.build(spec(batch=odd_tokens))
-    assert "multiples of 16" in str(error.value)
-    assert "pad the batch" in str(error.value)
-
-
-def odd_model():
-    import torch
-
-    return torch.nn.Sequential(torch.nn.Linear(32, 10), torch.nn.Linear(10, 32), torch.nn.Linear(32, 32))
-
-
-def test_sizes_that_are_no_multiple_of_16_are_skipped_with_the_reason(fresh):
-    fresh.build(spec(build=odd_model))
-    layers = fresh.request("layers")
-    assert layers["converted"] == ["2"]
-    assert layers["skipped"]["0"] == {"kind": "size", "text": "out_features=10 is not a multiple of 16"}
-    assert layers["skipped"]["1"] == {"kind": "size", "text": "in_features=10 is not a multiple of 16"}

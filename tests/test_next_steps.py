@@ -142,6 +142,12 @@ IN_AN_ARM = {
         "batches[step % len(batches)]",
         {"batch": lambda step: list(loader())[step % 4]},
     ),
+    "an iterator": (
+        {"batch": lambda step: next(iter(()))},
+        "batches[step % len(batches)]",
+        {},
+    ),
+    "a device": ({"build": lambda: build().cuda()}, "leave the device out", {}),
     "a number": ({"loss": lambda model, x: loss(model, x).item()}, "without .item()", {"loss": loss}),
     "no backward": ({"step": with_step(backward=False)}, "call loss.backward()", {"step": with_step()}),
     "the schedule": (
@@ -180,6 +186,8 @@ def test_what_is_advised_in_an_arm_mends_it(name, monkeypatch, tmp_path):
     pytest.importorskip("torchao")
     from pytest_fp8.worker.main import _describe
 
+    if name == "a device" and __import__("torch").cuda.is_available():
+        pytest.skip("there is a GPU")
     mistake, advised, mended = IN_AN_ARM[name]
     with pytest.raises(BaseException) as error:  # noqa: PT011
         served(mistake)

@@ -252,12 +252,12 @@ def message(text: bytes) -> bytes:
     return struct.pack("!i", len(text)) + text
 
 
-simply("text on its socket", GARBLES, "begins with b'what'", lambda: to_sockets(b"what is this\n"))
-simply("an old answer", GARBLES, "request -1", lambda: to_sockets(message(b'{"id": -1, "result": 1}')))
-simply("an answer that is no JSON", GARBLES, "no JSON", lambda: to_sockets(message(b'{"id": NaN, "result" 1}')))
-simply("an answer of 2**40 bytes", GARBLES, "would have", lambda: to_sockets(struct.pack("!iQ", -1, 2**40)))
-simply("a JSON of a million brackets", GARBLES, "no JSON", lambda: to_sockets(message(b'{"id": ' + b"[" * 10**6)))
-simply("an answer without a result", GARBLES, "without a result", lambda: to_sockets(message(b'{"id": 2}')))
+simply("text on its socket", GARBLES, "bad message length", lambda: to_sockets(b"what is this\n"))
+simply("an old answer", GARBLES, 'begins with b\'{"id": -1', lambda: to_sockets(message(b'{"id": -1, "result": 1}')))
+simply("an answer that is no JSON", GARBLES, "begins with", lambda: to_sockets(message(b'{"id": NaN, "result" 1}')))
+simply("an answer of 2**40 bytes", GARBLES, "bad message length", lambda: to_sockets(struct.pack("!iQ", -1, 2**40)))
+simply("a JSON of a million brackets", GARBLES, "begins with", lambda: to_sockets(message(b'{"id": ' + b"[" * 10**6)))
+simply("an answer without a result", GARBLES, "'result'", lambda: to_sockets(message(b'{"id": 2}')))
 
 
 @entry("half an answer, then its death", DIES, "exited with 3")

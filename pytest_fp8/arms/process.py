@@ -415,7 +415,7 @@ class ArmProcess:
             f"the arm {self._called(rank)} {how} {when or f'while it was asked to {self._asked!r}'}",
             expected=expected,
             seen=f"the end of its output:\n{tail or '(nothing)'}",
-            cause=_cause_of(code, tail),
+            cause=cause_of(code, tail),
             next_step="read the output above; `dmesg | tail` names a process the system killed",
         )
 
@@ -495,7 +495,7 @@ def told_as_arm_error(name: str) -> Iterator[None]:
         ) from None
 
 
-def _cause_of(code: int | None, tail: str) -> str:
+def cause_of(code: int | None, tail: str) -> str:
     if OTHER_COLLECTIVES.search(tail):
         return (
             "ranks called other collectives than each other, or of other sizes: one of them skips, freezes or leaves "
