@@ -99,12 +99,9 @@ def check_mark(item: pytest.Item, settings: Settings) -> None:
         expected=f"a mark on the test's function, class or module, and one of {', '.join(sorted(FIXTURES))} among its "
         "arguments",
         seen="the mark on a parameter, pytest.param(..., marks=...)" if on_parameter else "none of these arguments",
-        cause="pytest makes a test's cases before it knows the marks of its parameters"
-        if on_parameter
-        else "the mark names the case, and the fixture runs it",
-        next_step="a list in the function's mark, @pytest.mark.fp8(recipe=['tensorwise', 'rowwise'])"
-        if on_parameter
-        else f"def {getattr(item, 'originalname', item.name)}(fp8_pair): fp8_pair.assert_loss()",
+        cause="the mark names the case, and the fixture runs it; marks of parameters come too late for that",
+        next_step=f"def {getattr(item, 'originalname', item.name)}(fp8_pair): fp8_pair.assert_loss(); for "
+        "several cases a list in its mark, recipe=['tensorwise', 'rowwise']",
     )
     _complain(item, error, settings)
 

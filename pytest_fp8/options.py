@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse
@@ -77,7 +77,11 @@ def add_options(parser: pytest.Parser) -> None:
 
 def read_settings(config: pytest.Config) -> Settings:
     """The settings of a session; raises :class:`SettingsError` for what cannot be honoured."""
-    reason, base = _reason(_given(config, "fp8_update")), _given(config, "fp8_base").strip()
+    reason, base = _given(config, "fp8_update").strip(), _given(config, "fp8_base").strip()
+    if reason:
+        from pytest_fp8.baselines.strict import printable
+
+        reason = printable(reason, LONGEST_REASON)
     if reason and base:
         refuse(
             R.OPTIONS_EXCLUDE,
@@ -88,7 +92,7 @@ def read_settings(config: pytest.Config) -> Settings:
     report = _of_project(config, "fp8_report", may_be_empty=True)
     return Settings(
         gpu=_declared(_given(config, "fp8_gpu") or "auto"),
-        strict=config.getoption("fp8_strict") or _of_ini(config, "fp8_strict"),
+        strict=config.getoption("fp8_strict") or config.getini("fp8_strict"),
         baseline_dir=Path(config.rootpath) / (_of_project(config, "fp8_baselines") or "baselines"),
         report_dir=Path(config.rootpath) / report if report else None,
         reason=reason,
@@ -117,30 +121,7 @@ def _of_project(config: pytest.Config, name: str, may_be_empty: bool = False) ->
     """A folder that an option or the ini file names. ``may_be_empty``: an option without a value means none, where the
     ini file names one."""
     given = _given(config, name, may_be_empty)
-    return given if config.getoption(name) is not None else str(_of_ini(config, name))
-
-
-def _of_ini(config: pytest.Config, name: str) -> Any:
-    import pytest
-
-    try:
-        return config.getini(name)
-    except (TypeError, ValueError, pytest.UsageError) as error:
-        expected = "true or false" if name == "fp8_strict" else "a folder"
-        refuse(R.BAD_VALUE, f"{name} in the ini file", expected=expected, seen=str(error))
-
-
-def _reason(reason: str) -> str:
-    """The reason as it can be stored; raises :class:`SettingsError`."""
-    reason = reason.strip()
-    if len(reason) > LONGEST_REASON or not reason.isprintable():
-        refuse(
-            R.BAD_VALUE,
-            "--fp8-update has a reason that cannot be stored",
-            expected=f"one line of printable text, at most {LONGEST_REASON} characters",
-            seen=f"{len(reason)} characters: {reason[:60]!a}",
-        )
-    return reason
+    return given if config.getoption(name) is not None else str(config.getini(name))
 
 
 def _declared(name: str) -> str:
