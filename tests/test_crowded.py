@@ -15,8 +15,7 @@ from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
 from pytest_fp8.compare.session import Model
 from pytest_fp8.compare.session import compare as compare_sides
-from pytest_fp8.plan import REFERENCE
-from pytest_fp8.questions.asks import fp8_layers, layers_of, numerics_of
+from pytest_fp8.questions.asks import numerics_of
 from pytest_fp8.questions.speed.evidence import busy_ratios, timing_for_baseline, timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.verdicts import Verdict
@@ -41,19 +40,6 @@ def test_a_question_without_room_is_asked_once_more_by_turns(pair, world, monkey
     assert pair.takes_turns
     assert not any(process.alive for process in first), "an arm that broke off in a step is not asked again"
     assert len(alive(world)) == 1
-
-
-def test_what_was_answered_before_stays(pair, world, monkeypatch):
-    timer = BlockTimer(pair)
-    pair.run(lambda: timing_of(pair, timer, 0))
-    before = pair.run(fp8_layers), pair.run(lambda: layers_of(REFERENCE))
-    recorded = timer.recording()
-    beside_another(monkeypatch, world, "numerics", lambda process: True)
-    pair.run(numerics_of)
-    monkeypatch.setattr(FakeProcess, "layers", None)
-    assert (pair.run(fp8_layers), pair.run(lambda: layers_of(REFERENCE))) == before
-    assert timer.recording() == recorded
-    assert recorded["order"] == "abba"
 
 
 def test_memory_that_runs_out_for_an_arm_alone_ends_the_question(pair, world, monkeypatch):
@@ -129,13 +115,6 @@ def test_a_pair_that_runs_out_of_memory_is_taken_again_by_turns(pair, world, mon
     assert busy_ratios(timing)
 
 
-def test_memory_that_runs_out_in_turns_is_the_models_own(pair, world, monkeypatch):
-    monkeypatch.setattr(FakeProcess, "blocks", lambda self, count, steps, dropped: timed([100.0] * count, retries=99))
-    timing = pair.run(lambda: timing_of(pair, BlockTimer(pair), 0))
-    assert pair.takes_turns
-    assert {turn.retries for turn in timing.turns} == {99}, "told in the recording"
-
-
 @pytest.mark.parametrize("step", [100.0, 400.0])
 def test_a_cache_that_is_given_back_now_and_then_separates_nobody(pair, world, monkeypatch, step):
     """Of a large model a block is one step, and a turn two."""
@@ -167,21 +146,3 @@ def test_pairs_that_were_timed_side_by_side_are_not_mixed_with_pairs_by_turns(pa
     assert len(evidence.fp8) == len(evidence.fp8_busy) == 4
     assert [turn.arm for turn in evidence.turns] == ["BF16", "FP8", "BF16"] * 4
     assert timer.recording()["order"] == "turns"
-
-
-def test_a_pair_that_does_not_fit_when_it_is_built_afresh_is_not_timed_in_vain(pair, monkeypatch):
-    timer, real, own, asked = BlockTimer(pair), pair.renew, FakeProcess.blocks, []
-    monkeypatch.setattr(FakeProcess, "blocks", lambda self, **how: asked.append(self.pid) or own(self, **how))
-    pair.run(lambda: timer.measure(1, 4))
-
-    def renew():
-        real()
-        if not pair.takes_turns:
-            pair.pool.separate(*pair.pair)
-            pair.pool.renew(*pair.pair)
-
-    monkeypatch.setattr(pair, "renew", renew)
-    asked.clear()
-    pair.run(lambda: timer.measure(2, 4))
-    assert (pair.takes_turns, len(timer.pairs)) == (True, 2)
-    assert len(asked) == 6, "three turns of each pair, all of which count"

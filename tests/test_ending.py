@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 
 import pytest
@@ -117,6 +118,21 @@ def test_a_controller_that_is_killed_takes_its_workers_along_and_they_leave_noth
     assert all_end(*pids)
     ends(lambda: bool(left_in(temporary)), 15)
     assert left_in(temporary) == []
+
+
+def test_no_arm_outlives_a_parent_that_was_killed():
+    """A fork, and an interpreter of its own."""
+    code = """
+        import os, signal
+        from pytest_fp8.arms.process import ArmProcess
+        arms = [ArmProcess(fork=fork) for fork in (True, False)]
+        print(*(arm.pid for arm in arms), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    pids = done.stdout.split()
+    assert len(set(pids)) == 2
+    assert all_end(*pids)
 
 
 def test_what_a_lost_terminal_sends_goes_the_way_of_sigterm(capsys):

@@ -45,8 +45,7 @@ def origin(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("how", [("--depth=1",), ("--single-branch",), ()])
-@pytest.mark.parametrize("name", ["mian", "origin/mian", "mine~9", "--output=x", ""])
+@pytest.mark.parametrize(("how", "name"), [(("--depth=1",), "mine~9"), ((), "mian"), ((), "--output=x"), ((), "")])
 def test_a_revision_that_is_not_there_may_have_to_be_fetched(origin, how, name):
     git(origin.parent, "clone", "-q", *how, f"file://{origin}", "clone")
     with pytest.raises(GitError, match="no such revision: misspelt, or a shallow clone lacks it") as refused:

@@ -48,13 +48,6 @@ def test_collecting_the_marked_tests_loads_no_torch(pytester):
     result.stdout.fnmatch_lines(["TORCH False False"])
 
 
-def test_the_package_gives_its_names_lazily():
-    code = (
-        "import sys, pytest_fp8; assert 'torch' not in sys.modules; pytest_fp8.Case; pytest_fp8.Workload; print('ok')"
-    )
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "ok"
-
-
 def test_collecting_the_suites_loads_no_torch():
     """Each name that their files import from the package comes without it, too."""
     code = """

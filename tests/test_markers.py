@@ -23,12 +23,6 @@ def test_lists_multiply_as_parametrize_does(pytester):
     assert sorted(found) == sorted(f"own-{b.replace('_', '.')}-{r}" for b in BACKENDS for r in RECIPES)
 
 
-def test_lists_at_different_places_multiply_too(pytester):
-    code = f"pytestmark = pytest.mark.fp8(backend={BACKENDS})\n@pytest.mark.fp8(recipe={RECIPES})\n"
-    found = ids(pytester, code + "def test_mine(fp8_case): pass")
-    assert sorted(found) == sorted(f"own-{b.replace('_', '.')}-{r}" for b in BACKENDS for r in RECIPES)
-
-
 def test_two_marks_at_one_place_that_give_one_argument_are_refused(pytester):
     result = collect(pytester, "@pytest.mark.fp8(recipe='rowwise')\n@pytest.mark.fp8(recipe='tensorwise')")
     result.assert_outcomes(errors=1)

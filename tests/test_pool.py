@@ -91,7 +91,7 @@ def test_peaks_that_were_too_large_at_once_are_not_tried_at_once_again(world, or
     pool.close()
 
 
-def test_processes_with_their_libraries_wait_for_fresh_arms_and_none_imports_beside_an_arm(world, monkeypatch):
+def test_processes_wait_with_their_libraries_and_none_imports_beside_an_arm(world, monkeypatch):
     real = FakeProcess.receive
 
     def receive(self, timeout=0):

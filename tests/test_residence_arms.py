@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +14,6 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.pair import Fp8Pair
 from pytest_fp8.plain import to_plain
-from pytest_fp8.plan import FP8, REFERENCE, Ask
 from pytest_fp8.report.record import Notes
 from pytest_fp8.shipping import identity
 
@@ -76,27 +73,3 @@ def test_a_model_of_the_users_own_that_fails_in_one_question():
     finally:
         pool.close()
     assert all_end(*pids)
-
-
-def test_ctrl_c_while_an_arm_works_ends_the_arm_and_all_that_was_asked():
-    pool = ArmPool(None)
-    _, arms = pair_in(pool)
-    timer = threading.Timer(1.0, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
-    pids = set()
-
-    def work():
-        yield Ask(REFERENCE, "park", fresh=True)
-        pids.update(pool.pids)
-        timer.start()
-        yield Ask(REFERENCE, "curve", fresh=True, seed=0, steps=100_000)
-
-    def other():
-        yield Ask(FP8, "park", fresh=True)
-
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            arms.gather({"one": work, "two": other})
-        assert all_end(*pids), "its late answer must not be read as another one's"
-    finally:
-        pool.close()
-        timer.join()

@@ -99,17 +99,3 @@ def test_reports_stay_in_the_folder_and_a_case_is_the_one_of_the_clone(installed
     subprocess.run(clone, cwd=ROOT, capture_output=True, timeout=300, check=True)
     entries = [json.loads((project / folder / "report.json").read_text())["entries"] for folder in ("out", "clone")]
     assert entries[0] == entries[1]
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_the_suites_run_where_the_plugin_is_named_and_not_installed():
-    """``PYTEST_PLUGINS=pytest_fp8.plugin``: a clone on a machine that pip must not touch."""
-    pytest.importorskip("torchao")
-    asked = "suites/test_layers.py::test_layers[micro-torchao-tensorwise-emulated-lora8]"
-    command = [sys.executable, "-m", "pytest", asked, *QUIET, "--fp8-report="]
-    named = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_fp8.plugin"}
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **named}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout
-    assert "1 passed" in done.stdout

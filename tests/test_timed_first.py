@@ -70,21 +70,3 @@ def test_speed_that_was_not_announced_is_measured_in_processes_that_nobody_profi
         assert operation != "blocks" or process not in profiled
         profiled |= {process} if operation == "layers" else set()
     assert profiled
-
-
-def test_a_question_on_the_class_counts_for_its_methods(pytester, monkeypatch, requests):
-    install(monkeypatch, H200)
-    pytester.makepyfile(
-        """
-        import pytest
-        from pytest_fp8 import Case
-
-        @pytest.mark.fp8(question="layers")
-        class TestIt:
-            @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
-            def test_layers(self, fp8_pair):
-                fp8_pair.assert_layers()
-        """
-    )
-    assert pytester.runpytest("--fp8-gpu=h200").ret == 0
-    assert "blocks" not in {what for _, what in requests}

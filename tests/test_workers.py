@@ -35,14 +35,6 @@ def test_each_worker_has_a_gpu_and_each_case_a_worker(host):
     assert all(len(workers) == 1 for workers in of_case.values())
 
 
-@pytest.mark.slow
-def test_without_a_declared_gpu_nothing_is_refused(host):
-    """Others' tests run beside; what is timed on a shared GPU is INVALID by itself."""
-    result, seen = host(1, "-n2")
-    result.assert_outcomes(passed=12)
-    assert {note["arms see"] for note in seen} == {None}
-
-
 @pytest.mark.parametrize(
     ("named", "seen"), [("0,2", ["0", "2"]), ("GPU-a, GPU-b", ["GPU-a", "GPU-b"]), ("1,-1,2", ["1"]), ("", [])]
 )
@@ -62,15 +54,6 @@ def test_conditions_of_several_gpus_are_those_of_the_worst(monkeypatch):
     monkeypatch.setattr(gpus, "_conditions", lambda name, *_: told[name])
     seen = gpus.conditions(gpus.Gpu("NVIDIA H100", (9, 0), 80, "580", 700.0), set(), 0, 2)
     assert seen == gpus.Conditions(1500, ("software thermal",), (77,))
-
-
-@pytest.mark.oldest
-def test_an_update_s_options_are_the_controller_s_and_reach_the_workers(pytester):
-    pytester.makepyfile("def test_a(): pass")
-    result = pytester.runpytest_subprocess("-n1", "--fp8-update=torch 2.13")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*--fp8-update was given and nothing was stored: no test asked*"])
-    assert result.ret == 1
 
 
 PARALLEL = """

@@ -46,7 +46,6 @@ def fresh_process(request):
 
 INTERPRETER = pytest.param(False, id="interpreter", marks=pytest.mark.nightly)
 either_way = pytest.mark.parametrize("fresh", [INTERPRETER, pytest.param(True, id="fork")], indirect=True)
-"""test_left_behind.py has one for each commit."""
 
 
 @contextmanager
