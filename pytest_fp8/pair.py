@@ -32,6 +32,7 @@ from pytest_fp8.questions.numerics.check import check_numerics
 from pytest_fp8.questions.numerics.gradients import with_further_draws
 from pytest_fp8.questions.speed.evidence import TimingEvidence, timing_of
 from pytest_fp8.questions.speed.question import Row, SpeedQuestion
+from pytest_fp8.recipes import known_backend
 from pytest_fp8.report.record import CaseNotes
 from pytest_fp8.stats.components import MEASURED, Components
 from pytest_fp8.stats.looks import GATED_CASES
@@ -144,6 +145,8 @@ class Fp8Pair:
         passes whatever pays."""
         if not self.case.asks("speedup"):
             return self._note(pays.QUESTION, cannot(self.case, "speedup"))
+        if known_backend(self.case.backend).brings_model:
+            return self._note(pays.QUESTION, pays.not_of(self.case))
         evidence = self.evidence(lambda: pays.pays_of(self._arms, self.speed_question.first_timing()))
         proof, why_not = None, ""
         if pays.is_measurable(self.case, evidence):

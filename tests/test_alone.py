@@ -13,7 +13,7 @@ from helpers.arms import spec
 from pytest_fp8 import Case
 from pytest_fp8.plan import from_plain
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.questions.pays import classes_of
+from pytest_fp8.questions.pays import AloneEvidence, classes_of
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
 from pytest_fp8.worker.answers import alone
 from pytest_fp8.worker.server import ArmServer
@@ -29,17 +29,18 @@ def engine(case=CASE, **more):
     return SimpleNamespace(case=case, **{**facts, **more})
 
 
+ALL = [FPROP, DGRAD, WGRAD]
+
+
 @pytest.mark.parametrize("case", [CASE, Case("micro", "accelerate_torchao", "tensorwise", emulated=True)], ids=str)
-def test_each_recipe_of_the_library_is_timed(case):
-    shapes = [
-        [32, 64, 16, [FPROP, DGRAD, WGRAD]],
-        [32, 64, 16, [FPROP, DGRAD, WGRAD]],
-        [64, 32, 16, [FPROP, RECOMPUTE]],
-    ]
-    one, same, other = alone.alone(engine(case), shapes, RECIPES)
-    assert list(one) == ["bf16", *RECIPES]
-    assert one is same
-    assert all(times["rest"] > 0 == times["products"] for each in (one, other) for times in each.values())
+def test_a_group_is_timed_in_each_recipe_with_each_member_left(case):
+    found = alone.together(engine(case), [(32, 64), (32, 16)], 16, ALL, RECIPES)
+    assert list(found["recipes"]) == RECIPES
+    for times in found["recipes"].values():
+        assert len(times["without"]) == 2
+        assert all(each["rest"] > 0 == each["products"] for each in (found["none"], times["all"], *times["without"]))
+    single = alone.together(engine(case), [(32, 64)], 16, [FPROP, RECOMPUTE], ["rowwise"])
+    assert single["recipes"]["rowwise"]["without"] == [single["none"]]
 
 
 def test_what_a_step_owes_is_what_runs(monkeypatch):
@@ -53,7 +54,7 @@ def test_what_a_step_owes_is_what_runs(monkeypatch):
     monkeypatch.setattr(torch.nn, "Linear", Watched)
     for owed, passes in (([FPROP, DGRAD], 1), ([FPROP, WGRAD, RECOMPUTE], 2)):
         seen.clear()
-        alone.alone(engine(), [[32, 64, 16, owed]], [])
+        alone.together(engine(), [(32, 64)], 16, owed, [])
         assert set(seen) == {(DGRAD in owed, WGRAD in owed)}
         assert len(seen) == passes * (alone.WARM_UP + 1)
 
@@ -69,25 +70,45 @@ def test_a_conversion_of_the_users_own_is_timed_by_its_live_layers():
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), Own(32, 64)).bfloat16()
     own = engine(converts_itself=True, model=model, originals={"0": (32, 64), "1": (32, 64)})
     own.is_fp8_layer = lambda module: isinstance(module, Own)
-    [times] = alone.alone(own, [[32, 64, 16, [FPROP, DGRAD, WGRAD]]], ["tensorwise"])
-    assert list(times) == ["bf16", "tensorwise"]
+    alone.together(own, [(32, 64)], 16, ALL, ["tensorwise"])
     assert Own.calls == alone.WARM_UP + 1
     assert model[1].weight.grad is None
 
 
-def test_float32_weights_run_under_autocast():
+def test_compiled_layers_and_float32_weights_under_autocast_run():
     case = Case("micro", "torchao", "tensorwise", emulated=True, autocast=True)
-    [times] = alone.alone(engine(case), [[32, 64, 16, [FPROP, DGRAD, WGRAD]]], ["tensorwise"])
-    assert list(times) == ["bf16", "tensorwise"]
+    alone.together(engine(case, compiled=True), [(32, 64)], 16, ALL, ["tensorwise"])
 
 
-def test_a_live_arm_leaves_what_it_is_told_to_and_times_the_rest():
+class Attention(torch.nn.Module):
+    """q and k share an input, o has its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.o = (torch.nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, given):
+        return self.o(self.q.forward(given) * self.k(given))
+
+
+def test_layers_that_share_an_input_are_one_group_in_a_live_arm():
+    server = ArmServer(replace(spec(build=Attention, loss=of_a_batch), leave=("nothing",)))
+    layers = from_plain(LayersEvidence, server.answer("layers", {}))
+    classes = classes_of(layers)
+    asked = [[each.layer, each.in_features, each.out_features, each.rows, list(each.owed)] for each in classes]
+    found = from_plain(AloneEvidence, server.answer("alone", {"layers": asked, "recipes": ["tensorwise"]}))
+    assert [[classes[index].name for index in group.members] for group in found.groups] == [["q", "k"], ["o"]]
+    assert [len(group.recipes["tensorwise"].without) for group in found.groups] == [2, 1]
+
+
+def of_a_batch(model, batch):
+    return model(batch).float().square().mean()
+
+
+def test_a_live_arm_leaves_what_it_is_told_to():
     server = ArmServer(replace(spec(), leave=("2",)))
     layers = from_plain(LayersEvidence, server.answer("layers", {}))
     assert layers.converted == ["0"]
     assert str(layers.skipped["2"]) == "filter: the workload leaves '2'"
     [only] = classes_of(layers)
     assert (only.pattern, only.in_features, only.out_features, only.rows, only.count) == ("*", 32, 64, 16, 1)
-    shapes = [[only.in_features, only.out_features, only.rows, list(only.owed)]]
-    [times] = server.answer("alone", {"shapes": shapes, "recipes": ["tensorwise"]})
-    assert times.keys() == {"bf16", "tensorwise"}

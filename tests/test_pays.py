@@ -17,6 +17,9 @@ from pytest_fp8.questions.pays import (
     Advice,
     Alone,
     Gain,
+    Group,
+    GroupGain,
+    InRecipe,
     LayerClass,
     advised,
     fused_share,
@@ -25,13 +28,17 @@ from pytest_fp8.questions.pays import (
 from pytest_fp8.recipes import ROLES
 from pytest_fp8.report.record import Notes
 
-Q, K, DOWN = (LayerClass(f"layers.*.{name}", 64, 64, 128, 16, ROLES) for name in ("q_proj", "k_proj", "down_proj"))
+Q, K, DOWN = (
+    LayerClass(f"layers.0.{name}", f"layers.*.{name}", 64, 64, 128, 16, ROLES)
+    for name in ("q_proj", "k_proj", "down_proj")
+)
 CLASSES = [Q, K, DOWN]
 STEP = 100.0
 
 
-def net(*values):
-    return [Gain(value, 0.0) for value in values]
+def net(q, k, down, shared=0.0):
+    """q and k share an input."""
+    return [GroupGain((0, 1), [Gain(q, 0.0), Gain(k, 0.0)], shared), GroupGain((2,), [Gain(down, 0.0)], 0.0)]
 
 
 @pytest.mark.parametrize(
@@ -41,13 +48,17 @@ def net(*values):
         ({"tensorwise": net(3, -2, 5)}, Advice("tensorwise", (K.pattern,), 2)),
         # Less than 0.5 % of the step: two processes differ by that.
         ({"tensorwise": net(3, -0.4, 5)}, Advice("tensorwise")),
+        # Each of the two gains beside the other, and both together less than the cast of their input costs.
+        ({"tensorwise": net(3, 1, 5, shared=6)}, Advice("tensorwise", (Q.pattern, K.pattern), 2)),
+        ({"tensorwise": net(3, 1, 5, shared=3)}, Advice("tensorwise")),
+        ({"tensorwise": net(3, -2, 5, shared=2.9)}, Advice("tensorwise", (K.pattern,), 2)),
         ({"tensorwise": net(3, 1, 5), "rowwise": net(2, 1, 1)}, Advice("tensorwise")),
         ({"tensorwise": net(3, 1, 5), "rowwise": net(4, 2, 6)}, Advice("rowwise", (), 3)),
         ({"tensorwise": net(3, 1, 5), "rowwise": net(-4, 5, 8)}, Advice("rowwise", (Q.pattern,), 4)),
         ({"tensorwise": net(3, 1, 5), "rowwise": net(-0.3, 5, 8)}, Advice("rowwise", (), 3.7)),
         (
             {"tensorwise": net(-1, -1, -1), "rowwise": net(-2, -2, -2)},
-            Advice(BF16, tuple(c.pattern for c in CLASSES), 3),
+            Advice(BF16, tuple(each.pattern for each in CLASSES), 3),
         ),
     ],
 )
@@ -58,18 +69,21 @@ def test_what_the_figures_recommend(gains, advice):
         assert found.promised == pytest.approx(advice.promised)
 
 
-def test_a_class_gains_what_all_of_its_calls_do():
-    times = {BF16: Alone(1.0, 0.1), "tensorwise": Alone(0.5, 0.3)}
-    [gain] = gains_of([Q], [times], fused=0.5)["tensorwise"]
-    assert gain.earned == pytest.approx(16 * 0.5)
-    assert gain.casts == pytest.approx(16 * 0.2)
-    assert gain.net == pytest.approx(16 * (0.5 - 0.1))
+def test_a_class_gains_what_leaving_it_out_would_lose_in_all_of_its_calls():
+    times = InRecipe(Alone(1.0, 0.9), [Alone(1.5, 0.8), Alone(1.2, 0.6)])
+    both = Group((0, 1), Alone(2.0, 0.1), {"tensorwise": times})
+    [found] = gains_of([Q, K], [both])["tensorwise"]
+    assert [gain.earned for gain in found.gains] == pytest.approx([16 * 0.5, 16 * 0.2])
+    assert [gain.casts for gain in found.gains] == pytest.approx([16 * 0.1, 16 * 0.3])
+    assert found.shared == pytest.approx(16 * (0.8 - 0.4))
+    assert found.all == pytest.approx(16 * (0.7 - 0.8))
+    assert found.fused(0.5).all == pytest.approx(16 * (0.7 - 0.4))
 
 
 @pytest.mark.parametrize(("casts", "share"), [(5.0, 0.5), (20.0, 1.0), (0.0, 0.1), (None, 1.0)])
 def test_a_step_pays_no_more_for_casts_than_layers_alone(casts, share):
     account = SimpleNamespace(casts=casts) if casts is not None else None
-    assert fused_share(account, [Gain(9.0, 4.0), Gain(9.0, 6.0)]) == share
+    assert fused_share(account, [GroupGain((0, 1), [Gain(9.0, 3.0), Gain(9.0, 5.0)], 2.0)]) == share
 
 
 # -- the question, with fake arms -------------------------------------------------------------------------------------
@@ -104,7 +118,6 @@ def test_the_recommended_set_is_measured(ask, left, word):
     pair, notes = ask(alone=UP_LOSES, left=left)
     decision = pair.where_it_pays()
     assert decision.verdict is Verdict.PASS
-    print(decision.numbers["notes"][0])
     assert decision.headline.startswith("leaving up_proj in BF16 promises ")
     assert f"; {word}: " in decision.headline
     assert decision.numbers["leave"] == ["layers.*.up_proj"]
@@ -150,8 +163,10 @@ def test_layers_that_are_in_fp8_all_the_same_are_no_proof(ask, monkeypatch):
     assert "layers.0.up_proj is in FP8 all the same" in pair.where_it_pays().headline
 
 
-def test_emulated_cases_have_no_times(ask):
-    case = Case("micro", "torchao", "tensorwise", emulated=True)
+@pytest.mark.parametrize(
+    "case", [Case("micro", "torchao", "tensorwise", emulated=True), Case("1b", "unsloth", "rowwise", lora=16)], ids=str
+)
+def test_emulated_cases_and_models_of_a_library_are_not_asked(ask, case):
     assert ask(case)[0].where_it_pays().verdict is Verdict.NOT_EXERCISED
 
 

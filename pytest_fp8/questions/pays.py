@@ -11,8 +11,10 @@ from statistics import median
 from typing import Any
 
 from pytest_fp8.case import Case
+from pytest_fp8.codes import R
 from pytest_fp8.plan import FP8, Ask, Asking, TwoArms
 from pytest_fp8.questions.asks import fp8_layers, layers_of
+from pytest_fp8.questions.findings import finding
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import LayerCall
 from pytest_fp8.questions.speed.account import Account
@@ -21,7 +23,7 @@ from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.recipes import Role, known_backend, library_of
 from pytest_fp8.stats.estimate import Estimate, estimate_of, ratios_by_process
 from pytest_fp8.stats.looks import BESIDE
-from pytest_fp8.verdicts import Decision, Figures, Finding, passed
+from pytest_fp8.verdicts import Decision, Figures, Verdict, passed
 
 QUESTION = "pays"
 OWN_CONVERSION = "convert() of the workload decides what is in FP8"
@@ -37,6 +39,8 @@ FUSED_LEAST = 0.1
 class LayerClass:
     """FP8 layers of one name and size, in all blocks."""
 
+    layer: str
+    """The first of them."""
     pattern: str
     """Of their names, with ``*`` for numbers: what ``Workload(leave=...)`` takes."""
     in_features: int
@@ -63,14 +67,22 @@ def classes_of(layers: LayersEvidence) -> list[LayerClass]:
             pattern = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", call.name)
             calls.setdefault((pattern, call.in_features, call.out_features), []).append(call)
     return [
-        LayerClass(pattern, inputs, outputs, round(median(call.rows for call in same)), len(same), tuple(same[0].owed))
+        LayerClass(
+            same[0].name,
+            pattern,
+            inputs,
+            outputs,
+            round(median(call.rows for call in same)),
+            len(same),
+            tuple(same[0].owed),
+        )
         for (pattern, inputs, outputs), same in calls.items()
     ]
 
 
 @dataclass(frozen=True)
 class Alone:
-    """Milliseconds of the GPU in one layer's forward and backward pass, with no other layer around it."""
+    """Milliseconds of the GPU in one forward and backward pass of layers that share an input, with nothing around."""
 
     products: float
     rest: float
@@ -78,23 +90,72 @@ class Alone:
 
 
 @dataclass(frozen=True)
+class InRecipe:
+    """Times of a group in one recipe."""
+
+    all: Alone
+    without: Sequence[Alone]
+    """With each member in high precision and the others in FP8."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Classes whose layers are given the same input, which is cast once for all of them."""
+
+    members: Sequence[int]
+    """Of the classes, by their index."""
+    none: Alone
+    """All in high precision."""
+    recipes: Mapping[str, InRecipe]
+
+
+@dataclass(frozen=True)
+class AloneEvidence:
+    groups: Sequence[Group]
+
+
+@dataclass(frozen=True)
 class Gain:
-    """What a class gains in one recipe, in milliseconds a step."""
+    """What a class gains in one recipe over high precision, in milliseconds a step, while its group is in FP8."""
 
     earned: float
     """By its products."""
     casts: float
-    """What casts cost, without what fusing them into other kernels saves in the step."""
-    fused: float = 1.0
-    """The share of that which is left in the step."""
+    """What its own casts cost: not that of the input that the group shares."""
 
     @property
     def net(self) -> float:
-        return self.earned - self.casts * self.fused
+        return self.earned - self.casts
 
 
-Gains = Mapping[str, Sequence[Gain]]
-"""Recipe -> the gain of each class."""
+@dataclass(frozen=True)
+class GroupGain:
+    """What a group gains in one recipe, in milliseconds a step."""
+
+    members: tuple[int, ...]
+    gains: Sequence[Gain]
+    """Of each member."""
+    shared: float
+    """What casts cost that are made once for all members."""
+
+    @property
+    def all(self) -> float:
+        return sum(gain.net for gain in self.gains) - self.shared
+
+    def best(self) -> tuple[float, list[int]]:
+        """The most that a choice of members gains, and the members that it leaves in high precision."""
+        left = [index for index, gain in zip(self.members, self.gains, strict=True) if gain.net < 0]
+        some = sum(max(0.0, gain.net) for gain in self.gains) - self.shared
+        return (some, left) if some > 0 else (0.0, list(self.members))
+
+    def fused(self, share: float) -> GroupGain:
+        """The same where a step pays so much of what casts cost alone."""
+        gains = [Gain(gain.earned, gain.casts * share) for gain in self.gains]
+        return GroupGain(self.members, gains, self.shared * share)
+
+
+Gains = Mapping[str, Sequence[GroupGain]]
+"""Recipe -> the gains of each group."""
 
 
 @dataclass(frozen=True)
@@ -109,26 +170,26 @@ class Advice:
     """Milliseconds a step that it gains over what the case has now."""
 
 
-def gains_of(classes: Sequence[LayerClass], alone: Sequence[Mapping[str, Alone]], fused: float = 1.0) -> Gains:
-    """``alone``: of each class, recipe -> its times; :data:`BF16` among them."""
-    recipes = [recipe for recipe in (alone[0] if alone else {}) if recipe != BF16]
-    return {
-        recipe: [
-            Gain(
-                each.count * (times[BF16].products - times[recipe].products),
-                each.count * (times[recipe].rest - times[BF16].rest),
-                fused,
-            )
-            for each, times in zip(classes, alone, strict=True)
-        ]
-        for recipe in recipes
-    }
+def gains_of(classes: Sequence[LayerClass], groups: Sequence[Group]) -> Gains:
+    """As the layers are alone."""
+    recipes = groups[0].recipes if groups else ()
+    return {recipe: [_gain(classes, group, group.recipes[recipe]) for group in groups] for recipe in recipes}
 
 
-def fused_share(account: Account | None, gains: Sequence[Gain]) -> float:
+def _gain(classes: Sequence[LayerClass], group: Group, times: InRecipe) -> GroupGain:
+    counts = [classes[index].count for index in group.members]
+    gains = [
+        Gain(count * (without.products - times.all.products), count * (times.all.rest - without.rest))
+        for count, without in zip(counts, times.without, strict=True)
+    ]
+    casts = max(counts) * (times.all.rest - group.none.rest)
+    return GroupGain(tuple(group.members), gains, casts - sum(gain.casts for gain in gains))
+
+
+def fused_share(account: Account | None, gains: Sequence[GroupGain]) -> float:
     """How much of what casts cost alone the whole step pays: compiled code computes a cast inside a kernel that is
-    there anyway, and casts what several layers take once. 1 where it is not known."""
-    alone = sum(gain.casts for gain in gains)
+    there anyway. 1 where it is not known."""
+    alone = sum(group.shared + sum(gain.casts for gain in group.gains) for group in gains)
     if account is None or alone <= 0:
         return 1.0
     return min(1.0, max(FUSED_LEAST, account.casts / alone))
@@ -137,14 +198,15 @@ def fused_share(account: Account | None, gains: Sequence[Gain]) -> float:
 def advised(classes: Sequence[LayerClass], gains: Gains, recipe: str, step: float) -> Advice:
     """The best recipe, and which classes it leaves in high precision. What promises less than :data:`WORTH` of the
     step over ``recipe`` with all classes in FP8 is not recommended. ``step``: milliseconds of BF16's. Pure."""
-    now = sum(gain.net for gain in gains[recipe])
+    now = sum(group.all for group in gains[recipe])
     best, promised = Advice(recipe), WORTH * step
     for name, found in gains.items():
-        everything = Advice(name, (), sum(gain.net for gain in found) - now)
-        left = tuple(each.pattern for each, gain in zip(classes, found, strict=True) if gain.net < 0)
-        some = Advice(name, left, sum(max(0.0, gain.net) for gain in found) - now)
-        if len(left) == len(classes):
-            some = Advice(BF16, left, -now)
+        everything = Advice(name, (), sum(group.all for group in found) - now)
+        chosen = [group.best() for group in found]
+        left = sorted(index for _, members in chosen for index in members)
+        patterns = tuple(classes[index].pattern for index in left)
+        named = name if len(left) < len(classes) else BF16
+        some = Advice(named, patterns, sum(value for value, _ in chosen) - now)
         # A set is worth its leaving out only beyond what the whole recipe gives.
         for advice, more in ((everything, 0.0), (some, WORTH * step)):
             if advice.promised > promised and advice.promised >= everything.promised + more:
@@ -163,14 +225,16 @@ class Proof:
     disturbed: str = ""
 
 
-def alone_of(case: Case, layers: LayersEvidence) -> Asking[list[dict[str, Alone]]]:
-    """The times of each class alone, in high precision and in each recipe of the library that this GPU can run."""
-    classes = classes_of(layers)
+def alone_of(case: Case, layers: LayersEvidence) -> Asking[AloneEvidence]:
+    """The times of all classes by themselves, in high precision and in each recipe of the library that this GPU can
+    run."""
     recipes = [facts.name for facts in known_backend(library_of(case.backend)).recipes]
-    shapes = [[each.in_features, each.out_features, each.rows, list(each.owed)] for each in classes]
     asked = dict.fromkeys([case.recipe] if layers.own_conversion else [case.recipe, *recipes])
-    found = yield Ask(FP8, "alone", shapes=shapes, recipes=list(asked))
-    return [{recipe: Alone(**times) for recipe, times in each.items()} for each in found]
+    shapes = [
+        [each.layer, each.in_features, each.out_features, each.rows, list(each.owed)] for each in classes_of(layers)
+    ]
+    found: AloneEvidence = yield Ask(FP8, "alone", AloneEvidence, layers=shapes, recipes=list(asked))
+    return found
 
 
 def proof_of(arms: TwoArms, left: Sequence[str]) -> Asking[Proof]:
@@ -197,7 +261,9 @@ class PaysFigures(Figures):
     bf16_ms: float
     fp8_ms: float
     classes: Sequence[Mapping[str, Any]]
-    """Of each class ``pattern``, sizes, and per recipe ``earned_ms``, ``casts_ms`` alone and ``net_ms`` in the step."""
+    """Of each class ``pattern``, sizes, and per recipe ``earned_ms`` and ``casts_ms`` in the step."""
+    shared: Sequence[Mapping[str, Any]]
+    """Of each group that shares an input ``patterns``, and per recipe ``casts_ms`` of that input."""
     fused: float
     """The share of the casts alone that the step pays."""
     advised_recipe: str
@@ -238,14 +304,12 @@ def pays_of(arms: TwoArms, timing: Asking[TimingEvidence]) -> Asking[PaysEvidenc
     return evidence_of(case, layers, alone, times)
 
 
-def evidence_of(
-    case: Case, layers: LayersEvidence, alone: Sequence[Mapping[str, Alone]], times: TimingEvidence
-) -> PaysEvidence:
+def evidence_of(case: Case, layers: LayersEvidence, alone: AloneEvidence, times: TimingEvidence) -> PaysEvidence:
     """What the figures say and recommend. Pure."""
     classes, account = classes_of(layers), times.account()
-    unfused = gains_of(classes, alone)
-    fused = fused_share(account, unfused.get(case.recipe, ()))
-    gains = gains_of(classes, alone, fused)
+    found = gains_of(classes, alone.groups)
+    fused = fused_share(account, found.get(case.recipe, ()))
+    gains = {recipe: [group.fused(fused) for group in groups] for recipe, groups in found.items()}
     bf16, fp8 = (median(step for process in arm for step in process) for arm in (times.bf16, times.fp8))
     advice = advised(classes, gains, case.recipe, bf16) if gains else Advice(case.recipe)
     idle = account.fp8.idle_share if account is not None else 0.0
@@ -259,6 +323,13 @@ def is_measurable(case: Case, evidence: PaysEvidence) -> bool:
     return changes and not evidence.own_conversion
 
 
+def not_of(case: Case) -> Decision:
+    """The library builds the model and converts it itself."""
+    expected, seen = "a backend that converts layers of a model", f"{case.backend}, whose library builds the model"
+    given = {"case": case.id, "question": "where FP8 pays"}
+    return finding(R.NOT_ASKED_OF_THIS_CASE, expected, seen, Verdict.NOT_EXERCISED, **given).answer(QUESTION)
+
+
 def told(case: Case, evidence: PaysEvidence, proof: Proof | None, why_not: str = "") -> Decision:
     """The answer: it passes, whatever pays. ``why_not``: why what is recommended was not measured."""
     advice, speedup = evidence.advice, evidence.speedup
@@ -269,6 +340,7 @@ def told(case: Case, evidence: PaysEvidence, proof: Proof | None, why_not: str =
         bf16_ms=evidence.bf16_ms,
         fp8_ms=evidence.fp8_ms,
         classes=_rows(evidence),
+        shared=_shared(evidence),
         fused=evidence.fused,
         advised_recipe=advice.recipe,
         leave=advice.leave,
@@ -277,8 +349,7 @@ def told(case: Case, evidence: PaysEvidence, proof: Proof | None, why_not: str =
         change_error=proof.change.half_width if proof is not None else None,
         notes=["\n".join([f"{case.id}: {words}", *table(evidence)])],
     )
-    found: Finding = passed(words)
-    return found.answer(QUESTION, figures)
+    return passed(words).answer(QUESTION, figures)
 
 
 def _recommended(case: Case, evidence: PaysEvidence, proof: Proof | None, why_not: str) -> str:
@@ -307,40 +378,57 @@ def _recommended(case: Case, evidence: PaysEvidence, proof: Proof | None, why_no
 
 
 def _rows(evidence: PaysEvidence) -> list[dict[str, Any]]:
+    sizes = ("pattern", "in_features", "out_features", "rows", "count")
     return [
         {
-            "pattern": each.pattern,
-            "in_features": each.in_features,
-            "out_features": each.out_features,
-            "rows": each.rows,
-            "count": each.count,
+            **{name: getattr(each, name) for name in sizes},
             "recipes": {
-                recipe: {"earned_ms": gain.earned, "casts_ms": gain.casts, "net_ms": gain.net}
-                for recipe, gain in ((recipe, gains[index]) for recipe, gains in evidence.gains.items())
+                recipe: {"earned_ms": gain.earned, "casts_ms": gain.casts}
+                for recipe, gain in _of(evidence, index).items()
             },
         }
         for index, each in enumerate(evidence.classes)
     ]
 
 
-def table(evidence: PaysEvidence) -> list[str]:
-    """A line per class: per recipe what its products earn, what its casts cost alone, and what is left in the step."""
-    if not evidence.classes:
-        return []
-    longest = max(len(each.name) for each in evidence.classes)
-    sizes = max(len(each.size) for each in evidence.classes)
-    heads = [f"{recipe:>25}" for recipe in evidence.gains]
-    under = "earned - casts = net ms"
-    lines = [
-        f"  {'':{longest}}  {'':{sizes}}{''.join(heads)}",
-        f"  {'':{longest}}  {'':{sizes}}{f'{under:>25}' * len(heads)}",
+def _shared(evidence: PaysEvidence) -> list[dict[str, Any]]:
+    groups = next(iter(evidence.gains.values()), ())
+    return [
+        {
+            "patterns": [evidence.classes[index].pattern for index in group.members],
+            "casts_ms": {recipe: found[place].shared for recipe, found in evidence.gains.items()},
+        }
+        for place, group in enumerate(groups)
+        if len(group.members) > 1
     ]
-    for index, each in enumerate(evidence.classes):
-        cells = [f"{g.earned:8.2f} - {g.casts * g.fused:5.2f} = {g.net:+6.2f}" for g in _of(evidence, index)]
-        lines.append(f"  {each.name:{longest}}  {each.size:{sizes}}" + "".join(f"{cell:>25}" for cell in cells))
-    lines.append(f"  in the step casts cost {evidence.fused:.2f} of what they cost alone")
-    return lines
 
 
-def _of(evidence: PaysEvidence, index: int) -> list[Gain]:
-    return [gains[index] for gains in evidence.gains.values()]
+def _of(evidence: PaysEvidence, index: int) -> dict[str, Gain]:
+    """Recipe -> the gain of a class."""
+    return {
+        recipe: group.gains[group.members.index(index)]
+        for recipe, groups in evidence.gains.items()
+        for group in groups
+        if index in group.members
+    }
+
+
+def table(evidence: PaysEvidence) -> list[str]:
+    """A line per class: per recipe what its products earn, what its casts cost in the step, and what is left; and a
+    line per group for the casts of the input that its classes share."""
+    names = [(each.name, each.size) for each in evidence.classes]
+    rows = [
+        (*each, [f"{gain.earned:.2f} - {gain.casts:.2f} = {gain.net:+.2f}" for gain in _of(evidence, index).values()])
+        for index, each in enumerate(names)
+    ]
+    for group in _shared(evidence):
+        shared = "their input: " + ", ".join(pattern.rpartition(".")[2] for pattern in group["patterns"])
+        rows.append((shared, "", [f"{-cost:+.2f}" for cost in group["casts_ms"].values()]))
+    if not rows:
+        return []
+    rows = [("", "", list(evidence.gains)), ("", "", ["earned - casts = net ms"] * len(evidence.gains)), *rows]
+    wide = [max(len(row[place]) for row in rows) for place in (0, 1)]
+    lines = [
+        f"  {name:{wide[0]}}  {size:{wide[1]}}" + "".join(f"{cell:>26}" for cell in cells) for name, size, cells in rows
+    ]
+    return [*lines, f"  in the step casts cost {evidence.fused:.2f} of what they cost alone"]

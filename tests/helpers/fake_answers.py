@@ -156,15 +156,23 @@ class FakeAnswers:
         phases = {name: {"allocated": peak, "reserved": peak} for name in ("forward", "backward", "optimizer")}
         return {"resident": peak // 2, "phases": phases, "peak_allocated": peak, "peak_reserved": peak, "kinds": {}}
 
-    def alone(self, shapes: list[Any], recipes: list[str]) -> list[dict[str, Any]]:
-        times = {("bf16", outputs): (1.0, 0.1) for _, outputs, _, _ in shapes} | self.world.alone
-        return [
-            {
-                name: dict(zip(("products", "rest"), times.get((name, outputs), (0.6, 0.2)), strict=True))
-                for name in ("bf16", *recipes)
-            }
-            for _, outputs, _, _ in shapes
-        ]
+    def alone(self, layers: list[Any], recipes: list[str]) -> dict[str, Any]:
+        """Each layer by itself has an input of its own."""
+
+        def times(name: str, outputs: int) -> dict[str, float]:
+            usual = (1.0, 0.1) if name == "bf16" else (0.6, 0.2)
+            return dict(zip(("products", "rest"), self.world.alone.get((name, outputs), usual), strict=True))
+
+        return {
+            "groups": [
+                {
+                    "members": [index],
+                    "none": times("bf16", size),
+                    "recipes": {name: {"all": times(name, size), "without": [times("bf16", size)]} for name in recipes},
+                }
+                for index, (_, _, size, _, _) in enumerate(layers)
+            ]
+        }
 
     def park(self) -> None: ...
 

@@ -1,15 +1,15 @@
-"""Times one layer by itself, forward and backward, in high precision and in FP8: what its products and its casts take.
+"""Times layers by themselves, forward and backward, in high precision and in FP8: what products and casts take.
 
 In a profile of a whole step a cast is fused into other kernels, which belong to no layer. Alone all that runs is the
-layer's own.
+layers' own. Layers that are given the same input (q, k and v) run together: compiled code casts it once for all.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.backends import backend
+from pytest_fp8.backends.linears import mark_skipped
 from pytest_fp8.recipes import DGRAD, RECOMPUTE, WGRAD, library_of
+from pytest_fp8.worker.answers.recorded import observed_step
 from pytest_fp8.worker.record.profile import profile_step
-from pytest_fp8.worker.tensors import shape
+from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training.preparation import under_autocast
+from pytest_fp8.worker.training.restored import Hook, followed, hooked
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
@@ -28,31 +31,103 @@ if TYPE_CHECKING:
 BF16 = "bf16"
 WARM_UP, REPEATED = 3, 10
 """Passes before those that count, of which the first compiles; and those that count."""
+MANY = 1024
+"""Of ``torch.compile``'s variants of one function: each group of layers is one."""
 
-Layer = tuple[torch.nn.Module, Callable[[], AbstractContextManager[Any]]]
-"""A layer, and what makes the context around its forward pass."""
+Context = Callable[[], AbstractContextManager[Any]]
 
 
-def alone(engine: Engine, shapes: Sequence[Sequence[Any]], recipes: Sequence[str]) -> list[dict[str, Any]]:
-    """Of each shape (inputs, outputs, rows, roles): recipe, and ``bf16`` -> milliseconds of one pass.
-
-    Recipes that this machine cannot run are left out. Equal shapes are timed once. On a CPU, which has no kernels, all
-    of the time is ``rest``.
-    """
-    usable = [
-        name for name in recipes if name == engine.case.recipe or _library(engine).usable(name, engine.case.emulated)[0]
-    ]
-    known: dict[str, dict[str, Any]] = {}
-    found = []
-    for inputs, outputs, rows, owed in shapes:
-        key = f"{inputs} {outputs} {rows} {owed}"
+def alone(engine: Engine, layers: Sequence[Sequence[Any]], recipes: Sequence[str]) -> dict[str, Any]:
+    """``groups`` of the ``layers`` (name, inputs, outputs, rows, roles) that share an input, as
+    :class:`pytest_fp8.questions.pays.Group`. Recipes that this machine cannot run are left out."""
+    case, known, found = engine.case, dict[str, dict[str, Any]](), []
+    usable = [name for name in recipes if name == case.recipe or _library(engine).usable(name, case.emulated)[0]]
+    for members in sharing(engine, [name for name, *_ in layers]):
+        sizes = [tuple(layers[index][1:3]) for index in members]
+        *_, rows, owed = layers[members[0]]
+        key = f"{sizes} {rows} {owed}"
         if key not in known:
-            known[key] = {
-                name: _timed(engine, _layer(engine, name, inputs, outputs), inputs, rows, owed)
-                for name in (BF16, *usable)
-            }
-        found.append(known[key])
-    return found
+            known[key] = together(engine, sizes, rows, owed, usable)
+        found.append({"members": members, **known[key]})
+    return {"groups": found}
+
+
+def sharing(engine: Engine, names: Sequence[str]) -> list[list[int]]:
+    """The layers, by their index, in groups that are given one and the same input in an uncompiled step."""
+    seen = _Inputs(engine, names)
+    observed_step(engine, seen)
+    groups: dict[Any, list[int]] = {}
+    for index in range(len(names)):
+        groups.setdefault(seen.found.get(index, ("not called", index)), []).append(index)
+    return list(groups.values())
+
+
+class _Inputs:
+    """Watches a step: which input each layer is given first."""
+
+    def __init__(self, engine: Engine, names: Sequence[str]) -> None:
+        modules = {plain_name(name): module for name, module in engine.model.named_modules()}
+        self._layers = {index: modules[name] for index, name in enumerate(names) if name in modules}
+        self._held: list[torch.Tensor] = []
+        """Held, so that no later one has its memory."""
+        self.found: dict[int, int] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        hooks = [
+            layer.register_forward_pre_hook(Hook(partial(self._note, index)), with_kwargs=True)
+            for index, layer in self._layers.items()
+        ]
+        with hooked([*followed(self._layers.values()), *hooks]):
+            yield
+        self._held.clear()
+
+    def in_phase(self, name: str) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def _note(self, index: int, layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
+        if given is None or index in self.found:
+            return
+        same = [place for place, held in enumerate(self._held) if _is_same(held, given)]
+        self.found[index] = same[0] if same else len(self._held)
+        self._held += [] if same else [given]
+
+
+def _is_same(one: torch.Tensor, two: torch.Tensor) -> bool:
+    return one is two or (one.data_ptr() == two.data_ptr() != 0 and one.numel() == two.numel())
+
+
+def together(
+    engine: Engine, sizes: Sequence[tuple[int, int]], rows: int, owed: Sequence[str], recipes: Sequence[str]
+) -> dict[str, Any]:
+    """Times of Linears of these sizes (inputs, outputs) that share an input: with none in FP8, and for each recipe with
+    all, and with all but each one."""
+
+    def timed(recipe: str, high: int | None = None) -> dict[str, float]:
+        model, context = _layers(engine, recipe, sizes, high)
+        return _timed(engine, model, context, sizes, rows, owed)
+
+    none = timed(BF16)
+    several = range(len(sizes)) if len(sizes) > 1 else ()
+    return {
+        "none": none,
+        "recipes": {
+            recipe: {"all": timed(recipe), "without": [timed(recipe, index) for index in several] or [none]}
+            for recipe in recipes
+        },
+    }
+
+
+class _Together(torch.nn.Module):
+    """Layers that share an input."""
+
+    def __init__(self, layers: Sequence[torch.nn.Module]) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(layers)
+
+    def forward(self, given: torch.Tensor) -> list[torch.Tensor]:
+        return [layer(given) for layer in self.layers]
 
 
 def _library(engine: Engine) -> Any:
@@ -60,26 +135,31 @@ def _library(engine: Engine) -> Any:
     return backend(library_of(engine.case.backend))
 
 
-def _layer(engine: Engine, recipe: str, inputs: int, outputs: int) -> Layer:
-    dtype = torch.float32 if engine.case.autocast else torch.bfloat16
-    linear = torch.nn.Linear(inputs, outputs, bias=False, device=engine.device, dtype=dtype)
-    case = engine.case
+def _layers(
+    engine: Engine, recipe: str, sizes: Sequence[tuple[int, int]], high: int | None
+) -> tuple[torch.nn.Module, Context]:
+    """The layers in this recipe, but for the one at ``high``; and what makes the context around a forward pass."""
+    case, dtype = engine.case, torch.float32 if engine.case.autocast else torch.bfloat16
+    # In a module: a library replaces what hangs in another one.
+    model: Any = torch.nn.Sequential(
+        *(torch.nn.Linear(*each, bias=False, device=engine.device, dtype=dtype) for each in sizes)
+    )
     if recipe == BF16:
-        return _compiled(engine, linear), _context(engine, nullcontext)
+        return _Together(model), _context(engine, nullcontext)
     if engine.converts_itself:
-        return _compiled(engine, _copied(engine, inputs, outputs)), engine.precision
+        for index, each in enumerate(sizes):
+            if index != high:
+                model[index] = _copied(engine, *each)
+        return _Together(model), engine.precision
+    mark_skipped(model, [str(high)])
     library = _library(engine)
     if recipe != case.recipe or library.name != case.backend or case.parallel:
         case = replace(case, backend=library.name, recipe=recipe, options={}, gpus=1, parallel="")
-    # In a module: a library replaces what hangs in another one.
-    model = torch.nn.Sequential(linear)
     made = library.convert(model, case).model or model
-    return _compiled(engine, made), _context(engine, library.precision(case))
+    return _Together(made), _context(engine, library.precision(case))
 
 
-def _context(
-    engine: Engine, inner: Callable[[], AbstractContextManager[Any]]
-) -> Callable[[], AbstractContextManager[Any]]:
+def _context(engine: Engine, inner: Context) -> Context:
     return partial(under_autocast, engine.device, inner) if engine.case.autocast else inner
 
 
@@ -95,45 +175,52 @@ def _copied(engine: Engine, inputs: int, outputs: int) -> torch.nn.Module:
     return copied
 
 
-def _compiled(engine: Engine, layer: torch.nn.Module) -> torch.nn.Module:
-    layer.train()
-    if engine.compiled:
-        # Not for any shape: sizes of the layer before would make this one's dynamic, and its kernels others.
-        layer.compile(dynamic=False)
-    return layer
-
-
-def _timed(engine: Engine, layer: Layer, inputs: int, rows: int, owed: Sequence[str]) -> dict[str, float]:
-    module, context = layer
-    for parameter in module.parameters():
+def _timed(
+    engine: Engine,
+    model: torch.nn.Module,
+    context: Context,
+    sizes: Sequence[tuple[int, int]],
+    rows: int,
+    owed: Sequence[str],
+) -> dict[str, float]:
+    """Milliseconds of the GPU in one forward and backward pass. On a CPU, which has no kernels, all of it is
+    ``rest``."""
+    device, dtype = engine.device, next(model.parameters()).dtype
+    for parameter in model.parameters():
         parameter.requires_grad_(WGRAD in owed)
-    device = engine.device
-    dtype = next(module.parameters()).dtype
-    given = torch.randn(rows, inputs, device=device, dtype=dtype).requires_grad_(DGRAD in owed)
+    given = torch.randn(rows, sizes[0][0], device=device, dtype=dtype).requires_grad_(DGRAD in owed)
+    gradients = [torch.randn(rows, outputs, device=device, dtype=torch.bfloat16) for _, outputs in sizes]
     passes = 2 if RECOMPUTE in owed else 1
-    outputs = shape(next(module.parameters()))[0]
-    gradient = torch.randn(rows, outputs, device=device, dtype=torch.bfloat16)
 
     def run(times: int) -> None:
         for _ in range(times):
             for _ in range(passes):
                 with context():
-                    output = module(given)
-            if output.requires_grad:
-                output.backward(gradient.to(output.dtype))
-            for each in (given, *module.parameters()):
+                    found = model(given)
+            if found[0].requires_grad:
+                torch.autograd.backward(found, [g.to(o.dtype) for o, g in zip(found, gradients, strict=True)])
+            for each in (given, *model.parameters()):
                 each.grad = None
 
-    run(WARM_UP)
-    if device.type != "cuda":
-        start = time.perf_counter()
-        run(1)
-        return {"products": 0.0, "rest": 1000 * (time.perf_counter() - start)}
+    with _compiled(model) if engine.compiled else nullcontext():
+        run(WARM_UP)
+        if device.type != "cuda":
+            start = time.perf_counter()
+            run(1)
+            return {"products": 0.0, "rest": 1000 * (time.perf_counter() - start)}
 
-    def profiled(phase: Callable[[str], Any]) -> None:
-        with phase("forward"):
-            run(REPEATED)
+        def profiled(phase: Callable[[str], Any]) -> None:
+            with phase("forward"):
+                run(REPEATED)
 
-    seen = profile_step(profiled)["milliseconds"]
+        seen = profile_step(profiled)["milliseconds"]
     products = seen["fp8 products"] + seen["other products"]
-    return {"products": products / REPEATED, "rest": max(0.0, seen["rest"]) / REPEATED}
+    return {"products": products / REPEATED, "rest": seen["rest"] / REPEATED}
+
+
+@contextmanager
+def _compiled(model: torch.nn.Module) -> Iterator[None]:
+    # Not for any size: those of the layers before would make this one's dynamic, and its kernels others.
+    model.compile(dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=MANY, accumulated_recompile_limit=MANY):
+        yield
