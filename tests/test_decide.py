@@ -10,14 +10,9 @@ from pytest_fp8.stats.loss import (
     OF_NOISE,
     decide_loss,
     root_mean_square,
-    tail_gap,
 )
 from pytest_fp8.stats.quantiles import student_quantile
 from pytest_fp8.verdicts import Verdict
-
-
-def test_the_tail_is_the_last_fifth():
-    assert tail_gap([9, 9, 9, 9, 2], [0, 0, 0, 0, 1]) == 1
 
 
 @pytest.mark.parametrize(
@@ -71,13 +66,6 @@ def test_a_pass_holds_its_confidence_over_all_looks(first, monkeypatch):
     assert passed() <= 1.3 * (1 - LOSS_CONFIDENCE), "0.05, and three standard errors of this simulation"
     monkeypatch.setattr("pytest_fp8.stats.loss.LOOK_ALPHA", {})
     assert first == 8 or passed() > 0.075, "the simulation sees what the correction prevents"
-
-
-def test_healthy_seeds_mostly_pass_at_the_first_look():
-    rng = np.random.default_rng(8)
-    first = [decide_loss(list(rng.normal(0, 0.004, 3)), 0.02).verdict for _ in range(1000)]
-    assert np.mean([verdict is Verdict.PASS for verdict in first]) > 0.95
-    assert loss_rate(0.0, Verdict.PASS, sd=0.012) > 0.9
 
 
 def test_a_loss_that_is_three_per_cent_higher_fails():

@@ -9,7 +9,7 @@ import pytest
 from helpers.arms import spec, square
 from pytest_fp8.codes import N
 from pytest_fp8.questions.numerics.evidence import HandedOn
-from pytest_fp8.questions.numerics.handed_on import find_in_handed_on
+from pytest_fp8.questions.numerics.gradients import find_in_handed_on
 
 LAYERS = ("a", "b", "c", "d")
 

@@ -26,9 +26,8 @@ from helpers.two_ledgers import (
 from pytest_fp8.codes import C, D, L
 from pytest_fp8.questions.layers.products import Product
 from pytest_fp8.questions.ledger.compare import blame_in_ledger, compare, find_in_ledger, unless_unlike
-from pytest_fp8.questions.ledger.differences import outermost
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ModuleCalls, OptimizerNote, OwnedProduct, TensorNote
-from pytest_fp8.questions.ledger.rows import evaluated_otherwise
+from pytest_fp8.questions.ledger.rows import evaluated_otherwise, outermost
 from pytest_fp8.verdicts import Decision, Verdict
 
 

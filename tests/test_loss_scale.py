@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from helpers.evidence import verdict_of
+from helpers.evidence import arm_ledger, verdict_of
 from helpers.losses import STEPS, decided, falling
 from pytest_fp8 import Verdict
 from pytest_fp8.baselines.store import load_baseline
 from pytest_fp8.codes import C
-from pytest_fp8.questions.loss.evidence import Curve
+from pytest_fp8.questions.loss.evidence import Curve, is_cross_entropy
 from pytest_fp8.stats.loss import LOSS_MARGIN, decide_loss, end_of, least_margin
 
 BASELINES = Path(__file__).parents[1] / "baselines"
@@ -31,6 +31,14 @@ BASELINES = Path(__file__).parents[1] / "baselines"
 )
 def test_the_least_margin_is_in_nats_or_a_share_of_the_loss(end, nats, eps, least):
     assert least_margin(end_of([[2 * end, *[end] * 9]]), eps, nats) == pytest.approx(least)
+
+
+@pytest.mark.parametrize(
+    ("changes", "nats"),
+    [({}, True), ({"operators": {"": {"mse_loss float32": 1}}}, False), ({"operators": {}, "watched": False}, True)],
+)
+def test_a_cross_entropy_is_known_by_what_the_step_executes(changes, nats):
+    assert is_cross_entropy(arm_ledger(**changes)) is nats
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.004, Verdict.PASS), (1.3, Verdict.FAIL)])

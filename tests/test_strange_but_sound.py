@@ -1,8 +1,6 @@
-"""Workloads of real libraries that were failed once: sparse gradients, rates of None, FP8 in build(), the Trainer."""
+"""Workloads of real libraries that were failed once: sparse gradients, rates of None, FP8 in build()."""
 
 from __future__ import annotations
-
-from importlib.util import find_spec
 
 import pytest
 
@@ -36,39 +34,10 @@ SPARSE = """
         fp8_pair.assert_loss()
         fp8_pair.assert_checkpoints()
 """
-TRAINER = """
-    import pytest, torch
-    import transformers as hf
-    from pytest_fp8 import Workload
-
-    def build():
-        return hf.Qwen2ForCausalLM(hf.Qwen2Config(hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, intermediate_size=128, vocab_size=256, max_position_embeddings=64))
-
-    def batch(step):
-        tokens = (torch.randint(0, 256, (4, 1)) + torch.arange(32) * 3) % 256
-        return dict(input_ids=tokens, attention_mask=torch.ones_like(tokens), labels=tokens)
-
-    @pytest.fixture
-    def fp8_workload():
-        return Workload(build, batch=batch)
-
-    @pytest.mark.fp8(emulated=True, backend="trainer_torchao", options={"fp8_all_gather": False})
-    def test_layers(fp8_pair):
-        fp8_pair.assert_layers()
-"""
-NEEDED = ("accelerate", "transformers")
 
 
 def test_sparse_gradients_are_gradients(pytester):
     pytester.makepyfile(SPARSE)
-    pytester.runpytest("--fp8-strict").assert_outcomes(passed=1)
-
-
-@pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason="needs Accelerate and transformers")
-def test_the_trainer_leaves_the_models_cache_as_it_is(pytester):
-    """It switches the cache off, with which a decoder joins keys and values; the reference kept it."""
-    pytester.makepyfile(TRAINER)
     pytester.runpytest("--fp8-strict").assert_outcomes(passed=1)
 
 

@@ -12,8 +12,8 @@ from helpers.steps import changed, recorded_step
 from pytest_fp8 import Case, Verdict
 from pytest_fp8.codes import L
 from pytest_fp8.questions.layers.beside import same_on_all_ranks
+from pytest_fp8.questions.layers.check import find_on_wire
 from pytest_fp8.questions.layers.evidence import WireTime
-from pytest_fp8.questions.layers.execution import find_on_wire
 from pytest_fp8.questions.ledger.evidence import Collective, TensorNote, TwoLedgers
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import TimingEvidence

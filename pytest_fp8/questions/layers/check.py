@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from pytest_fp8.case import Case
-from pytest_fp8.codes import L
-from pytest_fp8.questions.findings import finding, some
+from pytest_fp8.codes import Code, L
+from pytest_fp8.questions.findings import SHOWN, finding, some, words
 from pytest_fp8.questions.layers.beside import beside, matches_nothing
-from pytest_fp8.questions.layers.conversion import find_in_conversion, find_in_recipe
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.questions.layers.execution import find_in_execution, find_on_wire, find_past_layers, travelled
-from pytest_fp8.questions.layers.products import StepProducts, role_table
+from pytest_fp8.questions.layers.products import ABSENT, FP8, Attribution, StepProducts, role_table
 from pytest_fp8.questions.ledger.compare import find_in_ledger, find_where_gradients_are_missing
-from pytest_fp8.questions.ledger.evidence import TwoLedgers
-from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD, Role, recipe_facts
-from pytest_fp8.verdicts import Decision, Figures, Finding, passed
+from pytest_fp8.questions.ledger.evidence import ArmLedger, Collective, TwoLedgers
+from pytest_fp8.questions.precision import Switches, decided_by
+from pytest_fp8.recipes import DGRAD, FPROP, POWERS, RECOMPUTE, ROLES, WGRAD, Role, Stays, library_of, recipe_facts
+from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict, passed
 
 QUESTION = "layers"
 COUNTED = {
@@ -137,3 +137,220 @@ def less_than_stored(figures: LayersFigures, share: Sequence[float], counts: Map
 def _scaling(evidence: LayersEvidence) -> Finding | None:
     expected, stale = "a new entry in each layer's history after each step", evidence.stale_amax
     return finding(L.STALE_AMAX, expected, f"unchanged: {some(stale)}", count=len(stale)) if stale else None
+
+
+# -- the conversion and the recipe in force ---------------------------------------------------------------------------
+
+OTHER_LIBRARIES = {"torchao": "torchao.", "transformer_engine": "transformer_engine."}
+"""Backend -> how the module path of its layers begins."""
+
+
+def find_in_conversion(case: Case, evidence: LayersEvidence) -> Finding | None:
+    """The first thing that is wrong with which layers are in FP8, or ``None``."""
+    converted, skipped, live = set(evidence.converted), evidence.skipped, set(evidence.live_fp8)
+    own = OTHER_LIBRARIES.get(library_of(case.backend))
+    for library, path in OTHER_LIBRARIES.items():
+        names = [name for name, kind in evidence.kinds.items() if path != own and kind.startswith(path)]
+        if names and not live:
+            seen = f"{evidence.kinds[names[0]]}: {some(names)}"
+            return finding(L.OTHER_LIBRARY, f"layers of {case.backend}", seen, library=library)
+    multiply = any(each.product.kind == FP8 and each.product.phase == "forward" for each in evidence.foreign)
+    if not evidence.in_fp8 and not multiply:
+        return _nothing_converted(evidence)
+    if missing := converted - evidence.in_fp8:
+        odd = [f"{name} ({reason})" for name, reason in skipped.items() if reason.kind is Stays.SIZE]
+        seen = f"not FP8: {some(missing)}" + (f"; left for their sizes: {some(odd)}" if odd else "")
+        return finding(L.NOT_CONVERTED, f"{len(converted)} FP8 layers", seen)
+    left = {name for name, reason in skipped.items() if reason.kind is Stays.LEFT}
+    if wrong := (live & skipped.keys()) | (evidence.of_own & left):
+        name = min(wrong)
+        expected = f"{name} left alone ({skipped[name]})"
+        return finding(L.LEFT_AND_CONVERTED, expected, f"FP8: {some(wrong)}", about=name)
+    if lost := evidence.dropped_behaviour:
+        seen = some([f"{name}: {what}" for name, what in lost.items()])
+        return finding(L.LOST_BEHAVIOUR, "an FP8 layer that does all that the Linear did", seen, count=len(lost))
+    if unaccounted := set(evidence.originals) - converted - skipped.keys() - evidence.of_own:
+        return finding(
+            L.UNACCOUNTED, "a reason for each layer that stays in high precision", f"no reason: {some(unaccounted)}"
+        )
+    return None
+
+
+def _nothing_converted(evidence: LayersEvidence) -> Finding:
+    """Why, as far as the reasons of the Linears, the environment and Accelerate's own state tell."""
+    expected = f"FP8 layers among the model's {len(evidence.originals)} Linears"
+    elsewhere = [product.phase for product in evidence.verified() if product.kind == FP8]
+    if elsewhere:
+        seen = "; ".join(f"{phase}: {elsewhere.count(phase)} FP8 products" for phase in dict.fromkeys(elsewhere))
+        return finding(L.NO_FORWARD_IN_FP8, expected, seen)
+    reasons = "; ".join(sorted(set(map(str, evidence.skipped.values())))) or "no Linear at all"
+    could = [name for name in evidence.originals if name not in evidence.skipped]
+    seen = f"{len(could)} Linears could be FP8 and are not: {some(could)}" if could else reasons
+    switches = Switches(evidence.switches.get("asked", ""), used=evidence.switches.get("accelerate", ""))
+    code: Code = L.NOTHING_CONVERTED
+    if switches.environment == FP8 != switches.used:
+        code = decided_by(switches)
+    elif not (evidence.converted or could or any(r.kind is Stays.SIZE for r in evidence.skipped.values())):
+        code = L.NO_LINEAR_FITS
+    return finding(code, expected, seen, used=switches.used)
+
+
+def find_in_recipe(case: Case, evidence: LayersEvidence) -> Finding | None:
+    """The first layer in which another recipe was in force than the case's, or ``None``."""
+    asked = {"recipe": case.recipe, **case.full_options}
+    others = evidence.other_recipes(case)
+    for name, seen in evidence.recipes.items():
+        wrong = [key for key in {**asked, POWERS: 0} if seen.get(key) != asked.get(key)]
+        if wrong and seen.get("recipe") == "off":
+            return finding(L.FP8_OFF, words(asked), f"off, in {name}", cause=eval_cause(evidence))
+        if wrong and name not in others:
+            wanted, had = ({key: values.get(key) for key in wrong} for values in (asked, seen))
+            return finding(L.OTHER_RECIPE, words(wanted), f"{words(had)}, in {name}")
+    return None
+
+
+def eval_cause(evidence: LayersEvidence) -> str:
+    """The cause, where layers in eval mode may explain why FP8 did not run; else an empty string."""
+    off = len(evidence.in_eval)
+    return f"eval() switched FP8 off: {off} layers are in eval mode while the model trains" if off else ""
+
+
+# -- what one training step executed ----------------------------------------------------------------------------------
+
+PADDING = 0.02
+"""Share of bytes more than the weights take. FSDP2 pads each shard: 0.3 % with the micro model's weights, the smallest
+of the suite (two ranks, gloo)."""
+NOT_IN_FP8 = {
+    FPROP: L.FPROP_NOT_IN_FP8,
+    DGRAD: L.DGRAD_NOT_IN_FP8,
+    WGRAD: L.WGRAD_NOT_IN_FP8,
+    RECOMPUTE: L.RECOMPUTE_NOT_IN_FP8,
+}
+
+
+def find_in_execution(
+    case: Case, evidence: LayersEvidence, step: StepProducts, roles: Sequence[Role]
+) -> Finding | None:
+    """The first thing that is wrong with what one training step executed in these roles, or ``None``."""
+    owed = [a for a in step.attributions if a.layer in evidence.in_fp8 and not a.call.past]
+    if not owed and all(product.kind != FP8 for product in step.foreign):
+        any_called = evidence.calls or step.foreign or step.others
+        seen = "no FP8 layer was called" if any_called else "no Linear was called, and no matrix product ran"
+        return finding(L.NEVER_CALLED, "the model's forward pass to go through its FP8 layers", seen)
+    for role in roles:
+        mine = [a for a in owed if a.role == role]
+        wanted = [a for a in mine if evidence.owes_fp8(case, a.layer, role)]
+        if wrong := [a for a in wanted if a.kind != FP8 and not _may_be_absent(a, evidence)]:
+            return _not_in_fp8(evidence, role, mine, wrong)
+        if wrong := [a for a in mine if a.kind == FP8 and not evidence.owes_fp8(case, a.layer, role)]:
+            recipe = evidence.recipe_of(case, wrong[0].layer)
+            seen = f"{len(wrong)} of {len(mine)}: {_kinds(wrong)}"
+            return finding(L.AGAINST_RECIPE, f"no {role} product in FP8", seen, role=role, recipe=recipe)
+    return None
+
+
+def _may_be_absent(product: Attribution, evidence: LayersEvidence) -> bool:
+    """A recomputation ends as soon as it has what the backward pass needs: its last product may be absent. So may all
+    of an expert that no row is sent to."""
+    return product.kind == ABSENT and (product.role == RECOMPUTE or product.layer in evidence.routed)
+
+
+def find_past_layers(case: Case, evidence: LayersEvidence) -> Finding | None:
+    """The first role in which code multiplies with FP8 layers' weights in high precision and never calls the layers."""
+    past = [(role, call) for call in evidence.calls if call.past for role in call.owed]
+    for role in (FPROP, RECOMPUTE, DGRAD):
+        found = {c.name: c for each, c in past if each == role and evidence.owes_fp8(case, c.name, role)}
+        if found:
+            seen = some([f"{name}, {call.ran[role].kind} by {call.by}" for name, call in found.items()])
+            return finding(
+                NOT_IN_FP8[role],
+                "the layers' own products in FP8",
+                f"their weights multiplied in high precision: {seen}",
+                about=next(iter(found)),
+                what=f"{role} of {len(found)} of {len(evidence.in_fp8)} layers",
+                cause="the model keeps references to the unconverted modules, or multiplies with the layers' weights "
+                "itself",
+            )
+    return None
+
+
+def _not_in_fp8(
+    evidence: LayersEvidence, role: str, mine: Sequence[Attribution], wrong: Sequence[Attribution]
+) -> Finding:
+    """Of the products ``mine`` in one role, those in ``wrong`` did not run in FP8."""
+    if all(a.kind == "unknown kernel" for a in wrong):
+        unknown = sorted({p.kernel for p in evidence.verified() if p.kind == "unknown kernel"})[:SHOWN]
+        known = f"a family seen in known FP8 products: {', '.join((evidence.families or {}).get(FP8, []))}"
+        return finding(L.UNKNOWN_KERNEL, known, ", ".join(unknown), Verdict.INCONCLUSIVE, what=role)
+    of_function = role in (DGRAD, WGRAD) and wrong[0].call.by
+    each = "calls" if len({a.layer for a in mine}) < len(mine) else "layers"
+    return finding(
+        L.GRADIENTS_NOT_IN_FP8 if of_function else NOT_IN_FP8[role],
+        f"{len(mine)} {role} products in FP8",
+        f"{len(mine) - len(wrong)} in FP8; {_kinds(wrong)}",
+        about=wrong[0].layer,
+        what=f"{role} of {len(wrong)} of {len(mine)} {each}",
+        cause=eval_cause(evidence),
+    )
+
+
+def _kinds(wrong: Sequence[Attribution]) -> str:
+    """``bfloat16: layers.3.up; bfloat16: 1 of 32 of equal sizes, and which is not known: ...``."""
+    known: dict[str, list[str]] = {}
+    unknown: Counter[tuple[str, tuple[tuple[str, Role], ...]]] = Counter()
+    for each in wrong:
+        if each.among:
+            unknown[each.kind, tuple(each.among)] += 1
+        else:
+            by = each.call.by if not each.layer.startswith(f"{each.call.by} (") else ""
+            known.setdefault(each.kind, []).append(f"{each.layer} by {by}" if by else each.layer)
+    said = [f"{kind}: {some(layers)}" for kind, layers in known.items()]
+    for (kind, among), number in unknown.items():
+        roles = {role for _, role in among}
+        names = [layer if len(roles) == 1 else f"{role} of {layer}" for layer, role in among]
+        said.append(f"{kind}: {number} of {len(among)} of equal sizes, and which is not known: {some(names)}")
+    return "; ".join(said)
+
+
+# -- between ranks ----------------------------------------------------------------------------------------------------
+
+
+def find_on_wire(case: Case, evidence: LayersEvidence, ledgers: TwoLedgers) -> Finding | None:
+    """FP8 all-gather that gathers BF16. Held against the reference, whose step gathers the same weights."""
+    if not case.options.get("float8_all_gather"):
+        return None
+    sizes = [prod(evidence.originals[name]) for name in evidence.sharded if name in evidence.converted]
+    before, now = (_gathered(arm) for arm in (ledgers.reference, ledgers.fp8))
+    promised = before - sum(sizes)
+    if before and sizes and now <= promised * (1 + PADDING):
+        return None
+    expected = f"{_bytes(max(promised, 0))} gathered before the backward pass: BF16's {_bytes(before)}, with one byte"
+    return finding(
+        L.GATHERS_BF16,
+        f"{expected} in place of two for each element of the {len(sizes)} converted weights that are sharded",
+        f"{_bytes(now)}: {travelled(ledgers.fp8) or 'nothing travels'}",
+    )
+
+
+def _gathered(ledger: ArmLedger) -> int:
+    """Bytes before a backward pass. An evaluation ahead of the forward pass leaves the root gathered for it."""
+    phases = ("forward", "evaluation")
+    return sum(c.bytes * c.count for c in ledger.wire if c.operation == "all-gather" and c.phase in phases)
+
+
+def travelled(ledger: ArmLedger) -> str:
+    """One rank's collectives of a step, in words; empty where there are none."""
+    kinds: dict[str, list[Collective]] = {}
+    for one in ledger.wire:
+        kinds.setdefault(f"{one.operation} ({one.dtype})", []).append(one)
+    return ", ".join(
+        f"{sum(c.count for c in each)} {kind} of {_bytes(sum(c.bytes * c.count for c in each))}"
+        for kind, each in kinds.items()
+    )
+
+
+def _bytes(size: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} B"

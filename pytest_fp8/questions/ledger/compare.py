@@ -9,9 +9,8 @@ from dataclasses import replace
 
 from pytest_fp8.codes import C, D
 from pytest_fp8.questions.findings import SHOWN
-from pytest_fp8.questions.ledger.differences import Difference, Explained
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
-from pytest_fp8.questions.ledger.rows import ROWS, gradients_there
+from pytest_fp8.questions.ledger.rows import ROWS, Difference, Explained, gradients_there
 from pytest_fp8.verdicts import Decision, Finding, Verdict
 
 

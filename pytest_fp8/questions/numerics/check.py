@@ -13,15 +13,14 @@ from pytest_fp8.questions.findings import finding
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence, ProductCheck
-from pytest_fp8.questions.numerics.formats import find_in_formats
 from pytest_fp8.questions.numerics.gradients import (
     Difference,
     differences,
     find_apart,
     find_in_gradients,
+    find_in_handed_on,
     too_sensitive,
 )
-from pytest_fp8.questions.numerics.handed_on import find_in_handed_on
 from pytest_fp8.questions.numerics.limits import (
     HIGH_PRECISION_DB,
     LATER_DELAYED,
@@ -32,6 +31,7 @@ from pytest_fp8.questions.numerics.limits import (
 )
 from pytest_fp8.questions.numerics.products import (
     LATER_LOOKS,
+    find_in_formats,
     find_in_products,
     judged_products,
     scaled_by_the_past,
