@@ -11,7 +11,7 @@ import torch
 from helpers.carried import carried, from_model, loss, through, with_model
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import K, R
-from pytest_fp8.worker.checkpoint.roundtrip import StrayParameter
+from pytest_fp8.worker.checkpoint.state import StrayParameter
 
 pytestmark = pytest.mark.slow
 

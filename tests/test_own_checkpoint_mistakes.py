@@ -47,30 +47,6 @@ def test_mistakes_are_named(save, load, code):
     assert (decision.verdict, decision.code) == (Verdict.FAIL, code), decision.message
 
 
-def test_dropout_masks_of_a_resumed_run_are_mentioned():
-    """A value that the optimizer computes anew in each step is not lost."""
-
-    def build_dropping():
-        import torch
-
-        return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Dropout(0.1), torch.nn.Linear(64, 32))
-
-    def optimizer(parameters):
-        import torch
-
-        class Noting(torch.optim.AdamW):
-            def step(self, closure=None):
-                held = [p.grad for p in self.param_groups[0]["params"] if p.grad is not None]
-                self.gradient_norm = torch.nn.utils.get_total_norm(held)
-                return super().step(closure)
-
-        return Noting(parameters, lr=1e-3)
-
-    decision = carried(build=build_dropping, loss=loss, optimizer=optimizer, save=with_model, load=from_model)
-    assert decision.verdict is Verdict.PASS, decision.message
-    assert "the state of the random generators (torch) is not carried" in decision.headline
-
-
 def raising(model, optimizer, folder):
     raise KeyError("blocks.0.up.weight")
 

@@ -162,6 +162,6 @@ def test_what_a_checkpoint_holds_is_in_the_model_however_it_keeps_its_weights(ba
     saved = {name: p.detach().clone() for name, p in server.engine.model.named_parameters()}
     server.save(str(tmp_path / "one"), "safetensors", optimizer=False)
     server.curve(seed=1, steps=3)
-    assert server.load(str(tmp_path / "one"), "safetensors", optimizer=False)["loaded"]
+    assert not server.load(str(tmp_path / "one"), "safetensors", optimizer=False, seed=1)["refused"]
     for name, parameter in server.engine.model.named_parameters():
         assert torch.equal(parameter, saved[name]), name

@@ -121,7 +121,7 @@ def test_sound_state_dicts_of_ones_own_pass(parts):
     assert "left out" not in decision.headline
 
 
-def test_state_in_another_dtype_is_cast_as_load_state_dict_does_and_said(tmp_path):
+def test_state_in_another_dtype_is_cast_as_load_state_dict_does():
     def optimizer(parameters):
         class Wide(torch.optim.SGD):
             @torch.no_grad()
@@ -134,7 +134,6 @@ def test_state_in_another_dtype_is_cast_as_load_state_dict_does_and_said(tmp_pat
 
     decision = carried(through("dcp"), build=build, loss=loss, optimizer=optimizer)
     assert decision.verdict is Verdict.PASS, decision.message
-    assert "optimizer tensors arrive in their parameter's dtype" in decision.headline
 
 
 def test_a_count_of_steps_stays_on_the_host_and_groups_come_back(tmp_path):
@@ -142,8 +141,7 @@ def test_a_count_of_steps_stays_on_the_host_and_groups_come_back(tmp_path):
     one.curve(seed=1, steps=2)
     one.engine.optimizer.param_groups[0]["lr"] = 5e-4
     one.save(str(tmp_path), "dcp", optimizer=True)
-    one.engine.restart(seed=2)
-    one.load(str(tmp_path), "dcp", optimizer=True)
+    one.load(str(tmp_path), "dcp", optimizer=True, seed=2)
     optimizer = one.engine.optimizer
     assert optimizer.param_groups[0]["lr"] == 5e-4
     assert {state["step"].device.type for state in optimizer.state.values()} == {"cpu"}

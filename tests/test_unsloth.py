@@ -128,12 +128,12 @@ def test_a_restart_gives_both_arms_the_same_adapters_and_loads_nothing(library, 
 
 def test_only_adapters_are_stored_and_loaded(engine, tmp_path):
     saved = roundtrip.save(engine, tmp_path, "safetensors", optimizer=True)
-    assert all(".lora_" in key for key in saved.keys)
-    assert len(saved.keys) == 8
+    assert all(".lora_" in key for key in saved.digests)
+    assert len(saved.digests) == 8
     assert saved.frozen == len(engine.model.state_dict()) - 8
-    assert saved.on_disk == {"F32": len(saved.keys)}
-    loaded = roundtrip.load(engine, tmp_path, "safetensors", optimizer=True)
-    assert loaded.loaded
+    assert saved.on_disk == {"F32": 8}
+    loaded = roundtrip.load(engine, tmp_path, "safetensors", optimizer=True, seed=5)
+    assert not loaded.refused
     assert loaded.digests == saved.digests
     assert loaded.optimizer_digests == saved.optimizer_digests
 

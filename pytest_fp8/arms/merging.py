@@ -371,11 +371,9 @@ RULES: dict[str, Rule] = {
     "presence": by(lambda values: min(values, key=lambda value: value["fp8_share"] or 0.0)),
     "losses": stepwise(fmean),
     "memory": by(lambda values: max(values, key=lambda value: value["peak_allocated"])),
-    "save": record(**dict.fromkeys(("keys", "digests", "optimizer_digests"), same(STORED))),
+    "save": record(**dict.fromkeys(("digests", "optimizer_digests"), same(STORED))),
     "load": record(
-        **dict.fromkeys(
-            ("missing", "unexpected", "wrong_shape", "loaded", "digests", "optimizer_digests"), same(STORED)
-        ),
+        **dict.fromkeys(("refused", "digests", "optimizer_digests"), same(STORED)),
         stale=union,
     ),
     "resume": record(losses=stepwise(fmean), data=fingerprint, inputs=concatenated),

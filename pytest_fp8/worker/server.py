@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.case import OWN_STORE
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.libraries import library_versions
 from pytest_fp8.own_code import require_own_code
 from pytest_fp8.plain import to_plain
-from pytest_fp8.questions.checkpoints.evidence import Loaded, Saved
 from pytest_fp8.said import Told
 from pytest_fp8.shipping import ship, unship_in_arm
 from pytest_fp8.worker.answers.alone import alone
@@ -23,14 +20,13 @@ from pytest_fp8.worker.answers.ledger import ledger_of
 from pytest_fp8.worker.answers.numerics import numerics
 from pytest_fp8.worker.answers.token_count import explain_rows, require_aligned_rows
 from pytest_fp8.worker.answers.yardstick import moved
-from pytest_fp8.worker.checkpoint import own, roundtrip
+from pytest_fp8.worker.checkpoint import roundtrip
 from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.record import clock
 from pytest_fp8.worker.record.allocations import kinds_at_peak
 from pytest_fp8.worker.record.held_out import compared, held_out_output
 from pytest_fp8.worker.run.engine import Engine, engine_type
 from pytest_fp8.worker.tensors import foreign, shape
-from pytest_fp8.worker.training.ranks import share_buffers
 
 
 class UnsendableError(Told, TypeError):
@@ -78,7 +74,7 @@ class ArmServer:
             "compiled": engine.compiled,
             "seconds": engine.seconds,
             "first_step": engine.first_step,
-            "own_checkpoints": own.are_given(engine),
+            "own_checkpoints": roundtrip.are_given(engine),
             "foreign_parameters": bool(foreign(engine.model, engine.optimizer)),
         }
         if engine.device.type == "cuda":
@@ -98,19 +94,6 @@ def _memory(engine: Engine) -> dict[str, Any]:
     engine.step(first)
     told = clock.memory_of_step(engine.synchronize, lambda phase: engine.step(second, phase))
     return {**told, "kinds": kinds_at_peak(engine, second, told["peak_allocated"])}
-
-
-def _save(engine: Engine, folder: str, store: str, optimizer: bool) -> Saved:
-    share_buffers(engine.model)
-    if store == OWN_STORE:
-        return own.save(engine, Path(folder), optimizer)
-    return roundtrip.save(engine, Path(folder), store, optimizer)
-
-
-def _load(engine: Engine, folder: str, store: str, optimizer: bool) -> Loaded:
-    if store == OWN_STORE:
-        return own.load(engine, Path(folder), optimizer)
-    return roundtrip.load(engine, Path(folder), store, optimizer)
 
 
 def _logits(engine: Engine, seed: int) -> bytes:
@@ -149,10 +132,10 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "busy": clock.busy_steps,
     "memory": _memory,
     "alone": alone,
-    "save": _save,
-    "load": _load,
+    "save": roundtrip.save,
+    "load": roundtrip.load,
     "logits": _logits,
-    "resume": own.resumed,
+    "resume": roundtrip.resumed,
     "call": _call,
 }
 """What pytest's process may ask for: functions of the engine and of the request's arguments."""

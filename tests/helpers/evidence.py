@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pytest_fp8 import Case, Verdict
 from pytest_fp8.codes import Code
-from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, Loaded, Resumed, Saved, Transfer
+from pytest_fp8.questions.checkpoints.evidence import Apart, Loaded, Resumed, Saved, Transfer
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
 from pytest_fp8.questions.ledger.evidence import (
@@ -125,52 +125,23 @@ def verdict_of(decision, verdict, *words):
         assert "next:" in decision.message
 
 
-def saved(**changes):
-    """What an arm says of a checkpoint of two weights."""
-    healthy = Saved(
-        keys=["w", "v"],
-        untied={},
-        scaling_state=[],
-        frozen=0,
-        on_disk={"BF16": 2},
-        digests={"w": 1, "v": 2},
-        optimizer_digests={"o": 5},
-        bytes=16,
-    )
-    return replace(healthy, **changes)
-
-
 def transfer(saved_changes=None, loaded_changes=None, **changes):
     """A healthy checkpoint through DCP, but for changes of what was saved, of what was loaded, and of the rest."""
-    made = Transfer(
-        arms=("fp8", "bf16"),
-        store="dcp",
-        saved=saved(**(saved_changes or {})),
-        loaded=loaded(**(loaded_changes or {})),
-        logit_distance=0.01,
-        logit_limit=0.1,
-        start=Apart(0.01, 1024, 0.0),
-        with_optimizer=True,
-        source=trained([2.0, 1.9]),
-        resumed=trained([2.0, 1.9]),
-    )
-    return replace(made, **changes)
+    both = {"digests": {"w": 1, "v": 2}, "optimizer_digests": {"o": 5}}
+    healthy = {
+        "arms": ("fp8", "bf16"),
+        "store": "dcp",
+        "saved": Saved(**{**both, "on_disk": {"BF16": 2}, "bytes": 16, **(saved_changes or {})}),
+        "loaded": Loaded(**{**both, **(loaded_changes or {})}),
+        "logit_distance": 0.01,
+        "start": Apart(0.025, 1024, 0.0),
+        "with_optimizer": True,
+        "source": trained([2.0, 1.9]),
+        "resumed": trained([2.0, 1.9]),
+    }
+    return Transfer(**{**healthy, **changes})
 
 
 def trained(losses, data=1, inputs=(), **kept):
-    """Steps after a checkpoint; ``kept`` as in :class:`Kept`."""
-    return Resumed(losses, data, list(inputs), replace(NOT_RESUMED.kept, **kept))
-
-
-def loaded(**changes):
-    """What an arm says that has read it whole."""
-    healthy = Loaded(
-        missing=[],
-        unexpected=[],
-        wrong_shape=[],
-        untied={},
-        loaded=True,
-        digests={"w": 1, "v": 2},
-        optimizer_digests={"o": 5},
-    )
-    return replace(healthy, **changes)
+    """Steps after a checkpoint; ``kept``: what an arm keeps besides afterwards."""
+    return Resumed(losses, data, list(inputs), kept)

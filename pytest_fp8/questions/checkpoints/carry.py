@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from pytest_fp8.case import OWN_STORE, Case
 from pytest_fp8.plan import FP8, REFERENCE, Ask, Asking, TwoArms
-from pytest_fp8.questions.checkpoints.check import logit_limit
+from pytest_fp8.questions.checkpoints.check import is_astray, is_far
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, Loaded, Resumed, Saved, Transfer
-from pytest_fp8.questions.checkpoints.resuming import astray
 
 DCP = "dcp"
 STEPS = 4
@@ -34,9 +33,6 @@ class Output:
     given: int
 
 
-NO_OUTPUT = Output(np.zeros(0, np.float32), 0)
-
-
 @dataclass(frozen=True)
 class Source:
     """An arm that has trained and saved: what its checkpoints must carry."""
@@ -45,13 +41,13 @@ class Source:
     """It has a folder per store."""
     saved: Mapping[str, Saved]
     """By store."""
+    start: Output
+    """Its logits before it trained, on weights that are one and the same in both arms."""
     logits: Output
     came: Sequence[float]
     """Losses of the steps before it saved."""
     went_on: Resumed
     """The steps that it went on to train; :data:`NOT_RESUMED` where the case does not resume."""
-    start: Output = NO_OUTPUT
-    """The reference's logits before it trained, on weights that are one and the same in both arms."""
 
 
 def transfers_of(arms: TwoArms) -> Asking[list[Transfer]]:
@@ -64,46 +60,33 @@ def _carry_both_ways(arms: TwoArms) -> Asking[list[Transfer]]:
     """What the reference answers alone comes first, then all of the FP8 arm: arms that take turns are built once more
     for the last direction, and no more."""
     what = f"checkpoint {_asked(arms.case)}"
-    back = yield from arms.kept(what, lambda: _back(arms, what), REFERENCE)
-    stores = _stores(arms)
+    back = yield from arms.kept(what, lambda: _source(arms, REFERENCE, arms.folder(what)), REFERENCE)
     with arms.temporary_folder() as folder:
-        start = yield from _logits_at_start(FP8)
-        forth = yield from _source(arms, FP8, folder, stores)
+        forth = yield from _source(arms, FP8, folder)
         apart = Apart(
-            relative_distance(start.values, back.start.values),
+            relative_distance(forth.start.values, back.start.values),
             back.start.values.size,
             mean(forth.came) - mean(back.came),
         )
         to_fp8, to_bf16 = [], []
-        for store in stores:
+        for store in back.saved:
             to_fp8.append((yield from _carry(arms, ("bf16", "fp8"), store, back, FP8, apart)))
-        # It may have answered other cases since: buffers that are not saved are drawn again with this seed.
-        yield Ask(REFERENCE, "curve", fresh=True, seed=SEED, steps=1)
-        for store in stores:
+        for store in back.saved:
             to_bf16.append((yield from _carry(arms, ("fp8", "bf16"), store, forth, REFERENCE, apart)))
     return (yield from with_moved_reference(arms, [*to_bf16, *to_fp8]))
-
-
-def _back(arms: TwoArms, what: str) -> Asking[Source]:
-    """The reference, trained and saved."""
-    start = yield from _logits_at_start(REFERENCE)
-    source = yield from _source(arms, REFERENCE, arms.folder(what), _stores(arms))
-    return replace(source, start=start)
 
 
 def with_moved_reference(arms: TwoArms, transfers: list[Transfer]) -> Asking[list[Transfer]]:
     """The transfers with what moved weights do to the trained reference, where limits without it do not hold. Most
     models' do, and their reference is not asked."""
-    far = any(t.loaded.loaded and not t.logit_distance <= t.logit_limit for t in transfers)
-    elsewhere = any(t.loaded.loaded and astray(t) for t in transfers)
-    if not (far or elsewhere):
-        return transfers
+    far = any(not t.loaded.refused and is_far(t) for t in transfers)
+    astray = any(not t.loaded.refused and is_astray(t) for t in transfers)
     start = transfers[0].start
     if far:
         start = replace(start, moved_logits=(yield from arms.kept("moved logits", _moved_logits, REFERENCE)))
-    if elsewhere:
+    if astray:
         start = replace(start, moved_losses=(yield from _moved_losses()))
-    return [replace(t, start=start, logit_limit=logit_limit(start)) for t in transfers]
+    return [replace(t, start=start) for t in transfers]
 
 
 def _moved_logits() -> Asking[Sequence[float]]:
@@ -134,32 +117,29 @@ def _asked(case: Case) -> str:
     return f"{case.resume} {case.checkpoint_formats}"
 
 
-def _logits_at_start(arm: str) -> Asking[Output]:
-    """On weights that are one and the same in both arms."""
+def _source(arms: TwoArms, arm: str, folder: Path) -> Asking[Source]:
+    """The arm's logits on weights that are one and the same in both arms; then it trains and saves."""
     yield Ask(arm, "restart", fresh=True, seed=SEED)
-    return (yield from _logits(arm))
-
-
-def _source(arms: TwoArms, arm: str, folder: Path, stores: Sequence[str]) -> Asking[Source]:
+    start = yield from _logits(arm)
     curve = yield Ask(arm, "curve", fresh=True, seed=SEED, steps=STEPS)
     saved = {}
-    for store in stores:
+    for store in _stores(arms):
         optimizer = _with_optimizer(arms, store)
         to = str(folder / store)
         saved[store] = yield Ask(arm, "save", Saved, fresh=True, folder=to, store=store, optimizer=optimizer)
     logits = yield from _logits(arm)
     went_on = (yield from _resumed(arm)) if arms.case.resume else NOT_RESUMED
-    return Source(folder, saved, logits, curve["losses"], went_on)
+    return Source(folder, saved, start, logits, curve["losses"], went_on)
 
 
 def _carry(
     arms: TwoArms, names: tuple[str, str], store: str, source: Source, target: str, start: Apart
 ) -> Asking[Transfer]:
     optimizer = _with_optimizer(arms, store)
-    given = str(source.folder / store)
-    loaded = yield Ask(target, "load", Loaded, fresh=True, folder=given, store=store, optimizer=optimizer)
+    given = {"folder": str(source.folder / store), "store": store, "optimizer": optimizer, "seed": SEED}
+    loaded = yield Ask(target, "load", Loaded, fresh=True, **given)
     apart, same, resumed = math.nan, True, NOT_RESUMED
-    if loaded.loaded:
+    if not loaded.refused:
         output = yield from _logits(target)
         apart, same = relative_distance(output.values, source.logits.values), output.given == source.logits.given
         if optimizer:
@@ -170,7 +150,6 @@ def _carry(
         saved=source.saved[store],
         loaded=loaded,
         logit_distance=apart,
-        logit_limit=logit_limit(start),
         start=start,
         same_input=same,
         with_optimizer=optimizer,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from pytest_fp8.case import OWN_STORE as OWN
 from pytest_fp8.codes import K
 from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
-from pytest_fp8.questions.checkpoints.resuming import astray, losses, other_data, resume_limit
 from pytest_fp8.questions.findings import finding, some
 from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict, passed
 
@@ -21,10 +21,18 @@ TRAINED = 4.0
 """Factor on the distance at the start."""
 OF_MOVED = 2.0
 """Factor on the largest distance that moved weights make."""
-FEW = 64
-"""Below so many values the output is a loss, or a few of them, and no logits: one number says little of a distance."""
-OF_FEW = 0.25
-"""The least limit for these."""
+FEW, OF_FEW = 64, 0.25
+"""Below so many values the output is a loss, or a few of them, and no logits: one number says little of a distance.
+The least limit for these."""
+LEAST_NATS, MOST_NATS = 0.05, 14.0
+"""The least limit on the mean of resumed losses, in nats per token; of a loss below 1 that share of it. And what no
+loss
+in nats per token exceeds: guessing among a million tokens costs that. A larger one is a sum over the batch, or has a
+unit of its own."""
+OF_A_SUM = 0.01
+"""The least limit for such a loss, as a share of it."""
+MOST = 0.25
+"""The largest limit, as a share of the largest loss: FP8 that differs by more is the loss question's matter."""
 EXACT = 1e-6
 """Relative difference of a number of the schedule or of a group that counts as none: the same rate, stored as float32
 (6e-8) or computed again from the step."""
@@ -35,16 +43,6 @@ their norm. A counter that began again after four steps is half of the source's 
 GONE = object()
 NOT_JUDGED = (K.OUTPUTS_NOT_FINITE, K.DATA_NOT_CARRIED, K.SOURCE_DIVERGED)
 """These are no fault of the checkpoint, and nothing can be said of it: INVALID."""
-
-
-def logit_limit(start: Apart) -> float:
-    """Four times the distance that the two precisions show on one and the same weights, within :data:`LOGITS`.
-
-    A few steps of training move it. Where that is not enough, twice what moved weights do to the trained model: a
-    router that is undecided after training need not have been so at the start.
-    """
-    least = OF_FEW if start.values < FEW else LOGITS[0]
-    return min(max(TRAINED * start.logits, OF_MOVED * max(start.moved_logits, default=0.0), least), LOGITS[1])
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def _figures(t: Transfer) -> TransferFigures:
         direction=t.direction,
         store=t.store,
         logits=t.logit_distance,
-        limit=t.logit_limit,
+        limit=logit_limit(t.start),
         bytes=t.saved.bytes,
         resumed=tuple(t.resumed.losses),
         source=tuple(t.source.losses),
@@ -97,7 +95,7 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
             where = f"{transfer.direction} through {transfer.store}: {lost.headline}"
             return replace(lost, headline=where).answer(QUESTION, figures)
     ways = ", ".join(f"{t.direction} ({t.store}{', resumed' if t.with_optimizer else ''})" for t in transfers)
-    keys = len(transfers[0].saved.keys) if transfers else 0
+    keys = len(transfers[0].saved.digests) if transfers else 0
     frozen = transfers[0].saved.frozen if transfers else 0
     what = f"{keys} adapter weights (of {frozen} frozen tensors none is stored)" if frozen else f"{keys} weights"
     more = "".join(f"; {remark}" for remark in dict.fromkeys(one for t in transfers for one in _remarks(t)))
@@ -109,35 +107,25 @@ def first_lost(t: Transfer) -> Finding | None:
     for row in ROWS:
         if seen := row.look(t):
             given: dict[str, Any] = {"seen": seen} if isinstance(seen, str) else dict(seen)
-            expected = row.expected.format(**{"count": len(t.saved.keys), "limit": t.logit_limit, **given})
+            expected = row.expected.format(count=len(t.saved.digests), limit=logit_limit(t.start), **given)
             verdict = Verdict.INVALID if row.code in NOT_JUDGED else Verdict.FAIL
             return finding(row.code, expected, given.pop("seen"), verdict, **given)
     return None
 
 
 def _remarks(t: Transfer) -> list[str]:
-    """What was lost and fails nothing, each in a few words."""
-    said, left_out = [], some([*t.saved.left_out, *t.loaded.left_out])
-    saved, loaded = t.saved.own, t.loaded.own
-    if saved is not None and loaded is not None:
-        drawn = [name for name in saved.drawn if loaded.kept.generators.get(name) != saved.kept.generators.get(name)]
-        if drawn and t.with_optimizer:
+    """What is not compared, and what was lost and fails nothing, each in a few words."""
+    said = []
+    if t.store == OWN and t.with_optimizer:
+        said.append("states of random generators and buffers that are not persistent are not compared")
+        if t.saved.foreign:
             said.append(
-                f"the state of the random generators ({some(drawn)}) is not carried: a resumed run draws other "
-                "dropout masks or noise"
-            )
-        if saved.foreign and t.with_optimizer:
-            said.append(
-                f"{saved.foreign} parameters of the optimizer are none of the model's, such as master copies: only "
+                f"{t.saved.foreign} parameters of the optimizer are none of the model's, such as master copies: only "
                 "save() and load() carry the optimizer, and of the state of these parameters the resumed losses tell"
             )
-        if buffers := _differing(saved.kept.buffers, loaded.kept.buffers, 0.0):
-            said.append(f"buffers declared as not persistent are not carried: {some(list(buffers))}")
-    if t.with_optimizer and (narrowed := _narrowed(t)):
-        said.append(f"{len(narrowed)} optimizer tensors arrive in their parameter's dtype, as load_state_dict casts")
     if t.loaded.unchecked:
         said.append(f"whether loading renews FP8 copies of weights was not checked: {t.loaded.unchecked}")
-    return [*said, *([f"left out: {left_out}"] if left_out else [])]
+    return [*said, *([f"left out: {some(list(t.saved.left_out))}"] if t.saved.left_out else [])]
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------
@@ -174,16 +162,17 @@ def _nothing_loaded(t: Transfer) -> str:
 
 
 def _cast(t: Transfer) -> str:
-    """The dtype that all changed weights were cast to on the way; empty where they were not."""
-    casts, changed, now = t.saved.own.casts if t.saved.own else {}, _changed(t), t.loaded.digests
-    same = (dtype for dtype, to in casts.items() if all(to.get(key) == now.get(key) for key in changed))
-    return next(same, "") if changed else ""
+    """The dtype that all changed weights were cast to on the way, the finest of theirs; empty where they were not."""
+    now = {key: t.loaded.rounded.get(key, "") for key in _changed(t)}
+    if not all(dtype and dtype != t.saved.rounded.get(key) for key, dtype in now.items()):
+        return ""
+    return max(now.values(), key=lambda dtype: ("float8" not in dtype, dtype), default="")
 
 
 def _in_fp8(t: Transfer) -> str:
     """The user's own file may hold FP8 copies beside the weights, so that only what changed counts."""
     in_fp8 = any("F8" in dtype or "float8" in dtype for dtype in t.saved.on_disk)
-    if t.saved.own is None:
+    if t.store != OWN:
         return f"{dict(t.saved.on_disk)}" if in_fp8 else ""
     return _named("arrive rounded to FP8", _changed(t)) if in_fp8 or "float8" in _cast(t) else ""
 
@@ -195,32 +184,26 @@ def _cast_on_the_way(t: Transfer) -> Seen | None:
 
 def _untied(t: Transfer) -> Seen | None:
     for name, other in {**t.saved.untied, **t.loaded.untied}.items():
-        if name in t.loaded.missing or name not in t.loaded.digests:
+        if name not in t.loaded.digests:
             seen = f"{name} has values of its own in FP8, and no place beside {other} in BF16"
             return {"name": name, "other": other, "seen": seen}
     return None
 
 
+def _refused(t: Transfer) -> Seen | None:
+    return {"source": t.arms[0], "target": t.arms[1], "seen": t.loaded.refused} if t.loaded.refused else None
+
+
 # -- the rest of the training state -----------------------------------------------------------------------------------
 
 
-def _lost(t: Transfer) -> list[str]:
+def _optimizer(t: Transfer) -> Seen | None:
     """Optimizer tensors that did not arrive, or arrived changed; and those that the source does not have."""
     source, target = t.saved.optimizer_digests, t.loaded.optimizer_digests
-    return [key for key in {**source, **target} if source.get(key) != target.get(key)]
-
-
-def _narrowed(t: Transfer) -> list[str]:
-    """Optimizer tensors that arrived in another dtype, as ``load_state_dict`` casts them."""
-    arrived = t.loaded.optimizer_digests
-    return [key for key in _lost(t) if key in t.saved.narrowed and arrived.get(key) == t.saved.narrowed[key]]
-
-
-def _optimizer(t: Transfer) -> Seen | None:
-    lost = sorted({*_lost(t)} - {*_narrowed(t)}) if t.with_optimizer else []
-    have, want = len(t.loaded.optimizer_digests), len(t.saved.optimizer_digests)
+    lost = sorted(key for key in {**source, **target} if source.get(key) != target.get(key))
     names = some([key.removeprefix("optimizer/") for key in lost])
-    return {"want": want, "seen": f"{have} tensors; {len(lost)} lost or changed: {names}"} if lost else None
+    seen = f"{len(target)} tensors; {len(lost)} lost or changed: {names}"
+    return {"want": len(source), "seen": seen} if lost and t.with_optimizer else None
 
 
 def _kept(what: str, close: float) -> Callable[[Transfer], str]:
@@ -228,11 +211,10 @@ def _kept(what: str, close: float) -> Callable[[Transfer], str]:
     anew is none."""
 
     def look(t: Transfer) -> str:
-        saved, loaded = t.saved.own, t.loaded.own
-        if saved is None or loaded is None or not t.with_optimizer:
+        if not t.with_optimizer:
             return ""
-        later = _differing(getattr(t.source.kept, what), getattr(t.resumed.kept, what), close)
-        lost = _differing(getattr(saved.kept, what), getattr(loaded.kept, what), EXACT)
+        later = _differing(t.source.kept.get(what, {}), t.resumed.kept.get(what, {}), close)
+        lost = _differing(t.saved.kept.get(what, {}), t.loaded.kept.get(what, {}), EXACT)
         return some([_change(key, *pair) for key, pair in lost.items() if key in later])
 
     return look
@@ -259,11 +241,47 @@ def _change(key: str, old: Any, new: Any) -> str:
     return f"{key} {old:.6g} -> {new:.6g}"
 
 
-# -- what the loaded model computes -----------------------------------------------------------------------------------
+# -- what the loaded model computes, and whether its training goes on where the source was ----------------------------
 
 
-def _is_far(t: Transfer) -> bool:
-    return not t.logit_distance <= t.logit_limit
+def logit_limit(start: Apart) -> float:
+    """Four times the distance that the two precisions show on one and the same weights, within :data:`LOGITS`.
+
+    A few steps of training move it. Where that is not enough, twice what moved weights do to the trained model: a
+    router that is undecided after training need not have been so at the start.
+    """
+    least = OF_FEW if start.values < FEW else LOGITS[0]
+    return min(max(TRAINED * start.logits, OF_MOVED * max(start.moved_logits, default=0.0), least), LOGITS[1])
+
+
+def resume_limit(losses: Sequence[float], start: Apart) -> float:
+    """How far the mean of the resumed losses may lie from the source's.
+
+    0.05, as nats per token; below a loss of 1 that share of the largest, which no change of sign brings to zero; above
+    :data:`MOST_NATS` a share of it, too. Where the precisions themselves differ by more on average over the first steps
+    from the same weights, or moved weights make the reference's own loss differ by more, twice that and at most
+    :data:`MOST` of the largest: a loss that is a small difference of large numbers shows FP8's rounding in full.
+    """
+    largest = max((abs(loss) for loss in losses), default=math.nan)
+    least = OF_A_SUM * largest if largest > MOST_NATS else LEAST_NATS * min(1.0, largest)
+    apart = max(abs(each) for each in (start.losses, *start.moved_losses))
+    return max(least, min(2 * apart, MOST * largest))
+
+
+def is_far(t: Transfer) -> bool:
+    """Whether the loaded model computes something else."""
+    return not t.logit_distance <= logit_limit(t.start)
+
+
+def is_astray(t: Transfer) -> bool:
+    """Whether training does not go on where the source was; asked of transfers that carry the optimizer."""
+    return t.with_optimizer and not (abs(_gap(t)) <= resume_limit(t.source.losses, t.start) and math.isfinite(_gap(t)))
+
+
+def _gap(t: Transfer) -> float:
+    """Of the mean losses; no number or infinite where one is not finite."""
+    source, resumed = t.source.losses, t.resumed.losses
+    return sum(resumed) / len(resumed) - sum(source) / len(source)
 
 
 def _not_finite(t: Transfer) -> str:
@@ -271,57 +289,59 @@ def _not_finite(t: Transfer) -> str:
     return seen if math.isnan(t.logit_distance) else ""
 
 
-def _other_input(t: Transfer) -> str:
-    seen = f"other input for the same batch; outputs {t.logit_distance:.3f} apart (relative L2)"
-    return seen if _is_far(t) and not t.same_input else ""
+def _other_data(t: Transfer) -> str:
+    """What is seen where the target was given other data than the source, so that the comparison is none.
+
+    What a model computes for its own input differs with the precision, so inputs count only where outputs or losses
+    differ. How often one batch enters may depend on the losses: LBFGS ends its iterations early.
+    """
+    if is_far(t) and not t.same_input:
+        return f"other input for the same batch; outputs {t.logit_distance:.3f} apart (relative L2)"
+    others = t.source.data != t.resumed.data or (is_astray(t) and {*t.source.inputs} != {*t.resumed.inputs})
+    seen = f"losses {_losses(t.resumed.losses)} after {_losses(t.source.losses)} of the source"
+    return f"other batches for the same steps; {seen}" if t.with_optimizer and others else ""
 
 
 def _left_behind(t: Transfer) -> Finding | None:
     """Modes and trained parameters that ``save()`` or ``load()`` leaves changed: the cause where a model computes
     or trains otherwise, through whatever store."""
-    for which, arm, own in ("save", t.arms[0], t.saved.own), ("load", t.arms[1], t.loaded.own):
-        if own is not None and own.flags:
+    for which, arm, flags in ("save", t.arms[0], t.saved.flags), ("load", t.arms[1], t.loaded.flags):
+        if flags:
             expected = f"modes of modules and trained parameters after {which}() as before it"
-            seen = "; ".join(f"{words}: {some(list(names))}" for words, names in own.flags.items())
-            return finding(K.STATE_LEFT_BEHIND, expected, seen, which=which, arm=arm)
+            return finding(K.STATE_LEFT_BEHIND, expected, some(list(flags)), which=which, arm=arm)
     return None
 
 
 def _goes_elsewhere(t: Transfer) -> Seen | None:
-    if not astray(t):
+    if not is_astray(t):
         return None
-    source, resumed = t.source.losses, t.resumed.losses
-    gap = sum(resumed) / len(resumed) - sum(source) / len(source)
-    limit = f"{resume_limit(source, t.start):.3g}"
-    return {"losses": losses(source), "within": limit, "seen": f"{losses(resumed)} ({gap:+.3g})"}
+    within = f"{resume_limit(t.source.losses, t.start):.3g}"
+    seen = f"{_losses(t.resumed.losses)} ({_gap(t):+.3g})"
+    return {"losses": _losses(t.source.losses), "within": within, "seen": seen}
 
 
 def _source_diverged(t: Transfer) -> str:
-    seen = f"{losses(t.source.losses)} of the source, {losses(t.resumed.losses)} resumed"
-    return seen if astray(t) and not all(map(math.isfinite, t.source.losses)) else ""
+    seen = f"{_losses(t.source.losses)} of the source, {_losses(t.resumed.losses)} resumed"
+    return seen if is_astray(t) and not all(map(math.isfinite, t.source.losses)) else ""
 
 
-def _refused(t: Transfer) -> Seen | None:
-    return {"source": t.arms[0], "target": t.arms[1], "seen": t.loaded.refused} if t.loaded.refused else None
+def _losses(values: Sequence[float]) -> str:
+    return "[" + ", ".join(f"{value:.4g}" for value in values) + "]"
 
 
 ALL = "all {count} weights and buffers of the source, each with one home"
 BIT_EQUAL = "bit-equal weights after loading"
 LIKE_THE_SOURCE = "after load() what the source had when it saved"
-SAME_BATCHES = "the batches that the source trained on after saving"
 ROWS = (
     Row(
         K.CHANGED_BY_SAVING,
         "the same weights after save() as before it",
-        lambda t: _named("changed", t.saved.own.changed_by_saving if t.saved.own else []),
+        lambda t: _named("changed", t.saved.changed_by_saving),
     ),
     Row(K.UNTIED, "{name} to stay one with {other}", _untied),
-    Row(K.WEIGHTS_MISSING, ALL, lambda t: some(list(t.loaded.missing))),
-    Row(K.KEYS_WITHOUT_A_HOME, ALL, lambda t: some(list(t.loaded.unexpected))),
-    Row(K.OTHER_SHAPE, ALL, lambda t: some(list(t.loaded.wrong_shape))),
     Row(K.LOAD_REFUSED, "load_state_dict() takes the other arm's keys, without scaling state", _refused),
     Row(K.NOTHING_LOADED, ALL, _nothing_loaded),
-    Row(K.BUFFERS_NOT_CARRIED, ALL, lambda t: _untouched(t, t.saved.own.buffers if t.saved.own else ())),
+    Row(K.BUFFERS_NOT_CARRIED, ALL, lambda t: _untouched(t, t.saved.buffers)),
     Row(K.WEIGHTS_MISSING, ALL, _untouched),
     Row(K.STORED_IN_FP8, "high-precision weights on disk", _in_fp8),
     Row(K.CAST_ON_THE_WAY, BIT_EQUAL, _cast_on_the_way),
@@ -329,7 +349,7 @@ ROWS = (
     Row(
         K.STRAY_PARAMETERS,
         "the parameters of the model in the optimizer, as before load()",
-        lambda t: "others" if t.loaded.own and t.loaded.own.strays else "",
+        lambda t: "others" if t.loaded.strays else "",
     ),
     Row(K.OPTIMIZER_LOST, "{want} optimizer tensors, bit-equal", _optimizer),
     Row(K.SCHEDULE_LOST, LIKE_THE_SOURCE, _kept("schedule", EXACT)),
@@ -341,16 +361,13 @@ ROWS = (
         lambda t: _named("layers still multiply by the old weights", t.loaded.stale),
     ),
     Row(K.OUTPUTS_NOT_FINITE, "finite outputs of the arm that saved, after a few steps of training", _not_finite),
-    Row(K.DATA_NOT_CARRIED, SAME_BATCHES, _other_input),
-    Row(K.DATA_NOT_CARRIED, SAME_BATCHES, other_data),
+    Row(K.DATA_NOT_CARRIED, "the batches that the source trained on after saving", _other_data),
     Row(
         K.COMPUTES_OTHERWISE,
         "logits within {limit:.3f} of the source's (relative L2)",
-        lambda t: f"{t.logit_distance:.3f}" if _is_far(t) else "",
+        lambda t: f"{t.logit_distance:.3f}" if is_far(t) else "",
     ),
     Row(K.SOURCE_DIVERGED, "finite losses of the arm that saved, to compare those of the other with", _source_diverged),
     Row(K.DOES_NOT_GO_ON, "the source's losses {losses} within {within} on average", _goes_elsewhere),
 )
-"""What a checkpoint can lose, in the order in which it is looked at: the first that is seen is the verdict. Through
-pytest-fp8's own stores the arm says by itself which keys match; of the user's ``save()`` and ``load()`` both sides are
-compared."""
+"""What a checkpoint can lose, in the order in which it is looked at: the first that is seen is the verdict."""

@@ -8,111 +8,65 @@ from typing import Any
 
 Entry = Any
 """A number as it is; a tensor as the text ``tensor <digest>``."""
+Kept = Mapping[str, Mapping[str, Entry]]
+"""What an arm keeps beside its weights and the optimizer's state of each parameter, by readable names: ``schedule``
+(``last_epoch``, ``base_lrs[0]``), ``groups`` (``group 0: lr``), ``attributes`` of the optimizer (``ema[0]``)."""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What an arm keeps beside its weights and the optimizer's state of each parameter, by readable names."""
+class Held:
+    """What an arm holds of a training state. Names are without prefixes of wrappers."""
 
-    schedule: Mapping[str, Entry]
-    """Of the schedule at ``optimizer.scheduler``: ``last_epoch``, ``base_lrs[0]``."""
-    groups: Mapping[str, Entry]
-    """Of the optimizer's parameter groups: ``group 0: lr``."""
-    attributes: Mapping[str, Entry]
-    """Of the optimizer as an object: ``ema[0]``."""
-    buffers: Mapping[str, Entry]
-    """Buffers that the model declares as not persistent."""
-    generators: Mapping[str, Entry]
-    """States of the random generators: ``torch``, ``torch on the GPU``, ``random``, ``numpy``."""
+    digests: Mapping[str, int] = field(default_factory=dict)
+    """Weight -> digest of its values."""
+    optimizer_digests: Mapping[str, Any] = field(default_factory=dict)
+    """Optimizer tensor -> digest of its values in the dtype of its parameter; a number or text as it is. Empty where
+    the optimizer does not travel."""
+    untied: Mapping[str, str] = field(default_factory=dict)
+    """Weight that the conversion made one of its own -> the weight that it was tied to."""
+    rounded: Mapping[str, str] = field(default_factory=dict)
+    """Weight -> the coarsest dtype that holds all its values. Asked of the user's own functions alone, as what follows.
+    """
+    kept: Kept = field(default_factory=dict)
+    flags: Sequence[str] = ()
+    """What the call did to the modes of modules and to which parameters are trained: ``model.training = False``."""
 
 
 @dataclass(frozen=True)
-class OwnSaved:
-    """What an arm held when the user's own ``save()`` wrote its checkpoint."""
+class Saved(Held):
+    """What an arm said of a checkpoint that it wrote. The field names are the keys of its answer to ``save``."""
 
-    kept: Kept
-    changed_by_saving: Sequence[str]
+    changed_by_saving: Sequence[str] = ()
     """Weights that the call itself changed in the live model."""
-    buffers: Sequence[str]
+    buffers: Sequence[str] = ()
     """Those of the weights that are buffers."""
-    casts: Mapping[str, Mapping[str, int]]
-    """dtype -> weight -> digest of its values after a cast to that dtype and back."""
-    drawn: Sequence[str]
-    """Generators that a forward pass in training draws from."""
-    flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """What the call did to the model's flags, in words -> the modules or parameters: ``put into eval mode``."""
+    scaling_state: Sequence[str] = ()
+    """Scaling state that is left out on purpose."""
+    on_disk: Mapping[str, int] = field(default_factory=dict)
+    """Type of the stored values -> how many tensors."""
+    bytes: int = 0
+    frozen: int = 0
+    """Tensors of a frozen base, which are not stored."""
+    left_out: Sequence[str] = ()
+    """What our stores do not carry: entries of the state dict that are no data alone."""
     foreign: int = 0
     """Parameters that the optimizer steps and the model does not have, such as float32 master copies."""
 
 
 @dataclass(frozen=True)
-class OwnLoaded:
-    """What an arm held after the user's own ``load()`` had read a checkpoint into it."""
-
-    kept: Kept
-    flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """As :attr:`OwnSaved.flags`."""
-    strays: bool = False
-    """Whether the optimizer steps more parameters that the model does not have than before the call."""
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What an arm said of a checkpoint that it wrote. The field names are the keys of its answer to ``save``."""
-
-    keys: Sequence[str]
-    """Names of the weights, without prefixes of wrappers."""
-    digests: Mapping[str, Any]
-    """Weight -> digest of its values."""
-    optimizer_digests: Mapping[str, Any]
-    """Optimizer tensor -> digest of its values; a number or text as it is. Empty where the optimizer was not saved."""
-    scaling_state: Sequence[str]
-    """Scaling state that is left out on purpose."""
-    narrowed: Mapping[str, int] = field(default_factory=dict)
-    """Optimizer tensor of another dtype than its parameter -> digest after the cast of ``load_state_dict`` to that of
-    the parameter."""
-    on_disk: Mapping[str, int] = field(default_factory=dict)
-    """Type of the stored values -> how many tensors."""
-    bytes: int = 0
-    untied: Mapping[str, str] = field(default_factory=dict)
-    """Weight that the conversion made one of its own -> the weight that it was tied to."""
-    frozen: int = 0
-    """Tensors of a frozen base, which are not stored."""
-    left_out: Sequence[str] = ()
-    """What these stores do not carry: entries of the state dict that are no data alone."""
-    own: OwnSaved | None = None
-    """``None`` where one of pytest-fp8's own stores was written."""
-
-
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(Held):
     """What an arm said of a checkpoint that it read. The field names are the keys of its answer to ``load``."""
 
-    loaded: bool
-    """False where ``missing``, ``unexpected`` or ``wrong_shape`` has an entry, and nothing was loaded; or where a load
-    was refused."""
-    digests: Mapping[str, Any] = field(default_factory=dict)
-    """Of the weights that the arm holds afterwards; empty where nothing was loaded."""
-    optimizer_digests: Mapping[str, Any] = field(default_factory=dict)
-    missing: Sequence[str] = ()
-    """Weights of the arm that the checkpoint does not have."""
-    unexpected: Sequence[str] = ()
-    """Keys of the checkpoint that the arm has no weight for."""
-    wrong_shape: Sequence[str] = ()
+    refused: str = ""
+    """The error of ``load_state_dict()``, and whose it is: nothing more was asked."""
     untouched: Sequence[str] = ()
     """Weights that are what they were before the load, which was made another checkpoint's."""
-    untied: Mapping[str, str] = field(default_factory=dict)
-    """As in :class:`Saved`."""
-    refused: str = ""
-    """The error of ``load_state_dict()``, and whose it is."""
+    strays: bool = False
+    """Whether the optimizer steps more parameters that the model does not have than before the call."""
     stale: Sequence[str] = ()
     """FP8 layers that, evaluated after a load, multiply by the weights of before it."""
     unchecked: str = ""
     """Why FP8 layers are not among those that were looked at for :attr:`stale`."""
-    left_out: Sequence[str] = ()
-    """As in :class:`Saved`: what was carried and has no place in the arm."""
-    own: OwnLoaded | None = None
-    """As in :class:`Saved`."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +78,11 @@ class Resumed:
     """Fingerprint of the batches."""
     inputs: Sequence[int]
     """Fingerprint of what entered the model, by call."""
-    kept: Kept
-    """After these steps."""
+    kept: Kept = field(default_factory=dict)
+    """After these steps; empty where the workload has no functions of its own."""
 
 
-NOT_RESUMED = Resumed([], 0, [], Kept({}, {}, {}, {}, {}))
+NOT_RESUMED = Resumed([], 0, [])
 
 
 @dataclass(frozen=True)
@@ -160,7 +114,6 @@ class Transfer:
     loaded: Loaded
     logit_distance: float
     """Relative L2 distance of the target's logits after loading from the source's."""
-    logit_limit: float
     start: Apart = Apart(0.0, 0, 0.0)
     same_input: bool = True
     """Whether the same entered the model for both logits: a step may draw its data by itself."""

@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 from torch.utils._pytree import tree_map
 
-from pytest_fp8.said import Told
 from pytest_fp8.worker.tensors import full, is_part, is_sharded, on_host, plain_shards
 from pytest_fp8.worker.training.ranks import rank, ranks
 
@@ -29,10 +28,6 @@ SCALARS = (bool, int, float, str, type(None), torch.dtype)
 CONTAINERS = (dict, list, tuple, OrderedDict, Counter, torch.Size)
 DEEPEST = 8
 """Levels of containers: one may hold itself."""
-
-
-class UnstorableStateError(Told, TypeError):
-    """An entry of the optimizer's state is of a kind that cannot be stored or compared."""
 
 
 def write(folder: Path, store: str, weights: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:

@@ -6,7 +6,8 @@ Each rank holds a part of every parameter, gradients in buffers of DeepSpeed's o
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections import ChainMap
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -27,28 +28,13 @@ MASTER = "master"
 """Among what the optimizer keeps of a parameter: its weights in float32."""
 
 
-class GroupOfWhole(MutableMapping[str, Any]):
+class GroupOfWhole(ChainMap[str, Any]):
     """A group of the optimizer that DeepSpeed steps, with the model's own parameters in place of DeepSpeed's buffers.
     A setting that is changed here is changed there: a learning rate."""
 
-    def __init__(self, stepped: dict[str, Any], parameters: list[torch.Tensor]) -> None:
-        self._stepped, self._parameters = stepped, parameters
-
-    def __getitem__(self, key: str) -> Any:
-        return self._parameters if key == "params" else self._stepped[key]
-
     def __setitem__(self, key: str, value: Any) -> None:
         if key != "params":
-            self._stepped[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self._stepped[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stepped)
-
-    def __len__(self) -> int:
-        return len(self._stepped)
+            self.maps[1][key] = value
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
@@ -61,7 +47,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         stepped = engine.optimizer.optimizer
         self.state = stepped.state
         self.param_groups = [
-            GroupOfWhole(theirs, group["params"])  # type: ignore[misc]
+            GroupOfWhole({"params": group["params"]}, theirs)  # type: ignore[misc]
             for theirs, group in zip(stepped.param_groups, groups, strict=True)
         ]
         self.scheduler = getattr(stepped, "scheduler", None)
@@ -73,8 +59,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._engine.optimizer.zero_grad(set_to_none)
 
-    def entries(self, parameter: torch.Tensor) -> dict[str, Any]:
-        """What it keeps of a parameter, whole and in the host's memory; on every rank at once."""
+    def _entries(self, parameter: torch.Tensor) -> dict[str, Any]:
+        """What it keeps of a parameter, whole and in the host's memory."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         if not parameter.requires_grad:
@@ -89,17 +75,21 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return whole
 
     def state_dict(self) -> dict[str, Any]:
-        """Settings alone: what it keeps of each parameter is in parts, which :meth:`entries` gathers."""
-        return {"state": {}, "param_groups": [{**group, "params": []} for group in self.param_groups]}
+        """What it keeps of each parameter, whole; on every rank at once. The groups are without parameters."""
+        state = {index: self._entries(parameter) for index, parameter in enumerate(self._parameters())}
+        return {"state": state, "param_groups": [{**group, "params": []} for group in self.param_groups]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Put back what :meth:`entries` gave of each parameter, and the settings; on every rank at once."""
-        every = [parameter for group in self.param_groups for parameter in group["params"]]
+        """Put that back; on every rank at once."""
+        every = self._parameters()
         for index, entries in state_dict["state"].items():
             for entry, value in entries.items():
                 self._fill(every[index], entry, value)
         for group, settings in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(settings)
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def _fill(self, parameter: torch.Tensor, entry: str, value: Any) -> None:
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
