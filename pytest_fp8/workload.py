@@ -163,38 +163,24 @@ def require_function(what: str, name: str, function: Any, arguments: tuple[str, 
     """Raise :class:`SettingsError` unless ``function`` can be called with these arguments. ``what``, ``name``: what a
     message calls it, and the argument that takes it. ``cause``: why it must be a function."""
     __tracebackhide__ = True
-    call = f"{name}({', '.join(arguments)})"
     # A model is callable as well, and so is its class, which is a function that makes one.
-    is_model = hasattr(function, "named_parameters") and not isinstance(function, type)
-    if is_model or not callable(function):
-        kind = f"a model, {type(function).__name__}" if is_model else f"{type(function).__name__} {function!r:.80}"
-        refuse(
-            R.NOT_A_FUNCTION,
-            f"{what} is no function",
-            expected=f"a function, called as {call}",
-            seen=kind,
-            cause=cause,
-            next_step=f"{name}=lambda{' ' if arguments else ''}{', '.join(arguments)}: ...",
-        )
-    try:
-        wanted = inspect.signature(function)
-    except (TypeError, ValueError):
-        return  # some functions written in C tell no signature
-    problem = ""
-    try:
-        wanted.bind(*arguments)
-    except TypeError as error:
-        problem = str(error)
-    # Not inside the except: pytest would show that error's traceback as well.
-    if problem:
-        refuse(
-            R.OTHER_ARGUMENTS,
-            f"{what} takes other arguments than it is called with",
-            expected=f"a function that can be called as {call}",
-            seen=f"{getattr(function, '__qualname__', type(function).__name__)}{wanted}: {problem}",
-            cause=f"{name} is called with {', '.join(arguments) or 'nothing'} in an arm",
-            next_step=f"def {call}: ...",
-        )
+    seen = f"{type(function).__name__} {function!r:.80}"
+    if callable(function) and not (hasattr(function, "named_parameters") and not isinstance(function, type)):
+        try:
+            inspect.signature(function).bind(*arguments)
+            return
+        except ValueError:
+            return  # some functions written in C tell no signature
+        except TypeError as error:
+            seen = f"{getattr(function, '__qualname__', type(function).__name__)}: {error}"
+    refuse(
+        R.NOT_A_FUNCTION,
+        f"{what} is no function that can be called as it will be",
+        expected=f"a function, called as {name}({', '.join(arguments)})",
+        seen=seen,
+        cause=cause,
+        next_step=f"{name}=lambda{' ' if arguments else ''}{', '.join(arguments)}: ...",
+    )
 
 
 class Reference(Protocol):

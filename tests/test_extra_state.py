@@ -67,9 +67,7 @@ def test_a_count_in_extra_state_arrives(tmp_path, store, at_root):
 
 
 def test_what_is_not_data_alone_is_left_out_and_named(tmp_path):
-    saved, mine, theirs = carried(
-        building(lambda n: {"seen": {n}}, lambda state: state["seen"].pop()), tmp_path
-    )
+    saved, mine, theirs = carried(building(lambda n: {"seen": {n}}, lambda state: state["seen"].pop()), tmp_path)
     assert saved["left_out"] == ["_extra_state (a dict that is not data alone)"]
     assert mine != theirs
 

@@ -13,11 +13,13 @@ pytest.importorskip("peft")
 from pytest_fp8 import Case, Verdict
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.codes import R
 from pytest_fp8.markers import why_not
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.layers.check import check_layers
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import role_table
+from pytest_fp8.worker.error_trace import known_cause
 from pytest_fp8.zoo.shapes import SHAPES
 
 pytestmark = pytest.mark.slow
@@ -112,29 +114,9 @@ def test_the_layers_question_fails_on_converted_adapters(evidence):
 def test_a_target_without_a_linear_of_that_name_is_refused():
     from pytest_fp8.zoo.adapters import add_adapters
 
-    with pytest.raises(ValueError, match="no Linear is named 'gate'") as error:
-        add_adapters(build(), 8, ("gate", "q_proj"))
-    assert "lora_targets=('down_proj', '" in error.value.fp8_next, "those that this model has"
-
-
-def test_targets_are_names_that_no_other_module_has():
-    """peft takes a last part for all modules that have it, and refuses those that are no Linears."""
-    import torch
-
-    from pytest_fp8.zoo.adapters import add_adapters
-
-    def model():
-        def block():
-            return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 16))
-
-        return torch.nn.Sequential(block(), block())
-
-    for targets, says in (((), "no Linear is named 'q_proj'"), (("0", "2"), "'0' names not only Linears")):
-        with pytest.raises(ValueError, match=says) as error:
-            add_adapters(model(), 8, targets)
-        assert error.value.fp8_next.endswith("lora_targets=('0.0', '1.0', '2')")
-    adapted = add_adapters(model(), 8, ("0.0", "1.0", "2"))
-    assert sum(name.endswith("lora_A.default.weight") for name, _ in adapted.named_parameters()) == 4
+    with pytest.raises(ValueError, match="not found in the base model") as error:
+        add_adapters(build(), 8, ("gate",))
+    assert known_cause(error.value)[0] is R.UNKNOWN_NAME
 
 
 # -- cases --------------------------------------------------------------------------------------------------------

@@ -53,17 +53,3 @@ def test_an_own_conversion_that_renames_layers_is_an_error():
     with pytest.raises(LookupError, match=r"must keep the names.* gone: enter, .* and 1 more") as error:
         serve(step=loop(), convert=convert)
     assert "return the model itself" in error.value.fp8_next
-
-
-def test_an_own_conversion_that_compiles_is_told_that_the_arm_does():
-    def convert(model):
-        import torch
-
-        model.blocks[0] = torch.compile(model.blocks[0])
-        convert_but()(model)
-        return model
-
-    with pytest.raises(LookupError, match=r"convert\(\) gave a compiled model.* blocks\.0\.up") as error:
-        serve(step=loop(), convert=convert)
-    assert "return the plain model" in error.value.fp8_next
-    assert "_orig_mod" in error.value.fp8_cause

@@ -27,7 +27,7 @@ def loss(model, rows):
 @pytest.mark.parametrize(
     ("wrong", "seen"),
     [
-        ({"build": torch.nn.Linear(2, 2)}, "a model, Linear"),
+        ({"build": torch.nn.Linear(2, 2)}, "Linear Linear(in_features=2"),
         ({"build": None}, "NoneType None"),
         ({"batch": torch.ones(2)}, "Tensor tensor"),
         ({"batch": [1, 2]}, "list"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -17,27 +17,12 @@ if TYPE_CHECKING:
 SKIPPED = "_fp8_skipped"
 """The attribute of a Linear that is to stay in high precision; it holds the :class:`Reason`."""
 
-COMPILED = "_orig_mod"
-"""The name under which ``torch.compile(model)`` holds the model."""
-
 OF_PEFT = r"\.(original_module|modules_to_save\.[^.]+)$"
 """What peft puts behind the name of a layer of which it trains a copy (``modules_to_save``)."""
 
 
 class RenamedError(Told, LookupError):
     """The model that ``convert()`` gave has no modules of some of its Linears' names."""
-
-    def __init__(self, gone: Sequence[str], modules: Collection[str]) -> None:
-        names = ", ".join(gone[:4]) + (f" and {len(gone) - 4} more" if len(gone) > 4 else "")
-        what = f"convert() must keep the names of the model's Linears; gone: {names}"
-        if any(COMPILED in name.split(".") for name in modules):
-            what = f"convert() gave a compiled model, in which other names stand for {names}"
-            self.fp8_cause = f"torch.compile(model) puts the model into another one, as its {COMPILED}"
-            self.fp8_next = (
-                "return the plain model: the arm compiles it itself after the conversion, unless the mark says "
-                "compile=False or emulated=True"
-            )
-        super().__init__(what)
 
 
 def linears(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
@@ -94,7 +79,8 @@ def observed_conversion(
     modules = dict(model.named_modules())
     gone = [name for name in originals if name not in modules]
     if gone:
-        raise RenamedError(gone, modules)
+        names = ", ".join(gone[:4]) + (f" and {len(gone) - 4} more" if len(gone) > 4 else "")
+        raise RenamedError(f"convert() must keep the names of the model's Linears; gone: {names}")
     for name, sizes in originals.items():
         left = skipped_by_name(name, leave)
         reason = reason_to_skip(name, *sizes) or left

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.backends.base import ALIGNMENT, Backend, Conversion
 from pytest_fp8.backends.linears import linears, plan, put_in_place
 from pytest_fp8.recipes import DGRAD, FPROP, PARALLEL, POWERS, RecipeFacts
-from pytest_fp8.said import Told
 
 if TYPE_CHECKING:
     import torch
@@ -27,10 +26,6 @@ _RECIPE_FIELDS = (
     "cast_config_grad_output_for_grad_weight",
 )
 """The fields of torchao's configuration that make up a recipe, beside the rounding of its scales."""
-
-
-class ComputedWeightError(Told, TypeError):
-    """A Linear's weight is computed from other parameters, and torchao's layer can only take over a parameter."""
 
 
 class TorchAO(Backend):
@@ -86,7 +81,6 @@ class TorchAO(Backend):
         result = plan(model)
         before = linears(model)
         wanted = {name: before[name] for name in result.converted}
-        _require_parameters(wanted)
         model = convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in wanted)
         # A Linear that two blocks share: the filter knows its first name only, so torchao replaces it in that place.
         after = linears(model)
@@ -142,18 +136,3 @@ def torchao_config(recipe: str, emulated: bool, **options: bool) -> Any:
 
     # replace() runs the configuration's __post_init__ again, which leaves the recipe's fields as they are.
     return replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulated, **options)
-
-
-def _require_parameters(layers: Mapping[str, torch.nn.Linear]) -> None:
-    """Raise :class:`ComputedWeightError` for Linears whose weights torchao could not take over."""
-    import torch
-
-    computed = [
-        f"{name}.{part}".removeprefix(".")
-        for name, linear in layers.items()
-        for part in ("weight", "bias")
-        if not isinstance(getattr(linear, part), (torch.nn.Parameter, type(None)))
-    ]
-    if computed:
-        names = ", ".join(computed[:4]) + ", ..." * (len(computed) > 4)
-        raise ComputedWeightError(f"torchao cannot convert {len(computed)} weights that are no parameters: {names}")

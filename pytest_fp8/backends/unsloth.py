@@ -39,11 +39,9 @@ SAMPLE_ROWS = 256
 """Input rows on which a fused function's product is compared with high precision."""
 
 
-class UnslothBf16(BringsModel, Bf16):
-    """16-bit LoRA: the reference for an FP8 base of the same library."""
+class ThroughUnsloth(BringsModel):
+    """The library's model with adapters, and its loss."""
 
-    name = "unsloth_bf16"
-    short = "unsloth.bf16"
     requires: Mapping[str, str] = MappingProxyType({"unsloth": "2026.10"})
     emulates = False
     parallel: Sequence[str] = ()
@@ -51,17 +49,20 @@ class UnslothBf16(BringsModel, Bf16):
     fp8 = False
 
     def import_library(self) -> None:
-        # Without these it uses the network, which an arm may not have.
+        # First, because it patches other libraries and must find them unchanged. Without these variables it uses the
+        # network, which an arm may not have.
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
         import unsloth  # noqa: F401
+
+        super().import_library()
 
     def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
         try:
             self.import_library()
         except (ImportError, NotImplementedError, RuntimeError) as error:
             return False, f"Unsloth cannot be imported: {error}"
-        return True, ""
+        return super().usable(recipe, emulated)
 
     def build(self, case: Case, seed: int, device: str) -> torch.nn.Module:
         """The model with adapters; the base's weights are those of :data:`BASE_SEED` or of the case's folder."""
@@ -105,13 +106,6 @@ class UnslothBf16(BringsModel, Bf16):
         prepared = super().prepare(model, make_optimizer, case)
         prepared.loss_of = language_model_loss
         return prepared
-
-    def precision(self, case: Case) -> Callable[[], AbstractContextManager[Any]]:
-        """The autocast of ``TrainingArguments(bf16=True)``. Without it adapters outside the fused functions would
-        multiply in float32."""
-        import torch
-
-        return lambda: torch.autocast("cuda", dtype=torch.bfloat16)
 
     def seeded_values(self, model: torch.nn.Module, seed: int) -> dict[str, torch.Tensor]:
         """Adapters as peft initialises them: A uniform within 1/sqrt(in_features), B zero.
@@ -166,6 +160,20 @@ class UnslothBf16(BringsModel, Bf16):
             fast_lora.matmul_lora = original
 
 
+class UnslothBf16(ThroughUnsloth, Bf16):
+    """16-bit LoRA: the reference for an FP8 base of the same library."""
+
+    name = "unsloth_bf16"
+    short = "unsloth.bf16"
+
+    def precision(self, case: Case) -> Callable[[], AbstractContextManager[Any]]:
+        """The autocast of ``TrainingArguments(bf16=True)``. Without it adapters outside the fused functions would
+        multiply in float32."""
+        import torch
+
+        return lambda: torch.autocast("cuda", dtype=torch.bfloat16)
+
+
 class Unsloth(UnslothBf16):
     """``load_in_fp8=True``: FP8 weights with a scale per row, activations cast row by row, in forward products only."""
 
@@ -202,7 +210,7 @@ class Unsloth(UnslothBf16):
         return describe(fp8_weight(module))
 
 
-class UnslothTransformerEngine(AccelerateTransformerEngine, UnslothBf16):
+class UnslothTransformerEngine(ThroughUnsloth, AccelerateTransformerEngine):
     """Unsloth's model, adapters and loss; the layers and the precision are Accelerate's and Transformer Engine's.
 
     Unsloth compiles its own blocks, te.Linear inside them included, as it does for users who combine the two.
@@ -210,24 +218,8 @@ class UnslothTransformerEngine(AccelerateTransformerEngine, UnslothBf16):
 
     name = "unsloth_te"
     short = "unsloth.te"
-    recipes = AccelerateTransformerEngine.recipes
-    parallel = ()
-    requires = MappingProxyType({**UnslothBf16.requires, **AccelerateTransformerEngine.requires})
+    requires = MappingProxyType({**ThroughUnsloth.requires, **AccelerateTransformerEngine.requires})
     reference = "unsloth_bf16"
-
-    def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
-        usable, why = UnslothBf16.usable(self, recipe, emulated)
-        return super().usable(recipe, emulated) if usable else (usable, why)
-
-    def import_library(self) -> None:
-        # First, because it patches other libraries and must find them unchanged.
-        UnslothBf16.import_library(self)
-        super().import_library()
-
-    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case) -> Prepared:
-        prepared = super().prepare(model, make_optimizer, case)
-        prepared.loss_of = language_model_loss
-        return prepared
 
 
 def fp8_weight(module: torch.nn.Module) -> Any:

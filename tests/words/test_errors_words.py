@@ -75,7 +75,7 @@ SETTINGS = {
     "own size": (R.FIELDS_DISAGREE, case(model="own", batch=4)),
     "adapters alone": (R.ADAPTERS_ALONE, case(backend="unsloth", recipe="rowwise")),
     "a model": (R.NOT_A_FUNCTION, workload(build=torch.nn.Linear(2, 2))),
-    "arguments": (R.OTHER_ARGUMENTS, workload(batch=lambda: None)),
+    "arguments": (R.NOT_A_FUNCTION, workload(batch=lambda: None)),
     "save alone": (R.SAVE_WITHOUT_LOAD, half(save=lambda model, optimizer, folder: None)),
 }
 
@@ -196,7 +196,7 @@ UNMADE = {
     "files, git or another Python": """CANNOT_SHIP NOT_A_PYTHON NO_REVISION NOT_CHECKED_OUT NOT_A_REPORT""",
     "a library's model": """BAD_MODEL MODEL_NOT_FRESH BUILT_IN_FP8 BAD_PARALLELIZE UNSTORABLE STRAY_PARAMETER
         ROWS_OF_A_LAYER
-        COMPUTED_WEIGHT RENAMED NOTHING_TO_FUSE""",
+        RENAMED NOTHING_TO_FUSE""",
 }
 """Codes that need more than a few lines, by what they need: other tests make them."""
 
