@@ -101,7 +101,7 @@ class BackendFacts:
     """Accelerate prepares the model: it parallelizes, and its state stays in the process. Its users get BF16 autocast
     around the forward pass and outputs in float32: dtypes outside FP8 are not compared."""
     brings_model: bool = False
-    """It builds and compiles a model of its own (``BringsModel``), of which adapters are trained alone. Its library
+    """It builds and compiles a model of its own, of which adapters are trained alone. Its library
     changes transformers, peft or torch, and is imported in its own arm only, before them."""
     other_modules: bool = False
     """It puts modules of its own in the place of whole blocks, or computes in functions without modules. Calls,

@@ -101,6 +101,20 @@ class Backend(BackendFacts, ABC):
         conversion = self.convert(model, case)
         return Prepared(model if conversion.model is None else conversion.model, conversion)
 
+    # -- a model that the library builds ------------------------------------------------------------------------------
+
+    def build(self, case: Case, seed: int, device: str) -> torch.nn.Module | None:
+        """The model, of a backend that brings one (``brings_model``)."""
+        return None
+
+    def seeded_values(self, model: torch.nn.Module, seed: int) -> dict[str, torch.Tensor] | None:
+        """Of such a model all values that depend on the seed, by parameter name."""
+        return None
+
+    def watch_fused_functions(self, model: torch.nn.Module, note: NoteProduct) -> AbstractContextManager[Any]:
+        """Call ``note`` for each product that the library computes without calling the layer whose weight it takes."""
+        return nullcontext()
+
     # -- its layers ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -155,26 +169,6 @@ class Backend(BackendFacts, ABC):
     def is_checkpointed(self, key: str) -> bool:
         """Whether users of this backend save this key of the state dict in a checkpoint."""
         return not self.saves or any(part in key for part in self.saves)
-
-
-class BringsModel(Backend):
-    """A backend whose library builds the model. What it changes in other libraries, and what its own functions multiply
-    without calling a layer, is its own affair: operators of its steps are not recorded."""
-
-    brings_model = True
-    other_modules = True
-
-    @abstractmethod
-    def build(self, case: Case, seed: int, device: str) -> torch.nn.Module:
-        """The model."""
-
-    @abstractmethod
-    def seeded_values(self, model: torch.nn.Module, seed: int) -> dict[str, torch.Tensor]:
-        """All values that depend on the seed, by parameter name."""
-
-    @abstractmethod
-    def watch_fused_functions(self, model: torch.nn.Module, note: NoteProduct) -> AbstractContextManager[Any]:
-        """Call ``note`` for each product that the library computes without calling the layer whose weight it takes."""
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.accelerate import AccelerateTransformerEngine
-from pytest_fp8.backends.base import BringsModel, Conversion, MakeOptimizer, NoteProduct, Prepared
+from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, NoteProduct, Prepared
 from pytest_fp8.backends.bf16 import Bf16
 from pytest_fp8.backends.linears import linears, observed_conversion
 from pytest_fp8.recipes import FPROP, RecipeFacts, Stays
@@ -39,9 +39,12 @@ SAMPLE_ROWS = 256
 """Input rows on which a fused function's product is compared with high precision."""
 
 
-class ThroughUnsloth(BringsModel):
-    """The library's model with adapters, and its loss."""
+class ThroughUnsloth(Backend):
+    """The library's model with adapters, and its loss. What it changes in other libraries, and what its own functions
+    multiply without calling a layer, is its own affair: operators of its steps are not recorded."""
 
+    brings_model = True
+    other_modules = True
     requires: Mapping[str, str] = MappingProxyType({"unsloth": "2026.10"})
     emulates = False
     parallel: Sequence[str] = ()

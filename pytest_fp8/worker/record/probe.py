@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fp8.backends.base import BringsModel
 from pytest_fp8.casts import E4M3, GRADIENT, INPUT, LINE, SQUARE, TENSOR, WEIGHT, Cast, Casts, promised_casts
 from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.layers.products import EVALUATION
@@ -219,9 +218,7 @@ class ProductChecks(Probe):
         }
         kept = {name: kept_numbers(layer) for name, layer in self.layers.items()}
         engine, one_gpu = self._engine, self._engine.case.gpus == 1
-        fused: AbstractContextManager[Any] = nullcontext()
-        if isinstance(engine.backend, BringsModel):
-            fused = engine.backend.watch_fused_functions(engine.model, self._note_fused)
+        fused = engine.backend.watch_fused_functions(engine.model, self._note_fused)
         stepped = around_step(engine.optimizer, self._before_step) if one_gpu else nullcontext()
         try:
             with super().watching(), fused, stepped:

@@ -16,7 +16,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pytest_fp8.backends.base import Backend, BringsModel
+from pytest_fp8.backends.base import Backend
 from pytest_fp8.questions.layers.products import EVALUATION, Product
 from pytest_fp8.questions.ledger.evidence import Entered, TensorNote
 from pytest_fp8.questions.ledger.rows import OUTSIDE
@@ -218,7 +218,7 @@ class StepRecorder(TorchDispatchMode):
             stack.enter_context(watch_transformer_engine(self._note_te))
             for home, name in ((torch.cuda, "synchronize"), (torch.cuda.Event, "synchronize"), (time, "sleep")):
                 stack.enter_context(replaced(home, name, self._waiting(getattr(home, name))))
-            if isinstance(self._backend, BringsModel):
+            if self._backend is not None:
                 stack.enter_context(self._backend.watch_fused_functions(self._model, self._note_fused))
             yield
 

@@ -19,7 +19,7 @@ import torch
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
 from pytest_fp8.backends.accelerate import accelerate_precision
-from pytest_fp8.backends.base import Backend, BringsModel, Conversion, FusedParams, Prepared
+from pytest_fp8.backends.base import Backend, Conversion, FusedParams, Prepared
 from pytest_fp8.backends.linears import linears, mark_skipped, observed_conversion
 from pytest_fp8.case import Case
 from pytest_fp8.recipes import recipe_facts
@@ -238,11 +238,11 @@ class Engine:
         training, but it rounds differently: it shows how far two correct BF16 runs drift apart.
         """
         ranks.reshard(self.model)
-        if not isinstance(self.backend, BringsModel):
+        values = self.backend.seeded_values(self.model, seed)
+        if values is None:
             copy_model(self.model, self.setup.seeded_values(seed), self.fused_params, seed if jitter else None)
             self.besides_weights.restore()
         else:
-            values = self.backend.seeded_values(self.model, seed)
             copy_values(self.model, values, self.fused_params, seed if jitter else None)
         self.optimizer.state.clear()
         self.renew_scales()  # by the old one: what stands beside a new one begins its curve without these passes

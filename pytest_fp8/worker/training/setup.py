@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytest_fp8.backends.base import Backend, BringsModel
+from pytest_fp8.backends.base import Backend
 from pytest_fp8.case import Case
 from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.tensors import on_host
@@ -56,8 +56,8 @@ class TrainingSetup:
         """The unconverted model with the weights of ``seed``, on this arm's device, adapters included. In bfloat16, but
         for a case with autocast: the suite's models are then in float32, and a workload's as it gives them."""
         if self.own is None:
-            if isinstance(self._backend, BringsModel):
-                return self._backend.build(self.case, seed, str(self.device))
+            if (brought := self._backend.build(self.case, seed, str(self.device))) is not None:
+                return brought
             dtype = torch.float32 if self.case.autocast else torch.bfloat16
             model = models.build(
                 self.case.model, seed=seed, device=str(self.device), weights=self.case.weights, dtype=dtype
