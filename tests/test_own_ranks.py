@@ -35,41 +35,6 @@ def test(fp8_pair):
     fp8_pair.assert_layers()
     fp8_pair.assert_numerics()
 """
-A_LARGE_WEIGHT_IN_BF16_AND_A_LAYER_THAT_IS_NOT_SHARDED = """
-def parallelize(model, mesh):
-    fully_shard(model[0], mesh=mesh)
-    fully_shard(model[2], mesh=mesh)
-    for parameter in model[3].parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p: (dist.all_reduce(p.grad), p.grad.div_(2)) and None)
-
-fp8_workload = workload(
-    build=lambda: nn.Sequential(nn.Linear(64, 1024), nn.GELU(), nn.Linear(1024, 64), nn.Linear(64, 64)),
-    leave=("0",),
-    parallelize=parallelize,
-)
-
-@asked(options={"float8_all_gather": True})
-def test(fp8_pair):
-    assert "all-gather (uint8)" in fp8_pair.assert_layers().headline
-"""
-BY_HAND = """
-def step(model, x, optimizer, precision):
-    with precision():
-        value = loss(model, x)
-    value.backward()
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad.div_(dist.get_world_size())
-    optimizer.step()
-    optimizer.zero_grad()
-    return value.detach()
-
-fp8_workload = workload(loss=None, step=step, parallelize=lambda model, mesh: model)
-
-@asked()
-def test(fp8_pair):
-    fp8_pair.assert_numerics()
-"""
 GIVES_THE_LOSS = """
 class Train(nn.Module):
     def __init__(self, net):
@@ -141,8 +106,6 @@ def test(fp8_pair):
         *(
             pytest.param(module, marks=pytest.mark.nightly)
             for module in (
-                A_LARGE_WEIGHT_IN_BF16_AND_A_LAYER_THAT_IS_NOT_SHARDED,
-                BY_HAND,
                 GIVES_THE_LOSS,
                 f"FIRST = 0\n{OTHER_MODULES}",
             )
@@ -193,19 +156,6 @@ def parallelize(model, mesh):
     fully_shard(model, mesh=mesh)
 
 fp8_workload = workload(parallelize=parallelize)
-
-@asked()
-def test(fp8_pair):
-    fp8_pair.assert_layers()
-"""
-FSDP1 = """
-import torch
-
-fp8_workload = workload(
-    parallelize=lambda model, mesh: FullyShardedDataParallel(
-        model, use_orig_params=True, device_id=torch.device("cpu")
-    )
-)
 
 @asked()
 def test(fp8_pair):
@@ -271,7 +221,6 @@ def test(fp8_pair):
         (DRIFTS, ["*differs from rank 0: weights, 0.0.weight*"]),
         (LOADS_ALONE, ["*differs from rank 0: before, 0.0.weight*", "*weights that one rank alone loads*"]),
         (RENAMED, ["*no module '0.0'*", "*wrap modules in build()*"]),
-        (FSDP1, ["*FullyShardedDataParallel, which is not covered*", "*fully_shard()*"]),
     ],
 )
 def test_what_is_not_is_told_in_words(pytester, module, lines):

@@ -116,7 +116,7 @@ import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-from pytest_fp8.worker.training import zero
+from pytest_fp8.backends import zero
 from pytest_fp8.worker.training.ranks import reshard
 
 # Each weight is given up after its use and gathered before the next, as those of a large model are.

@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, Prepared, groups_of
+from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, Prepared
 from pytest_fp8.backends.bf16 import Bf16
 from pytest_fp8.backends.linears import linears, plan
 from pytest_fp8.backends.torchao import TorchAO, torchao_config
@@ -61,11 +61,14 @@ class ThroughAccelerate(Backend):
     ) -> Prepared:
         """``accelerator.prepare(model, optimizer)``, with what it was meant to convert. Under DDP and DeepSpeed it
         gives what holds the model."""
-        meant, groups = self.planned(model, case), groups_of(optimizer)
-        prepared, optimizer = accelerator.prepare(model, optimizer)
-        if getattr(accelerator, "deepspeed_engine_wrapped", None) is not None:
+        meant = self.planned(model, case)
+        if case.parallel == "zero3":
+            from pytest_fp8.backends import zero
+
+            engine, made = zero.prepared_by_accelerate(accelerator, model, optimizer)
             # accelerator.backward() would step, too: between these two calls of its, gradients are read here.
-            return Prepared(model, meant, backward=prepared.backward, wrapped=prepared, groups=groups)
+            return Prepared(model, meant, made, backward=engine.backward, wrapped=engine)
+        prepared, optimizer = accelerator.prepare(model, optimizer)
         inner = accelerator.unwrap_model(prepared, keep_torch_compile=True)
         wrapped = prepared if inner is not prepared else None
         return Prepared(inner, meant, optimizer, backward=accelerator.backward, wrapped=wrapped)
@@ -196,44 +199,26 @@ def make_accelerator(parallel: str, cpu: bool, mixed_precision: str, handlers: l
     FSDP2 shards each of the modules that a model of transformers names in ``_no_split_modules``. On a CPU Accelerate
     ignores both plugins; there its state is set as it sets it on a GPU.
     """
-    from accelerate import Accelerator
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
     from accelerate.utils import DistributedType
 
-    plugins = _plugins(parallel)
-    accelerator = Accelerator(cpu=cpu, mixed_precision=mixed_precision, kwargs_handlers=handlers, **plugins)
-    for variable in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
-        os.environ.pop(variable, None)
-    state = accelerator.state
-    if cpu and parallel == "fsdp2":
-        plugins["fsdp_plugin"].set_mixed_precision(mixed_precision)
-        state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, plugins["fsdp_plugin"]
-    if cpu and parallel == "zero3":
-        plugins["deepspeed_plugin"].set_mixed_precision(mixed_precision)
-        plugins["deepspeed_plugin"].select(_from_accelerator_state=True)
-        state.distributed_type, state.deepspeed_plugins = DistributedType.DEEPSPEED, plugins["deepspeed_plugin"]
-    if parallel == "zero3":
-        from transformers.integrations import unset_hf_deepspeed_config
-
-        # transformers would part each further model as it is built. An arm goes back to the weights of a whole one.
-        unset_hf_deepspeed_config()
-    return accelerator
-
-
-def _plugins(parallel: str) -> dict[str, Any]:
+    plugins: dict[str, Any] = {}
     if parallel == "fsdp2":
-        from accelerate import FullyShardedDataParallelPlugin
-
         # Accelerate refuses torchao with its loading on rank 0 alone.
-        plugin = FullyShardedDataParallelPlugin(
+        plugins["fsdp_plugin"] = FullyShardedDataParallelPlugin(
             fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False
         )
         os.environ.pop("ACCELERATE_USE_FSDP", None)
-        return {"fsdp_plugin": plugin}
-    if parallel == "zero3":
-        from accelerate import DeepSpeedPlugin
+    elif parallel == "zero3":
+        from pytest_fp8.backends import zero
 
-        plugin = DeepSpeedPlugin(zero_stage=3, zero3_init_flag=False)
-        # Without a DataLoader Accelerate asks for a number. DeepSpeed prints with it, and does nothing else.
-        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
-        return {"deepspeed_plugin": plugin}
-    return {}
+        plugins["deepspeed_plugin"] = zero.plugin_of_accelerate()
+    accelerator = Accelerator(cpu=cpu, mixed_precision=mixed_precision, kwargs_handlers=handlers, **plugins)
+    for variable in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
+        os.environ.pop(variable, None)
+    if cpu and parallel == "fsdp2":
+        plugins["fsdp_plugin"].set_mixed_precision(mixed_precision)
+        accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugins["fsdp_plugin"]
+    elif parallel == "zero3":
+        zero.join_accelerate(accelerator, plugins["deepspeed_plugin"])
+    return accelerator

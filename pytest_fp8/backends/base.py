@@ -74,8 +74,6 @@ class Prepared:
     """Called with the loss in place of ``loss.backward()``."""
     wrapped: torch.nn.Module | None = None
     """What a training step calls, where the backend parallelizes: ``DistributedDataParallel``, DeepSpeed's engine."""
-    groups: list[dict[str, Any]] | None = None
-    """With DeepSpeed's engine: :func:`groups_of` the optimizer that it was given."""
     asked: str = ""
     """The precision that the environment asks for, where the environment switches this backend on."""
 
@@ -169,8 +167,3 @@ class Backend(BackendFacts, ABC):
     def is_checkpointed(self, key: str) -> bool:
         """Whether users of this backend save this key of the state dict in a checkpoint."""
         return not self.saves or any(part in key for part in self.saves)
-
-
-def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Its groups as they were made, with the model's parameters: DeepSpeed puts buffers of its own into them."""
-    return [dict(group, params=list(group["params"])) for group in optimizer.param_groups]

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from pytest_fp8.backends import zero
 from pytest_fp8.backends.base import FusedParams
-from pytest_fp8.worker.training import zero
 
 # -- names ------------------------------------------------------------------------------------------------------------
 

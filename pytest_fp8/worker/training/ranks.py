@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import torch
 
 from pytest_fp8.arms.spec import STORE
+from pytest_fp8.backends import zero
 from pytest_fp8.backends.base import MakeOptimizer, Prepared
 from pytest_fp8.case import Case
 from pytest_fp8.recipes import backend_type
 from pytest_fp8.said import WorkloadError
-from pytest_fp8.worker.training import zero
 from pytest_fp8.worker.training.preparation import repeated_blocks
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo.batch import with_tensors
@@ -142,43 +142,30 @@ def parallelized(
     if case.gpus == 1:
         return Parallel(model)
     if backend_type(case.backend).through_accelerate:
-        if prepared is None or prepared.wrapped is None:
-            return Parallel(model)
-        optimizer = zero.ZeroOptimizer(prepared.wrapped, prepared.groups) if prepared.groups is not None else None
-        return Parallel(prepared.wrapped, optimizer)
+        return Parallel(model if prepared is None or prepared.wrapped is None else prepared.wrapped)
     if case.parallel == "zero3":
         return Parallel(*zero.zero3(model, make_optimizer))
+    if case.parallel == "ddp":
+        return Parallel(torch.nn.parallel.DistributedDataParallel(model))
     from torch.distributed.device_mesh import init_device_mesh
-
-    mesh = init_device_mesh(device.type, (case.gpus,))
-    return Parallel(_WAYS[case.parallel](model, mesh, own))
-
-
-def _ddp(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Module:
-    return torch.nn.parallel.DistributedDataParallel(model)
-
-
-def _fsdp2(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Module:
     from torch.distributed.fsdp import fully_shard
 
-    for block in repeated_blocks(model):
+    mesh = init_device_mesh(device.type, (case.gpus,))
+    if case.parallel == "own":
+        return Parallel(_own(model, mesh, own))
+    for block in [*repeated_blocks(model), model]:
         fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
+    return Parallel(model)
 
 
 def _own(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Module:
     if own is None or own.parallelize is None:
         raise WorkloadError("no_parallelize")
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
     names = [name for name, _ in model.named_modules()]
     given = own.parallelize(model, mesh)
     wrapped = model if given is None else given
     if not isinstance(wrapped, torch.nn.Module):
         raise WorkloadError("another_parallelized", kind=type(wrapped).__name__)
-    if any(isinstance(module, FullyShardedDataParallel) for module in wrapped.modules()):
-        raise WorkloadError("fsdp1")
     left = {name for name, _ in inner_model(wrapped, model).named_modules()}
     missing = [name for name in names if name not in left]
     if missing and not any(module is model for module in wrapped.modules()):
@@ -186,13 +173,6 @@ def _own(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Mo
     if missing:
         raise WorkloadError("modules_gone", module=missing[0], gone=len(missing), all=len(names))
     return wrapped
-
-
-_WAYS: dict[str, Callable[[torch.nn.Module, Any, Workload | None], torch.nn.Module]] = {
-    "ddp": _ddp,
-    "fsdp2": _fsdp2,
-    "own": _own,
-}
 
 
 def inner_model(wrapped: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:

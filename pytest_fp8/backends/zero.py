@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.backends.base import MakeOptimizer, groups_of
+from pytest_fp8.backends.base import MakeOptimizer
 
 CONFIG: dict[str, Any] = {
     "bf16": {"enabled": True},
@@ -119,6 +119,43 @@ def zero3(
     groups = groups_of(inner)
     engine, *_ = deepspeed.initialize(model=model, optimizer=inner, config=CONFIG)
     return engine, ZeroOptimizer(engine, groups), engine.backward
+
+
+def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Its groups as they were made, with the model's parameters: DeepSpeed puts buffers of its own into them."""
+    return [dict(group, params=list(group["params"])) for group in optimizer.param_groups]
+
+
+def plugin_of_accelerate() -> Any:
+    """What an ``Accelerator`` is given for ZeRO-3."""
+    from accelerate import DeepSpeedPlugin
+
+    plugin = DeepSpeedPlugin(zero_stage=3, zero3_init_flag=False)
+    # Without a DataLoader Accelerate asks for a number. DeepSpeed prints with it, and does nothing else.
+    plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
+    return plugin
+
+
+def join_accelerate(accelerator: Any, plugin: Any) -> None:
+    """Set an Accelerator's state as it sets it on a GPU: on a CPU it ignores the plugin."""
+    from accelerate.utils import DistributedType
+    from transformers.integrations import unset_hf_deepspeed_config
+
+    if accelerator.device.type == "cpu":
+        plugin.set_mixed_precision(accelerator.mixed_precision)
+        plugin.select(_from_accelerator_state=True)
+        accelerator.state.distributed_type, accelerator.state.deepspeed_plugins = DistributedType.DEEPSPEED, plugin
+    # transformers would part each further model as it is built. An arm goes back to the weights of a whole one.
+    unset_hf_deepspeed_config()
+
+
+def prepared_by_accelerate(
+    accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[Any, ZeroOptimizer]:
+    """DeepSpeed's engine and optimizer as ``accelerator.prepare(model, optimizer)`` makes them."""
+    groups = groups_of(optimizer)
+    engine, _ = accelerator.prepare(model, optimizer)
+    return engine, ZeroOptimizer(engine, groups)
 
 
 def compile_no_collectives() -> None:
