@@ -15,14 +15,14 @@ from helpers.te_stand_in import Linear, RMSNorm
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
-from pytest_fp8.backends.fused_llama import FusedAttention, NothingToFuse, parts_of
+from pytest_fp8.backends.fused_llama import FusedAttention, NothingToFuse
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.worker.answers.layers import layers
 from pytest_fp8.worker.checkpoint import roundtrip
 from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.run.engine import Engine
-from pytest_fp8.worker.tensors import digests, split
+from pytest_fp8.worker.tensors import digests
 from pytest_fp8.zoo import models
 from pytest_fp8.zoo.shapes import SHAPES
 
@@ -70,10 +70,6 @@ def tokens():
     return torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_seed(1))
 
 
-def under_plain_names(model, tensors):
-    return dict(split(tensors, dict(parts_of(model))))
-
-
 # -- the model --------------------------------------------------------------------------------------------------------
 
 
@@ -83,19 +79,6 @@ def test_a_fused_model_computes_what_the_plain_one_does(heads, dtype, apart):
     one, fused = both(dtype, num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=64 // heads[0])
     expected, seen = (model(input_ids=tokens()).logits for model in (one, fused))
     torch.testing.assert_close(seen, expected, rtol=apart, atol=apart)
-
-
-def test_each_gradient_is_a_part_of_the_fused_one_and_the_norm_is_the_same():
-    one, fused = both()
-    for model in (one, fused):
-        model(input_ids=tokens(), labels=tokens()).loss.backward()
-    expected = {name: p.grad for name, p in one.named_parameters()}
-    seen = under_plain_names(fused, [(name, p.grad) for name, p in fused.named_parameters()])
-    assert set(seen) == set(expected)
-    for name, gradient in expected.items():
-        torch.testing.assert_close(seen[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
-    norms = [torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]) for model in (one, fused)]
-    torch.testing.assert_close(norms[1], norms[0], rtol=1e-5, atol=0)
 
 
 def test_every_linear_is_accounted_for_by_its_fused_name_and_size():
@@ -140,11 +123,11 @@ def test_adapters_and_other_models_are_refused_and_not_changed():
 
     model = plain()
     model.model.layers[1].mlp.up_proj = Adapted(64, 192)
-    with pytest.raises(NothingToFuse, match=r"layers\.1\.mlp\.up_proj is a Adapted of .*, not a plain") as error:
+    with pytest.raises(NothingToFuse, match=r"layers\.1\.mlp\.up_proj is no plain Linear") as error:
         prepared(model)
     assert "without adapters" in error.value.fp8_next
     assert not any(isinstance(module, FusedAttention) for module in model.modules())
-    with pytest.raises(NothingToFuse, match="Sequential has no LlamaAttention"):
+    with pytest.raises(NothingToFuse, match="Sequential: no LlamaAttention"):
         prepared(nn.Sequential(nn.Linear(64, 64)))
 
 

@@ -101,20 +101,14 @@ def fuse(model: nn.Module) -> None:
 
     fused: dict[type, type[FusedAttention | FusedMlp]] = {LlamaAttention: FusedAttention, LlamaMLP: FusedMlp}
     found = [(name, module) for name, module in model.named_modules() if type(module) in fused]
-    if not found:
-        raise NothingToFuse(f"{type(model).__name__} has no LlamaAttention and no LlamaMLP to fuse")
-    for name, module in found:
-        for part in fused[type(module)].parts:
-            piece = getattr(module, part)
-            if type(piece) is not nn.Linear:
-                raise NothingToFuse(f"{name}.{part} is a {_kind(piece)}, not a plain Linear")
-            if getattr(piece, SKIPPED, None):
-                raise NothingToFuse(f"{name}.{part} is to stay in high precision and cannot be fused with others")
+    parts = {f"{name}.{part}": getattr(module, part) for name, module in found for part in fused[type(module)].parts}
+    odd = [name for name, piece in parts.items() if type(piece) is not nn.Linear or getattr(piece, SKIPPED, None)]
+    if odd or not found:
+        what = (
+            f"{odd[0]} is no plain Linear, or is to stay in high precision" if odd else "no LlamaAttention, no LlamaMLP"
+        )
+        raise NothingToFuse(f"{type(model).__name__}: {what}")
     put_in_place(model, {module: fused[type(module)](module) for _, module in found})
-
-
-def _kind(module: object) -> str:
-    return f"{type(module).__name__} of {type(module).__module__.partition('.')[0]}"
 
 
 def parts_of(model: nn.Module) -> Iterator[tuple[str, list[tuple[str, slice]]]]:
@@ -133,27 +127,12 @@ def parts_of(model: nn.Module) -> Iterator[tuple[str, list[tuple[str, slice]]]]:
 
 
 def fused_linear(pieces: Sequence[nn.Linear]) -> nn.Linear:
-    """One Linear whose rows are those of ``pieces`` in order; the pieces take the same input.
-
-    Raises ``ValueError`` where some pieces are frozen and others are trained.
-    """
-    first = pieces[0]
-    fused = nn.Linear(
-        first.in_features,
-        sum(piece.out_features for piece in pieces),
-        bias=first.bias is not None,
-        dtype=first.weight.dtype,
-        # No memory for weights that are replaced at once.
-        device="meta",
-    )
-    fused.weight = _fused([piece.weight for piece in pieces])
-    if first.bias is not None:
-        fused.bias = _fused([piece.bias for piece in pieces])
+    """One Linear whose rows are those of ``pieces`` in order; the pieces take the same input."""
+    first, rows = pieces[0], sum(piece.out_features for piece in pieces)
+    # No memory for weights that are replaced at once.
+    fused = nn.Linear(first.in_features, rows, bias=first.bias is not None, dtype=first.weight.dtype, device="meta")
+    for name, _ in list(first.named_parameters()):
+        parts = [getattr(piece, name) for piece in pieces]
+        whole = torch.cat([part.detach() for part in parts])
+        setattr(fused, name, nn.Parameter(whole, requires_grad=all(part.requires_grad for part in parts)))
     return fused
-
-
-def _fused(parameters: Sequence[torch.Tensor]) -> nn.Parameter:
-    trained = {parameter.requires_grad for parameter in parameters}
-    if len(trained) > 1:
-        raise ValueError("projections cannot be fused into one parameter where some are frozen and others are trained")
-    return nn.Parameter(torch.cat([parameter.detach() for parameter in parameters]), requires_grad=trained.pop())
