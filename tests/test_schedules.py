@@ -53,26 +53,3 @@ def test_of_zero3():
     with closing(ArmProcess(fork=True, device="cpu", ranks=2)) as arm:
         arm.build(own("zero3", optimizer=falling))
         begins_each_curve_anew(arm)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
-def test_a_step_that_sets_the_rate_under_zero3_sets_the_one_that_is_used():
-    def step(model, batch, optimizer, precision):
-        for group in optimizer.param_groups:
-            group["lr"] = 0.0
-        with precision():
-            loss = (model(batch) - batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    with closing(ArmProcess(fork=True, device="cpu", ranks=2)) as arm:
-        arm.build(own("zero3", loss=None, step=step))
-        answer = arm.request("curve", seed=0, steps=2)
-        assert answer["course"]["rates"][1:] == [[0.0]] * 2
-        assert {name: moved["moved"] for name, moved in answer["movement"].items()} == dict.fromkeys(
-            answer["movement"], 0.0
-        )

@@ -71,26 +71,3 @@ def test_what_goes_through_a_small_buffer_is_the_same_to_the_bit(dtype, monkeypa
         assert found[name] is not value
         assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)
         assert found[name].float().equal(value.float())
-
-
-class Wrapped(torch.Tensor):
-    """What DTensors and torchao's weights are: a class of their own."""
-
-
-def test_what_is_on_the_host_or_no_plain_tensor_is_not_copied():
-    given = {"wrapped": torch.ones(3).as_subclass(Wrapped), "sparse": torch.eye(3).to_sparse()}
-    assert all(value is given[name] for name, value in t.on_host(given, device="cpu").items())
-    assert all(value is TENSORS[name] for name, value in t.on_host(TENSORS).items())
-
-
-@pytest.mark.parametrize(("ranks", "most", "staged"), [(1, 1000, True), (2, 1000, False), (1, 100, False)])
-def test_what_dcp_writes_is_copied_first_where_one_rank_writes_it_all_and_it_fits(
-    tmp_path, monkeypatch, ranks, most, staged
-):
-    copied = []
-    monkeypatch.setattr(stores, "on_host", lambda entries: copied.append(len(entries)) or entries)
-    monkeypatch.setattr(stores, "MOST_ON_HOST", most)
-    monkeypatch.setattr(stores, "ranks", lambda: ranks)
-    monkeypatch.setattr("torch.distributed.checkpoint.save", lambda *_, **__: None)
-    stores.write(tmp_path, "dcp", TENSORS, {})
-    assert copied == ([5] if staged else [])
