@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from benchmarks.faults.catalogue import ends
+from benchmarks.signals import ends
 from helpers.arms import all_end
 from pytest_fp8.ending import Endings
 from pytest_fp8.report.files import recover

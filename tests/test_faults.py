@@ -1,74 +1,353 @@
-"""Some of the catalogue of arms that misbehave; the whole of it is for `python -m benchmarks.faults catalogue`."""
+"""What code in an arm may do to its process: one error with its cause or a sound answer, in time, and nothing left."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import faulthandler
+import fcntl
+import json
 import os
+import resource
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
 
 import pytest
 
-from benchmarks.faults.catalogue import try_one
-from benchmarks.faults.misbehaviours import CATALOGUE
-from helpers.arms import spec
+from benchmarks.signals import ends, users_of
+from helpers.arms import call, running, spec
+from pytest_fp8 import ArmError
 from pytest_fp8.arms import process
 from pytest_fp8.arms.process import LOG_LINES, ArmProcess, tail_of
+from pytest_fp8.codes import R
 from pytest_fp8.shipping import ship, unship
 
 pytestmark = pytest.mark.slow
 
-EACH_COMMIT = [
-    "os._exit(0)",
-    "reads address 0",
-    "text on its socket",
-    "a fork that returns twice",
-    "dies and leaves a child that holds its socket",
-    "closes every file descriptor",
-    "an exception whose text raises",
-    "a fork that stays, in a session of its own",
-    "fills its temporary folder with folders of mode 000",
-]
-"""One a kind: an end, a channel, an exception, what it leaves running, what it leaves on the disk."""
-NIGHTLY = [
-    "an answer of 2**40 bytes",
-    "half an answer, and no more",
-    "prints 200 MB in lines, then dies",
-    "prints escape sequences, then dies",
-    "becomes the program sleep",
-    "KeyboardInterrupt",
-    "an exception with escape sequences",
-    "an exception with lone surrogates",
-    "no more files (RLIMIT_NOFILE)",
-    "raises where its output goes to a full disk",
-    "a program that stays, in a session of its own",
-    "deletes its temporary folder, then dies",
-    "makes its socket non-blocking",
-]
-QUICK = [*EACH_COMMIT, *(pytest.param(what, marks=pytest.mark.nightly) for what in NIGHTLY)]
-BY_WHAT = {wrong.what: wrong for wrong in CATALOGUE}
+LIMIT, GRACE = 8.0, 5.0
+"""Seconds of a request that hangs, and how much longer pytest may take to end it or to close an arm."""
 
 
-def test_the_catalogue_is_long_and_each_of_its_names_is_one():
-    assert len({wrong.what for wrong in CATALOGUE}) == len(CATALOGUE) >= 50
+def sockets():
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                found.append(int(name))
+    return found
 
 
-@pytest.mark.parametrize("what", QUICK)
-def test_a_misbehaviour_is_one_error_with_its_cause_and_leaves_nothing(what):
-    assert try_one(BY_WHAT[what], fork=True).faults == []
+def to_sockets(data):
+    for descriptor in sockets():
+        os.write(descriptor, data)
 
 
-def test_temporary_files_of_an_arm_lie_in_its_own_folder():
-    arm = ArmProcess(fork=True)
+def message(text):
+    """As :meth:`multiprocessing.connection.Connection.send_bytes` writes it."""
+    return struct.pack("!i", len(text)) + text
+
+
+def many_lines():
+    for _ in range(200):
+        os.write(1, (b"x" * 99 + b"\n") * 10_000)
+    os._exit(1)
+
+
+def throw(error):
+    raise error
+
+
+def deeper(n):
+    return deeper(n + 1) + 1
+
+
+class NoText(Exception):
+    def __str__(self):
+        raise ValueError("no text either")
+
+
+class NoPickle:
+    def __reduce__(self):
+        raise TypeError("this object stays here")
+
+
+def own_signal(number):
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    time.sleep(5)
+
+
+def quiet_crash():
+    faulthandler.disable()
+    ctypes.string_at(0)
+
+
+def no_json():
+    json.dumps = lambda *_, **__: throw(TypeError("no more dumps"))
+
+
+def little_memory():
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, resource.RLIM_INFINITY))
+    bytearray(2**30)
+
+
+def no_files():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    open(os.devnull).close()
+
+
+def full_disk():
+    for descriptor in (1, 2):
+        os.dup2(os.open("/dev/full", os.O_WRONLY), descriptor)
+    raise ValueError("mine")
+
+
+def no_growth():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    raise ValueError("mine")
+
+
+def closed_streams():
+    sys.stdout.close()
+    sys.stderr.close()
+    raise ValueError("mine")
+
+
+def deadlock():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def spin():
+    while True:
+        pass
+
+
+def deaf():
+    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
+    time.sleep(600)
+
+
+def print_to_socket():
+    os.dup2(sockets()[0], 1)
+    print("hello", flush=True)
+
+
+def one_line():
+    for _ in range(200):
+        os.write(1, b"x" * 10**6)
+
+
+def prints_on():
+    def work():
+        while True:
+            os.write(1, b"x" * 999 + b"\n")
+            time.sleep(0.001)
+
+    threading.Thread(target=work, daemon=True).start()
+
+
+def child(work):
+    """A fork that does this and ends; gives its pid."""
+    if pid := os.fork():
+        return pid
     try:
-        arm.build(spec())
-
-        def where(model):
-            import tempfile
-
-            return tempfile.mkdtemp()
-
-        made = unship(arm.request("call", function=ship(where, "a function")))
-        assert made.startswith(f"{arm.folder}/")
+        work()
     finally:
-        arm.close()
+        os._exit(0)
+
+
+def own_session():
+    end, told = os.pipe()
+
+    def first():
+        os.setsid()
+        os.write(told, str(child(lambda: time.sleep(600))).encode())
+
+    os.waitpid(child(first), 0)
+    return int(os.read(end, 20))
+
+
+def stubborn():
+    return child(lambda: (signal.signal(signal.SIGTERM, signal.SIG_IGN), time.sleep(600)))
+
+
+def many_children():
+    for _ in range(30):
+        child(lambda: time.sleep(600))
+
+
+def no_folder():
+    made = os.path.join(os.environ["TMPDIR"], "gone")
+    os.mkdir(made)
+    os.chdir(made)
+    os.rmdir(made)
+
+
+def closed_folder():
+    made = os.path.join(os.environ["TMPDIR"], "closed", "inner")
+    os.makedirs(made)
+    os.chmod(made, 0)
+    os.chmod(os.path.dirname(made), 0)
+
+
+def non_blocking():
+    for descriptor in sockets():
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_NONBLOCK)
+
+
+def shut_down():
+    for descriptor in sockets():
+        socket.socket(fileno=os.dup(descriptor)).shutdown(socket.SHUT_RDWR)
+
+
+DIES, RAISES, HANGS, GARBLES, ANSWERS = R.ARM_DIED, R.ARM_RAISED, R.ARM_HUNG, R.UNREADABLE_ANSWER, None
+EACH_COMMIT = {
+    "exit": (DIES, "exited with 7", lambda: os._exit(7)),
+    "address 0": (DIES, "SIGSEGV", lambda: ctypes.string_at(0)),
+    "a child with its socket": (DIES, "exited with 5", lambda: (own_session(), os._exit(5))),
+    "text": (GARBLES, "bad message length", lambda: to_sockets(b"what is this\n")),
+    "twice": (ANSWERS, "", lambda: os.fork() and None),
+    "no descriptors": (DIES, "exited with 1", lambda: os.closerange(3, 4096)),
+    "no text": (RAISES, "NoText", lambda: throw(NoText())),
+    "own session": (ANSWERS, "", own_session),
+    "closed folder": (ANSWERS, "", closed_folder),
+}
+"""One a kind: an end, a channel, an exception, what it leaves running, what it leaves on the disk."""
+NIGHTLY = {
+    "abort": (DIES, "SIGABRT", os.abort),
+    "quiet crash": (DIES, "SIGSEGV", quiet_crash),
+    "SIGKILL": (DIES, "out-of-memory killer", lambda: own_signal(signal.SIGKILL)),
+    "SIGTERM": (DIES, "SIGTERM", lambda: own_signal(signal.SIGTERM)),
+    "SIGXCPU": (DIES, "SIGXCPU", lambda: own_signal(signal.SIGXCPU)),
+    "becomes true": (DIES, "exited with 0", lambda: os.execvp("true", ["true"])),
+    "becomes sleep": (DIES, "closed its connection", lambda: os.execvp("sleep", ["sleep", "60"])),
+    "kills its parent": (DIES, "forked from was killed", lambda: (os.kill(os.getppid(), 9), time.sleep(60))),
+    "no json": (DIES, "no more dumps", no_json),
+    "200 MB in lines": (DIES, "exited with 1", many_lines),
+    "colours": (DIES, "mine", lambda: (os.write(2, b"\x1b[2J\x1b]0;title\x07 mine\n"), os._exit(1))),
+    "random bytes": (DIES, "exited with 1", lambda: (os.write(2, os.urandom(10**6)), os._exit(1))),
+    "no folder of its own": (DIES, "exited with 1", lambda: (shutil.rmtree(os.environ["TMPDIR"]), os._exit(1))),
+    "shut down": (DIES, "", shut_down),
+    "SystemExit": (RAISES, "SystemExit: 7", lambda: sys.exit(7)),
+    "KeyboardInterrupt": (RAISES, "KeyboardInterrupt", lambda: throw(KeyboardInterrupt())),
+    "GeneratorExit": (RAISES, "GeneratorExit", lambda: throw(GeneratorExit("at the end"))),
+    "recursion": (RAISES, "RecursionError", lambda: deeper(0)),
+    "10 MB": (RAISES, "ValueError: xxx", lambda: throw(ValueError("x" * 10**7))),
+    "escape sequences": (RAISES, "mine", lambda: throw(ValueError("\x1b[2J\x1b]0;t\x07 mine"))),
+    "lone surrogates": (RAISES, "mine", lambda: throw(ValueError("\udc80 mine \ud800"))),
+    "no pickle": (R.CANNOT_SHIP, "", threading.Lock),
+    "refuses pickle": (R.CANNOT_SHIP, "this object stays here", NoPickle),
+    "memory": (RAISES, "MemoryError", lambda: bytearray(2**46)),
+    "RLIMIT_AS": (RAISES, "MemoryError", little_memory),
+    "RLIMIT_NOFILE": (RAISES, "Too many open files", no_files),
+    "RLIMIT_FSIZE": (RAISES, "ValueError: mine", no_growth),
+    "full disk": (RAISES, "ValueError: mine", full_disk),
+    "closed streams": (RAISES, "ValueError: mine", closed_streams),
+    "raises twice": (RAISES, "ValueError: mine", lambda: (os.fork(), throw(ValueError("mine")))),
+    "deadlock": (HANGS, "in deadlock", deadlock),
+    "endless loop": (HANGS, "in spin", spin),
+    "GIL": (HANGS, "test_faults.py", lambda: ctypes.PyDLL(None).sleep(600)),
+    "SIGSTOP": (HANGS, "", lambda: os.kill(os.getpid(), signal.SIGSTOP)),
+    "deaf": (HANGS, "", deaf),
+    "no stacks": (HANGS, "", lambda: (faulthandler.unregister(signal.SIGUSR1), time.sleep(600))),
+    "half an answer": (HANGS, "", lambda: (to_sockets(struct.pack("!i", 99) + b'{"id": '), time.sleep(600))),
+    "an old answer": (GARBLES, 'begins with b\'{"id": -1', lambda: to_sockets(message(b'{"id": -1, "result": 1}'))),
+    "no JSON": (GARBLES, "begins with", lambda: to_sockets(message(b'{"id": NaN, "result" 1}'))),
+    "2**40 bytes": (GARBLES, "bad message length", lambda: to_sockets(struct.pack("!iQ", -1, 2**40))),
+    "brackets": (GARBLES, "begins with", lambda: to_sockets(message(b'{"id": ' + b"[" * 10**6))),
+    "no result": (GARBLES, "'result'", lambda: to_sockets(message(b'{"id": 2}'))),
+    "prints into its socket": (GARBLES, "", print_to_socket),
+    "200 MB in a line": (ANSWERS, "", one_line),
+    "closed output": (ANSWERS, "", lambda: os.closerange(1, 3)),
+    "prints on": (ANSWERS, "", prints_on),
+    "a program": (ANSWERS, "", lambda: subprocess.Popen(["sleep", "600"], start_new_session=True).pid),
+    "stubborn child": (ANSWERS, "", stubborn),
+    "a thread": (ANSWERS, "", lambda: threading.Thread(target=time.sleep, args=(600,)).start()),
+    "many children": (ANSWERS, "", many_children),
+    "no current folder": (ANSWERS, "", no_folder),
+    "another folder": (ANSWERS, "", lambda: os.chdir("/")),
+    "no variables": (ANSWERS, "", os.environ.clear),
+    "SIGCHLD": (ANSWERS, "", lambda: (signal.signal(signal.SIGCHLD, signal.SIG_IGN), None)[1]),
+    "40 MB": (ANSWERS, "", lambda: "x" * 40_000_000),
+    "no numbers": (ANSWERS, "", lambda: [float("nan"), float("inf"), 10**4000]),
+    "non-blocking": (ANSWERS, "", non_blocking),
+}
+ALL = [*EACH_COMMIT, *(pytest.param(what, marks=pytest.mark.nightly) for what in NIGHTLY)]
+
+
+@pytest.fixture
+def arm():
+    made = ArmProcess(fork=True)
+    made.build(spec())
+    yield made
+    start = time.monotonic()
+    made.close()
+    assert time.monotonic() - start < GRACE
+    assert not made.folder.exists()
+    assert ends(lambda: bool(users_of(made.folder)))
+
+
+@pytest.mark.parametrize("what", ALL)
+def test_a_misbehaviour_is_one_error_with_its_cause_and_leaves_nothing(arm, what):
+    code, says, do = (EACH_COMMIT | NIGHTLY)[what]
+    start, left, before = time.monotonic(), None, peak_megabytes()
+    if code is None:
+        left = ask(arm, do)
+        assert ask(arm, lambda: 3) == 3
+    else:
+        with pytest.raises(ArmError) as error:
+            ask(arm, do, LIMIT if code is HANGS else 60)
+        message = error.value.message
+        assert error.value.code is code
+        assert says in message
+        assert len(message.encode()) < 20_000
+        assert not any(ord(char) < 32 and char not in "\n\t" for char in message)
+        assert arm.alive == (code in (RAISES, R.CANNOT_SHIP))
+        assert code is not HANGS or time.monotonic() - start < LIMIT + GRACE
+    assert peak_megabytes() - before < (400 if code is ANSWERS else 64)
+    arm.close()
+    assert not isinstance(left, int) or ends(lambda: running(left))
+
+
+def peak_megabytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def ask(arm, function, limit=60):
+    return unship(arm.request("call", limit, function=ship(lambda model: function(), "a function")))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGALRM])
+def test_an_arm_that_dies_after_its_answer_is_told_at_the_next_request(arm, number):
+    assert ask(arm, lambda: threading.Timer(0.5, os.kill, (os.getpid(), number)).start()) is None
+    time.sleep(1.0)
+    with pytest.raises(ArmError, match=number.name):
+        ask(arm, lambda: 3)
+
+
+def test_temporary_files_of_an_arm_lie_in_its_own_folder(arm):
+    def where():
+        import tempfile
+
+        return tempfile.mkdtemp()
+
+    made = call(arm, where)
+    assert made.startswith(f"{arm.folder}/")
+    arm.close()
     assert not os.path.exists(made)
 
 

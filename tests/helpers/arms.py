@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.catalogue import ends
-from benchmarks.faults.catalogue import runs as running
+from benchmarks.signals import ends
 from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
@@ -59,6 +59,14 @@ def live_arm():
 def call(arm, function):
     """What ``function()`` gives inside the arm; of several ranks, on the first."""
     return unship(arm.request("call", function=ship(lambda model: function(), "a function")))
+
+
+def running(pid):
+    """Whether a process runs. One that has ended and waits for its parent to notice does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def all_end(*pids, seconds=15):

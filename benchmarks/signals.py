@@ -1,7 +1,14 @@
-"""Signals at random times to pytest, to xdist's workers and to arms: what is left of a session, and after it."""
+"""Signals at random times to pytest, to xdist's workers and to arms: what is left of a session, and after it.
+
+    python -m benchmarks.signals [--signals 500] [--seed 0] [--gpu]
+
+On any machine: the arms run on the CPU, but for `--gpu`, where they take this machine's GPU. Prints a line for each
+session and a table of the signals, and ends with 1 where a session had a fault.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -12,10 +19,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from benchmarks.faults.catalogue import ends, users_of
 
 SUITE = """
 import pytest
@@ -55,6 +61,8 @@ NOT_OURS = ("torchinductor_", "pytest-of-")
 """Folders that torch and pytest keep for the next run."""
 WORKER = "exec(eval(sys.stdin.readline()))"
 """In the command with which execnet starts a worker of pytest-xdist."""
+ORPHAN_SECONDS = 2.0
+"""Within which a process that lost its parent ends."""
 NEXT_START = "from pytest_fp8.arms.scratch import session_folder; session_folder()"
 
 
@@ -87,9 +95,18 @@ class Trial:
     faults: list[str] = field(default_factory=list)
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.signals")
+    parser.add_argument("--signals", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--gpu", action="store_true", help="arms take the GPU, whose memory must be free after")
+    asked = parser.parse_args()
+    return int(campaign(asked.signals, asked.seed, asked.gpu) > 0)
+
+
 def campaign(signals: int, seed: int, gpu: bool = False) -> int:
-    """Print a line for each session and a table of the signals; gives the number of sessions with faults. On a ``gpu``
-    no session has workers, of which each would need one of its own."""
+    """Gives the number of sessions with faults. On a ``gpu`` no session has workers, of which each would need one of
+    its own."""
     for number in SIGNALS[:-1]:
         # A shell ignores some of them for what it starts in the background, and what it starts inherits that.
         signal.signal(number, signal.SIG_DFL)
@@ -118,7 +135,7 @@ def campaign(signals: int, seed: int, gpu: bool = False) -> int:
     print(f"\n{'signals to':12}" + "".join(f"{number.name:>10}" for number in SIGNALS))
     for victim in VICTIMS:
         print(f"{victim:12}" + "".join(f"{counts[victim, number.name]:>10}" for number in SIGNALS))
-    print(f"{counts.total()} signals: ", end="")
+    print(f"{counts.total()} signals: {faults} sessions with faults")
     return faults
 
 
@@ -281,3 +298,27 @@ def _command(pid: int) -> str:
 
 def _passed(folder: Path) -> int:
     return (folder / "output").read_text(errors="replace").count("PASSED")
+
+
+def ends(there: Callable[[], bool], seconds: float = ORPHAN_SECONDS) -> bool:
+    """Whether something is gone within this time."""
+    deadline = time.monotonic() + seconds
+    while there() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not there()
+
+
+def users_of(folder: Path) -> list[int]:
+    """Processes whose environment or output names the folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            outputs = [os.readlink(process / f"fd/{number}") for number in (1, 2)]
+            named = os.fsencode(folder) in (process / "environ").read_bytes()
+            if named or any(output.startswith(f"{folder}/") for output in outputs):
+                found.append(int(process.name))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
