@@ -77,11 +77,9 @@ def add_options(parser: pytest.Parser) -> None:
 
 def read_settings(config: pytest.Config) -> Settings:
     """The settings of a session; raises :class:`SettingsError` for what cannot be honoured."""
-    reason, base = _given(config, "fp8_update").strip(), _given(config, "fp8_base").strip()
-    if reason:
-        from pytest_fp8.baselines.strict import printable
-
-        reason = printable(reason, LONGEST_REASON)
+    reason, base = _given(config, "fp8_update"), _given(config, "fp8_base").strip()
+    # One line of a summary.
+    reason = " ".join(reason.split())[:LONGEST_REASON]
     if reason and base:
         refuse(
             R.OPTIONS_EXCLUDE,

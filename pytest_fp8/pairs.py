@@ -14,7 +14,7 @@ from pytest_fp8.report.record import Notes
 if TYPE_CHECKING:
     from pytest_fp8.arms.pair import PairArms
     from pytest_fp8.arms.pool import ArmPool
-    from pytest_fp8.baselines.store import Source
+    from pytest_fp8.baselines.store import Folder
     from pytest_fp8.case import Case
     from pytest_fp8.compare.session import BaseGate, Comparison
     from pytest_fp8.pair import Fp8Pair
@@ -201,7 +201,7 @@ class Pairs:
             self._spreads[gpu] = components_in(self.source(), gpu)
         return self._spreads[gpu]
 
-    def source(self) -> Source:
+    def source(self) -> Folder:
         """Where this session reads its baselines: with a base as they are at that commit, which the change under test
         cannot edit. Where base has none in this folder, or the folder lies in no repository, those of the folder."""
         from pytest_fp8.baselines.store import source_of

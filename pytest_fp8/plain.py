@@ -7,8 +7,9 @@ raises for what it refuses.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache
@@ -118,3 +119,36 @@ def _sequence(origin: Any, inner: tuple[Any, ...], value: Any, where: str) -> An
     if len(value) != len(inner):
         raise PlainDataError(f"{where} has {len(value)} values, not {len(inner)}")
     return tuple(plain_value(one, item, where) for one, item in zip(inner, value, strict=True))
+
+
+def strict_json(text: str | bytes) -> Any:
+    """JSON without NaN and infinity. Raises ``ValueError``, and ``RecursionError`` for what is nested too deeply."""
+    return json.loads(text, parse_constant=_finite_number, parse_float=_finite_number)
+
+
+def _finite_number(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise PlainDataError(f"{text:.60} is no number, or too large a one")
+    return value
+
+
+Rule = Callable[[Any, str], None]
+"""Of an annotated field: gets the value and its name; raises :class:`PlainDataError`."""
+
+
+def between(low: float, high: float) -> Rule:
+    def check(value: Any, where: str) -> None:
+        if not low <= value <= high:
+            raise PlainDataError(f"{where} is {value!r:.60}, not a number from {low:g} to {high:g}")
+
+    return check
+
+
+def sized(least: int, most: int) -> Rule:
+    """A list or mapping of so many values."""
+
+    def check(value: Any, where: str) -> None:
+        if not least <= len(value) <= most:
+            raise PlainDataError(f"{where} has {len(value)} values, not {least} to {most}")
+
+    return check

@@ -19,7 +19,7 @@ import pytest
 
 from pytest_fp8.codes import R
 from pytest_fp8.ending import Endings, when_parent_ends
-from pytest_fp8.errors import Fp8Error, refuse
+from pytest_fp8.errors import Fp8Error, first_line, refuse
 from pytest_fp8.items import (
     CHECKS,
     FIXTURES,
@@ -259,13 +259,10 @@ class Session:
 
     def _ended(self, item: pytest.Item, case: Case, report: Any, known: bool, as_told: bool) -> Ended:
         """How a test came to its end. One that is expected to fail ran where it asked its arms something."""
-        from pytest_fp8.baselines.strict import printable
-
         answers, cannot = self.told.answers, item.stash.get(CANNOT, "")
         reason = cannot
         if known:
-            # Somebody's text: one line of it, without control characters, goes to a terminal and to files.
-            reason = printable(report.wasxfail.removeprefix("reason: "), 300) or "expected to fail"
+            reason = first_line(report.wasxfail.removeprefix("reason: "), 300) or "expected to fail"
         elif report.skipped:
             said = report.longrepr
             reason = str(said[2] if isinstance(said, tuple) else said).removeprefix("Skipped: ")
@@ -498,9 +495,9 @@ class Session:
         from pytest_fp8.baselines.check import presence
         from pytest_fp8.baselines.store import Folder
 
-        found = presence(self.record, Folder(self.settings.baseline_dir), self.pairs.gpu_key)
-        self.said.problems += found.problems
-        self.said.notes += found.notes
+        problems, notes = presence(self.record, Folder(self.settings.baseline_dir), self.pairs.gpu_key)
+        self.said.problems += problems
+        self.said.notes += notes
 
     @contextlib.contextmanager
     def _told_as_problems(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from controls.control import Control, Outcome
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.baselines.store import Source, read_baseline, source_of
+from pytest_fp8.baselines.store import Folder, read_baseline, source_of
 from pytest_fp8.case import Case
 from pytest_fp8.errors import ArmError
 from pytest_fp8.options import Settings
@@ -66,5 +66,5 @@ class ControlRunner:
         arms.start()
         return Fp8Pair(arms, self._settings, Notes().of(case.id, digest), baseline, "")
 
-    def _source(self) -> Source:
+    def _source(self) -> Folder:
         return source_of(self._settings.baseline_dir)

@@ -15,6 +15,7 @@ from helpers.baselines import baseline, edit
 from helpers.good_baseline import GOOD, LATER, read
 from helpers.mutants import mutants
 from pytest_fp8.baselines.atomic import updating
+from pytest_fp8.baselines.record import to_text
 from pytest_fp8.baselines.store import (
     Folder,
     Revision,
@@ -26,9 +27,11 @@ from pytest_fp8.baselines.store import (
 )
 from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError
+from pytest_fp8.plain import strict_json
 
 ROOT = Path(__file__).parent.parent
 FILE = baseline_path(Path(), "h200", GOOD.case)
+FIELDS = strict_json(to_text(GOOD))
 
 
 @pytest.fixture
@@ -57,16 +60,13 @@ def test_a_corrupt_file_is_named(stored, text):
     assert (error.code, str(stored / FILE) in error.headline) == (B.UNREADABLE, True)
 
 
-def top(data):
-    return data
+@pytest.mark.parametrize("name", [*FIELDS, *(f"sessions.{name}" for name in FIELDS["sessions"][0])])
+def test_a_field_that_is_missing_or_of_another_kind_is_named(stored, name):
+    *inside, name = name.split(".")
 
+    def part(data):
+        return data["sessions"][0] if inside else data
 
-def session(data):
-    return data["sessions"][0]
-
-
-@pytest.mark.parametrize(("part", "name"), [(part, name) for part in (top, session) for name in part(GOOD.to_json())])
-def test_a_field_that_is_missing_or_of_another_kind_is_named(stored, part, name):
     edit(stored / FILE, lambda data: part(data).update({name: 3.5}), sign=name != "digest")
     assert name in refused(stored).seen
     edit(stored / FILE, lambda data: part(data).pop(name), sign=name != "digest")
@@ -85,7 +85,6 @@ def test_a_field_that_is_missing_or_of_another_kind_is_named(stored, part, name)
         ("speedup", [["0.1"], [0.1]]),
         ("fp8_share", [1.5]),
         ("fp8_share", [True]),
-        ("memory_ratio", [-1]),
         ("memory_ratio", []),
         ("relic", [1]),
     ],
@@ -103,7 +102,8 @@ def test_a_file_has_one_to_eight_sessions(stored, count):
 
 def test_a_changed_file_is_refused_or_reads_as_the_untouched_one(tmp_path):
     original = ROOT / "baselines/h200/1b-torchao-tensorwise.json"
-    true, path = load_baseline(original), tmp_path / original.name
+    true, path = load_baseline(original), tmp_path / "h200" / original.name
+    path.parent.mkdir()
     for way, data in mutants(original.read_text(), 200, seed=1):
         path.write_bytes(data)
         try:
@@ -120,9 +120,7 @@ def test_a_baseline_of_another_gpu_case_or_definition_is_never_compared_with(sto
         path = baseline_path(stored, gpu, case)
         path.parent.mkdir(exist_ok=True)
         path.write_bytes((stored / FILE).read_bytes())
-        error = refused(stored, gpu=gpu, case=case)
-        assert error.code is B.MISPLACED
-        assert f"pytest-fp8 suites -k {case} --fp8-gpu={gpu} --fp8-update" in error.next_step
+        assert f"the baseline of h200/{GOOD.case}" in refused(stored, gpu=gpu, case=case).seen
 
 
 @pytest.mark.parametrize(
@@ -137,18 +135,12 @@ def test_the_command_that_measures_again(tmp_path, name, gpu, command):
     assert command in refused(tmp_path, gpu=gpu, case=name, case_hash="def").next_step
 
 
-# -- sessions -----------------------------------------------------------------------------------------------------
-
-
-def test_values_are_the_newest_session_s_and_a_level_has_its_own_history():
+def test_a_level_has_its_own_history_and_busy_times_are_no_older_than_that_of_step_time():
     two = replace(GOOD, sessions=(*GOOD.sessions, LATER))
     assert (two.values("fp8_share"), two.values("speedup")) == ([0.8], [[0.1, 0.11], [0.12, 0.1]])
     assert two.history("fp8_share") == [[0.78], [0.8]]
     moved = replace(GOOD, sessions=(*GOOD.sessions, replace(LATER, starts=("fp8_share",))))
     assert (moved.history("fp8_share"), len(moved.history("speedup"))) == ([[0.8]], 1)
-
-
-def test_busy_times_are_no_older_than_the_level_of_step_time():
     speedup, busy = {"speedup": [[0.1], [0.1]]}, {"busy_speedup": [[0.2], [0.2]]}
     first = replace(GOOD.newest, metrics={**speedup, **busy}, starts=())
     moved, again = replace(first, metrics=speedup, starts=("speedup",)), replace(first, metrics={**speedup, **busy})
@@ -176,13 +168,13 @@ def test_baselines_are_read_from_a_revision_and_the_checkout_does_not_count(stor
     assert read(Revision(stored, "main")) == GOOD
     assert read(Revision(stored, "main"), case="8b-te-block") is None, "a link is no file of the revision"
     assert Revision(stored, "main").names() == [FILE]
-    assert Revision(stored / "h200", "main").names() == [Path(FILE.name)]
     for revision in ("nowhere", "--output=x"):
         assert refused(Revision(stored, revision)).code is B.NO_REVISION
 
 
 def test_what_only_looks_like_a_baseline_is_named_and_not_left_out(stored):
     (stored / "h200/8b-te-block.json").mkdir()
+    (stored / "h200/_notes.json").write_text("{")
     files = read_folder(stored)
     assert {str(path) for path, each in files.items() if isinstance(each, BaselineError)} == {"h200/8b-te-block.json"}
     assert files[FILE] == GOOD
@@ -191,7 +183,7 @@ def test_what_only_looks_like_a_baseline_is_named_and_not_left_out(stored):
 # -- writing ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", ["tempfile.mkstemp", "os.fsync", "os.fchmod", "os.replace"])
+@pytest.mark.parametrize("step", ["tempfile.mkstemp", "os.fsync", "os.replace"])
 def test_a_full_disk_at_any_step_loses_nothing(stored, monkeypatch, step):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -206,7 +198,7 @@ def test_a_full_disk_at_any_step_loses_nothing(stored, monkeypatch, step):
     assert [path.name for path in (stored / "h200").iterdir()] == [FILE.name], "nothing half-written"
 
 
-@pytest.mark.parametrize("step", ["fsync", "fchmod", "replace"])
+@pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_a_writer_that_is_killed_leaves_the_old_file_or_the_new_one(stored, step):
     child = os.fork()
     if child == 0:
@@ -222,8 +214,6 @@ def test_a_writer_that_is_killed_leaves_the_old_file_or_the_new_one(stored, step
 
 def test_two_updates_at_once_the_second_is_told(pytester):
     with updating(pytester.path / "baselines"):
-        with pytest.raises(BaselineError, match="another run is updating"), updating(pytester.path / "baselines"):
-            pass
         result = pytester.runpytest("--fp8-update=x")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*another run is updating the baselines*"])

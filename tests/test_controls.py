@@ -17,7 +17,7 @@ from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.baselines.store import read_baseline
+from pytest_fp8.baselines.store import Folder, read_baseline
 from pytest_fp8.case import QUESTIONS
 from pytest_fp8.codes import R, S
 from pytest_fp8.plain import from_plain, to_plain
@@ -125,6 +125,6 @@ def test_where_both_arms_are_slower_nothing_but_that_is_meant(verdict, code, mes
 def test_the_gpu_controls_are_held_against_the_stored_baselines():
     for name in ("fp8-slower", "both-slower", "memory-up"):
         case = BY_ID[name].case
-        stored = read_baseline(ROOT / "baselines", "h200", case.id, case.digest())
+        stored = read_baseline(Folder(ROOT / "baselines"), "h200", case.id, case.digest())
         assert stored is not None
         assert stored.values({"memory-up": "memory_ratio"}.get(name, "speedup"))

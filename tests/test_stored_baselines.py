@@ -37,7 +37,7 @@ def test_a_stored_baseline_is_of_a_case_as_it_is_today_and_says_where_it_came_fr
         # The hash of an own model's case needs its reference arm on a GPU: a run with --fp8-gpu holds it against it.
         digest = stored.case_hash if case.model == "own" else case.digest()
         assert re.fullmatch("[0-9a-f]{16}", digest)
-        assert read_baseline(folder, path.parent.name, path.stem, digest) == stored
+        assert read_baseline(Folder(folder), path.parent.name, path.stem, digest) == stored
         for session in stored.sessions:
             assert session.reason
             assert re.fullmatch(r"[0-9a-f]{12}", session.commit)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_fp8.baselines.record import Baseline
-from pytest_fp8.baselines.store import is_baseline, load_baseline
+from pytest_fp8.baselines.store import load_baseline
 
 ROOT = Path(__file__).parents[2]
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -98,7 +98,7 @@ def on_busy_time(baselines: Sequence[Baseline]) -> set[str]:
 
 def stored_in(folders: Sequence[Path]) -> list[Baseline]:
     """The baselines in these folders, by the names of their cases."""
-    found = [path for folder in folders for path in folder.glob("*.json") if is_baseline(path.name)]
+    found = [path for folder in folders for path in folder.glob("[!_]*.json")]
     return [load_baseline(path) for path in sorted(found, key=lambda path: path.name)]
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_fp8.baselines.metrics import lacking
 from pytest_fp8.baselines.record import MEASUREMENT, Baseline
-from pytest_fp8.baselines.store import Files, Source, gpus_in, measuring, misplaced
+from pytest_fp8.baselines.store import Files, Folder, estimated, measuring
 from pytest_fp8.case import OWN, Case
 from pytest_fp8.ci import ci_variable
 from pytest_fp8.codes import B, Code
 from pytest_fp8.errors import BaselineError, SettingsError
 from pytest_fp8.gpu import CHIP_OF_MAJOR, KINDS
 from pytest_fp8.recipes import unmet_need
-from pytest_fp8.stats.components import MEASURED, Components
+from pytest_fp8.stats.components import Components
 from pytest_fp8.stats.looks import processes_hold
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ NOTES = B.UNEXERCISED, B.INCOMPLETE, B.MEASURED_OTHERWISE
 
 @dataclass(frozen=True)
 class Note:
-    """One thing to know about a baseline; an ``error`` makes a check fail, a ``note`` does not."""
+    """One thing to know about a baseline; an error makes a check fail, a note (:data:`NOTES`) does not."""
 
     code: Code
     gpu: str
@@ -42,46 +42,34 @@ class Note:
     next_step: str = ""
 
     @property
-    def level(self) -> str:
-        return "note" if self.code in NOTES else "error"
-
-    @property
-    def kind(self) -> str:
-        return self.code.slug.replace("-", " ")
-
-    def to_json(self) -> dict[str, str]:
-        return {"level": self.level, "kind": self.kind, **vars(self)}
+    def error(self) -> bool:
+        return self.code not in NOTES
 
 
-def inspect(
-    files: Files,
-    cases: Sequence[Case] | None,
-    gpu: str = "",
-    components: Callable[[str], Components] = lambda gpu: MEASURED,
-) -> list[Note]:
-    """Everything there is to say about ``files``.
-
-    ``cases``: those of the suite; ``None`` where no list of them is known. ``gpu``: look at that one alone.
-    ``components``: a GPU's variances.
-    """
+def inspect(files: Files, cases: Sequence[Case] | None) -> list[Note]:
+    """Everything there is to say about ``files``. ``cases``: those of the suite; ``None`` where no list of them is
+    known."""
     found: list[Note] = []
-    folders = {path.parts[0] if len(path.parts) > 1 else "" for path in files}
-    for folder in [gpu] if gpu else sorted(folders):
-        here = {path: each for path, each in files.items() if path.parts[:-1] == ((folder,) if folder else ())}
-        known, variances = {case.id: case for case in cases_for(cases or (), folder)}, components(folder)
-        for path, stored in sorted(here.items()):
-            rows = _rows(path, stored, known.get(path.stem), cases is None, variances)
-            found += [Note(code, folder, path.stem, message, step) for code, message, step in rows if message]
-        if folder in gpus_in(files) or gpu:
-            there, message = (
-                {path.stem for path in here},
+    for gpu in sorted({path.parts[0] for path in files}):
+        here = {path.stem: (path, stored) for path, stored in files.items() if path.parts[0] == gpu}
+        known, components = (
+            {case.id: case for case in cases_for(cases or (), gpu)},
+            estimated(x for _, x in here.values()),
+        )
+        for name, (path, stored) in here.items():
+            rows = _rows(path, stored, known.get(name), cases is None, components)
+            found += [Note(code, gpu, name, message, step) for code, message, step in rows if message]
+        found += [
+            Note(
+                B.UNEXERCISED,
+                gpu,
+                name,
                 "the suite defines this case and no baseline is stored for it",
+                f'{measuring(gpu, name)}"first"',
             )
-            found += [
-                Note(B.UNEXERCISED, folder, name, message, f'{measuring(folder, name)}"first"')
-                for name, case in known.items()
-                if name not in there and case.backend != "bf16" and case.model != OWN
-            ]
+            for name, case in known.items()
+            if name not in here and case.backend != "bf16" and case.model != OWN
+        ]
     return found
 
 
@@ -90,13 +78,12 @@ def _rows(
 ) -> list[tuple[Code, str, str]]:
     """What one file can have: code, message, empty where it has not, and next step. ``unlisted``: no list says which
     files are of a case."""
-    fault = stored if isinstance(stored, BaselineError) else misplaced(path, stored)
-    if fault or isinstance(stored, BaselineError):
-        assert fault is not None
-        return [(fault.code, fault.seen or fault.headline, f"restore {path} (git checkout), or delete it")]
+    if isinstance(stored, BaselineError):
+        return [(stored.code, stored.seen or stored.headline, f"restore {path} (git checkout), or delete it")]
     again = f'{measuring(stored.gpu, stored.case)}"..."'
     rows: list[tuple[Code, str, str]] = []
-    if case is None and not unlisted and not of_own_model(stored.case):
+    # A user's model is defined by its test, which no suite needs to list.
+    if case is None and not unlisted and not stored.case.startswith((f"{OWN}-", f"{OWN}.")):
         rows.append((B.ORPHANED, "the suite has no such case for this GPU", f"git rm {path}"))
     # The hash of an own model's case covers the user's functions, which are not loaded.
     if case is not None and case.model != OWN and case.digest() != stored.case_hash:
@@ -108,43 +95,32 @@ def _rows(
     if case is not None and case.asks("speedup") and stored.gated:
         coarse = too_coarse(stored.gated, stored.values(stored.gated), case.tolerance, components)
         rows.append((B.TOO_COARSE, coarse, again))
-    if measured_otherwise(stored):
+    # Of the newest session of each metric: an update would not take out older ones.
+    if any(stored.measured_in(name)[-1].measurement != MEASUREMENT for name in stored.metrics):
         message = f"figures were taken another way than today, which is measurement {MEASUREMENT}"
         rows.append((B.MEASURED_OTHERWISE, message, again))
     return rows
 
 
-def of_own_model(name: str) -> bool:
-    """Whether a baseline is of a user's model, named or not: its test defines it, which no suite needs to list."""
-    return name.startswith((f"{OWN}-", f"{OWN}."))
-
-
-@dataclass
-class Presence:
-    """Lines for the closing summary; ``problems`` fail the session."""
-
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-def presence(record: Record, folder: Source, gpu: str) -> Presence:
-    """What to say of the baselines of ``gpu`` in ``folder``, the checkout's, after a session. Orphaned ones fail it in
-    continuous integration, where nobody reads notes."""
-    found = Presence()
-    if not record.partial:
-        asked = {name for name, entry in record.entries.items() if entry.decisions}
-        here = {path.stem for path in folder.names() if path.parts[:-1] == (gpu,)}
-        if of_no_case := sorted(here - set(record.collected)):
-            (found.problems if ci_variable(os.environ) else found.notes).extend(
-                [
-                    f"{len(of_no_case)} orphaned baseline(s), of no case of this suite: {', '.join(of_no_case)}",
-                    "  next: delete these files, or find out which test was to ask them",
-                ]
-            )
-        if not_asked := sorted((here & set(record.collected)) - asked):
-            names = ", ".join(not_asked)
-            found.notes.append(f"{len(not_asked)} unexercised baseline(s), asked nothing in this run: {names}")
-    return found
+def presence(record: Record, folder: Folder, gpu: str) -> tuple[list[str], list[str]]:
+    """What to say of the baselines of ``gpu`` in ``folder``, the checkout's, after a session: problems, which fail it,
+    and notes. Orphaned ones fail it in continuous integration, where nobody reads notes."""
+    problems: list[str] = []
+    notes: list[str] = []
+    if record.partial:
+        return problems, notes
+    asked = {name for name, entry in record.entries.items() if entry.decisions}
+    here = {path.stem for path in folder.names() if path.parts[0] == gpu}
+    if of_no_case := sorted(here - set(record.collected)):
+        (problems if ci_variable(os.environ) else notes).extend(
+            [
+                f"{len(of_no_case)} orphaned baseline(s), of no case of this suite: {', '.join(of_no_case)}",
+                "  next: delete these files, or find out which test was to ask them",
+            ]
+        )
+    if not_asked := sorted((here & set(record.collected)) - asked):
+        notes.append(f"{len(not_asked)} unexercised baseline(s), asked nothing in this run: {', '.join(not_asked)}")
+    return problems, notes
 
 
 def too_coarse(metric: str, values: Sequence[Sequence[float]], tolerance: float, components: Components) -> str:
@@ -153,12 +129,6 @@ def too_coarse(metric: str, values: Sequence[Sequence[float]], tolerance: float,
     if held <= tolerance:
         return ""
     return f"its processes spread too much to gate at {tolerance:.1%}; they could hold {held:.1%}"
-
-
-def measured_otherwise(stored: Baseline) -> bool:
-    """Whether the newest session of a metric took its figures another way than today. Beside a newer one, older ones
-    are sessions like others: an update would not take them out."""
-    return any(stored.measured_in(name)[-1].measurement != MEASUREMENT for name in stored.metrics)
 
 
 def suite_cases(path: Path) -> list[Case]:

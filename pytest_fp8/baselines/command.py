@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.codes import B
-from pytest_fp8.errors import BaselineError, refuse
+from pytest_fp8.errors import BaselineError
 
 if TYPE_CHECKING:
     from pytest_fp8.case import Case
 
 OK, WRONG, UNANSWERED = 0, 1, 2
 """Exit codes: nothing wrong; something got worse or is broken; the question could not be answered."""
-DIR = Path("baselines")
 
 
 def add_baselines(commands: Any) -> None:
@@ -24,42 +21,33 @@ def add_baselines(commands: Any) -> None:
     baselines = commands.add_parser("baselines", help="list, compare and check stored baselines")
     actions = baselines.add_subparsers(required=True, metavar="ACTION")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--dir", type=Path, default=DIR, help="folder of baselines (default: baselines)")
+    common.add_argument("--dir", type=Path, default=Path("baselines"), help="folder of baselines (default: baselines)")
     common.add_argument("--gpu", default="", help="this GPU's alone, e.g. h200")
-    common.add_argument("--json", action="store_true", help="JSON instead of tables")
-
-    add = actions.add_parser("list", parents=[common], help="one line per baseline, or per session of a case's")
-    add.add_argument("case", nargs="?", default="", metavar="CASE", help="its sessions: CASE or GPU/CASE")
-    add.set_defaults(run=list_baselines)
-    add = actions.add_parser("diff", parents=[common], help="what changed; exit 1 where a metric got worse")
-    add.add_argument("a", nargs="?", type=Path, metavar="A", help="folder or file: the old ones (default: --dir)")
-    add.add_argument("b", nargs="?", type=Path, metavar="B", help="folder or file: the new ones (default: --dir)")
-    add.add_argument("--git", metavar="REV", help="take the old ones from this git revision of --dir")
-    add.add_argument("--suite", type=Path, help="Python file with the cases, whose own tolerances count; it is run")
-    add.set_defaults(run=diff)
-    add = actions.add_parser("check", parents=[common], help="is every file sound, and of a case of the suite")
-    add.add_argument(
+    suite = argparse.ArgumentParser(add_help=False)
+    suite.add_argument(
         "--suite",
         type=Path,
         help="Python file whose attributes are the cases (default: suites/matrix.py beside the folder); it is run",
     )
+    add = actions.add_parser("list", parents=[common], help="one line per baseline, or per session of a case's")
+    add.add_argument("case", nargs="?", default="", metavar="CASE", help="its sessions: CASE or GPU/CASE")
+    add.set_defaults(run=list_baselines)
+    add = actions.add_parser(
+        "diff", parents=[common, suite], help="what changed since a git revision; exit 1 where a metric got worse"
+    )
+    add.add_argument("--git", default="HEAD", metavar="REV", help="with the old ones (default: HEAD)")
+    add.set_defaults(run=diff)
+    add = actions.add_parser("check", parents=[common, suite], help="is every file sound, and of a case of the suite")
     add.set_defaults(run=check)
 
 
 def list_baselines(options: argparse.Namespace) -> int:
     from pytest_fp8.baselines.record import Baseline
-    from pytest_fp8.baselines.store import gpus_in, named, read_folder, require_gpu
-    from pytest_fp8.report.baselines import describe, print_list
+    from pytest_fp8.baselines.store import chosen, read_folder
+    from pytest_fp8.report.baselines import print_list
 
-    files = read_folder(options.dir)
-    require_gpu(options.gpu, gpus_in(files))
-    files = {path: stored for path, stored in files.items() if options.gpu in ("", path.parts[0])}
-    files = named(options.case, files) if options.case else files
-    stored = [each for each in files.values() if isinstance(each, Baseline)]
-    if options.json:
-        _print_json([each.to_json() if options.case else describe(each) for each in stored])
-    else:
-        print_list(stored, sessions=bool(options.case))
+    files = chosen(read_folder(options.dir), options.gpu, options.case)
+    print_list([each for each in files.values() if isinstance(each, Baseline)], sessions=bool(options.case))
     broken = [error for error in files.values() if isinstance(error, BaselineError)]
     for error in broken:
         print(error.message, file=sys.stderr)
@@ -67,78 +55,49 @@ def list_baselines(options: argparse.Namespace) -> int:
 
 
 def diff(options: argparse.Namespace) -> int:
-    from pytest_fp8.baselines import store
     from pytest_fp8.baselines.review import compare_histories
-    from pytest_fp8.baselines.store import read_folder, readable
-    from pytest_fp8.report.baselines import print_diff, revision_to_json
+    from pytest_fp8.baselines.store import Revision, chosen, estimated, read_all, read_folder, readable
+    from pytest_fp8.report.baselines import print_diff
 
-    if (options.git is None) is (options.b is None):
-        refuse(
-            B.USAGE,
-            "diff takes two sides",
-            expected="A and B, or --git REV for the old side and A or --dir for the new one",
-            seen="both" if options.b else "one" if options.a else "none",
-            next_step="pytest-fp8 baselines diff --git main",
-        )
-    if options.git is not None:
-        old = readable(store.read_all(store.Revision(options.dir, options.git)))
-        gone = options.a is None and bool(old) and not options.dir.exists()
-        new = {} if gone else readable(read_folder(options.a or options.dir))
-    else:
-        old, new = readable(read_folder(options.a)), readable(read_folder(options.b))
-    store.require_gpu(options.gpu, {gpu for gpu, _ in {*old, *new}})
-    wanted = sorted(key for key in set(old) | set(new) if options.gpu in ("", key[0]))
-    own = {case.id: case.tolerance for case in _cases(options)} if options.suite else {}
-    tolerances = {case: {"speedup": tolerance, "busy_speedup": tolerance} for case, tolerance in own.items()}
-    known = {gpu: store.components_in(store.Folder(options.dir), gpu) for gpu in {gpu for gpu, _ in wanted}}
+    before = read_all(Revision(options.dir, options.git))
+    now = {} if before and not options.dir.exists() else read_folder(options.dir)
+    named = chosen({**before, **now}, options.gpu).keys()
+    old, new = (readable({path: files[path] for path in named if path in files}) for files in (before, now))
+    own = {case.id: case.tolerance for case in _cases(options) or ()} if options.suite else {}
+    # Of the old side: what comes with a change must not widen the noise that it is judged by.
+    components = {gpu: estimated(stored for (its, _), stored in old.items() if its == gpu) for gpu, _ in new}
     revisions = [
-        compare_histories(old.get(key), new[key], tolerances.get(key[1]), known[key[0]]) for key in wanted if key in new
+        compare_histories(old.get((gpu, case)), stored, own.get(case), components[gpu])
+        for (gpu, case), stored in sorted(new.items())
     ]
-    removed = not (options.b or options.a or options.dir).is_file()
-    only_old = [f"{gpu}/{case}" for gpu, case in wanted if (gpu, case) not in new]
-    if options.json:
-        differences = [revision_to_json(revision) for revision in revisions]
-        _print_json({"baselines": differences, "removed" if removed else "only in A": only_old})
-    else:
-        print_diff(revisions, only_old, removed)
-    return WRONG if any(revision.worse for revision in revisions) or (removed and only_old) else OK
+    removed = [f"{gpu}/{case}" for gpu, case in sorted(old.keys() - new.keys())]
+    print_diff(revisions, removed)
+    return WRONG if removed or any(revision.worse for revision in revisions) else OK
 
 
 def check(options: argparse.Namespace) -> int:
     from pytest_fp8.baselines.check import inspect
-    from pytest_fp8.baselines.store import Folder, components_in, gpus_in, read_folder, require_gpu
-    from pytest_fp8.report.baselines import print_findings
+    from pytest_fp8.baselines.store import chosen, read_folder
+    from pytest_fp8.report.baselines import print_notes
 
-    files = read_folder(options.dir)
-    require_gpu(options.gpu, gpus_in(files))
-    # Else the cases are in a project's tests: no list says which files are of one, or what they are today.
-    listed = options.suite is not None or _suite_of(options).parent.exists()
-    found = inspect(
-        files,
-        _cases(options) if listed else None,
-        options.gpu,
-        lambda gpu: components_in(Folder(options.dir), gpu),
-    )
-    errors = [finding for finding in found if finding.level == "error"]
-    if options.json:
-        _print_json([finding.to_json() for finding in found])
-        return WRONG if errors else OK
-    print_findings(errors, [finding for finding in found if finding.level != "error"])
-    alone = "" if listed else f", each looked at alone, for no {_suite_of(options)} lists cases (--suite)"
-    print(f"{len(files)} baselines{alone}: {len(errors)} error(s), {len(found) - len(errors)} note(s)")
+    files, cases = chosen(read_folder(options.dir), options.gpu), _cases(options)
+    found = inspect(files, cases)
+    print_notes(found)
+    alone = "" if cases is not None else f", each looked at alone, for no {_suite_of(options)} lists cases (--suite)"
+    errors = sum(note.error for note in found)
+    print(f"{len(files)} baselines{alone}: {errors} error(s), {len(found) - errors} note(s)")
     return WRONG if errors else OK
 
 
-def _cases(options: argparse.Namespace) -> list[Case]:
+def _cases(options: argparse.Namespace) -> list[Case] | None:
+    """Those of the suite; ``None`` where none is named and no folder of suites lies beside the baselines: the cases are
+    in a project's tests then, and no list says which files are of one, or what they are today."""
     from pytest_fp8.baselines.check import suite_cases
 
-    return suite_cases(_suite_of(options))
+    suite = _suite_of(options)
+    return suite_cases(suite) if options.suite is not None or suite.parent.exists() else None
 
 
 def _suite_of(options: argparse.Namespace) -> Path:
     suite: Path | None = options.suite
     return suite or options.dir.absolute().parent / "suites" / "matrix.py"
-
-
-def _print_json(data: Any) -> None:
-    print(json.dumps(data, indent=1, sort_keys=True))

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pytest_fp8.baselines.strict import between, sized
 from pytest_fp8.case import Case
+from pytest_fp8.plain import between, sized
 from pytest_fp8.stats.loss import LOSS_MARGIN
 
 EXACT = 1e-9

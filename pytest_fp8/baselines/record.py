@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pytest_fp8.baselines.metrics import METRICS
-from pytest_fp8.baselines.strict import Unsound, between, quoted, sized
-from pytest_fp8.plain import from_plain, plain_value, to_plain
+from pytest_fp8.plain import PlainDataError, between, from_plain, plain_value, sized, strict_json, to_plain
 
 SCHEMA = 3
 # 2: a step no longer waits for the GPU.
@@ -26,7 +25,7 @@ MAX_SESSIONS = 8
 def _metrics(value: Mapping[str, Any], where: str) -> None:
     for name, values in value.items():
         if name not in METRICS:
-            raise Unsound(f"{where} has no field {quoted(name)}")
+            raise PlainDataError(f"{where} has no field {name!r:.60}")
         plain_value(METRICS[name].values, values, f"{where}.{name}")
 
 
@@ -105,10 +104,6 @@ class Baseline:
         """The raw values of every session of the metric's current level, the oldest first."""
         return [list(session.metrics[metric]) for session in self.measured_in(metric)]
 
-    def to_json(self) -> dict[str, Any]:
-        content = {"schema": SCHEMA, **to_plain(self)}
-        return {**content, "digest": digest(content)}
-
 
 def digest(content: Mapping[str, Any]) -> str:
     """SHA-256 of a file's content without its digest, as canonical JSON."""
@@ -117,22 +112,22 @@ def digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def session_of(
-    origin: Mapping[str, Any], metrics: Mapping[str, Sequence[Any]], host_bound: bool = False
-) -> StoredSession:
-    """A session's record from its provenance and what it measured."""
-    return StoredSession(**origin, metrics=dict(metrics), host_bound=host_bound)
-
-
 @dataclass(frozen=True)
 class _File(Baseline):
     schema: Annotated[int, between(SCHEMA, SCHEMA)] = SCHEMA
     digest: str = ""
 
 
-def parse_baseline(data: Any) -> Baseline:
-    """A baseline from parsed JSON of schema 3. Raises :class:`Unsound`, which names the field."""
+def to_text(baseline: Baseline) -> str:
+    """The file of a baseline."""
+    content = {"schema": SCHEMA, **to_plain(baseline)}
+    return json.dumps({**content, "digest": digest(content)}, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def from_text(text: str | bytes) -> Baseline:
+    """The baseline in a file of schema 3. Raises ``ValueError``, which names the field, and ``RecursionError``."""
+    data = strict_json(text)
     found = from_plain(_File, data, "the baseline")
     if found.digest != digest(data):
-        raise Unsound("the digest is not that of the content: it was edited by hand")
+        raise PlainDataError("the digest is not that of the content: it was edited by hand")
     return Baseline(found.case, found.case_hash, found.gpu, found.sessions)

@@ -57,6 +57,10 @@ class Revision:
     """What was done to the old sessions besides appending to them."""
 
     @property
+    def name(self) -> str:
+        return f"{self.gpu}/{self.case}"
+
+    @property
     def changed(self) -> bool:
         return bool(self.whole or self.tampered) or any(c.moved or c.word in ("new", "removed") for c in self.changes)
 
@@ -92,8 +96,6 @@ def revise(
     where they are known; of others the code's own. ``components``: the GPU's. What stands beside a speedup is not
     compared.
     """
-    if old is not None and (old.case, old.gpu) != (new.case, new.gpu):
-        raise ValueError(f"{old.gpu}/{old.case} and {new.gpu}/{new.case} are not the same baseline")
     if old is not None and old.case_hash != new.case_hash:
         old, whole = None, "the case was redefined: its old numbers are not compared"
     if old is None:
@@ -111,13 +113,12 @@ def revise(
 
 
 def compare_histories(
-    old: Baseline | None,
-    new: Baseline,
-    tolerances: Mapping[str, float] | None = None,
-    components: Components = MEASURED,
+    old: Baseline | None, new: Baseline, tolerance: float | None = None, components: Components = MEASURED
 ) -> Revision:
-    """As :func:`revise`, of two states of one file: a metric that is gone was removed, and so was a session."""
-    revision = revise(old, new, tolerances=tolerances, components=components)
+    """As :func:`revise`, of two states of one file: a metric that is gone was removed, and so was a session.
+    ``tolerance``: of the speedup, where the case is known."""
+    speeds = {} if tolerance is None else {"speedup": tolerance, "busy_speedup": tolerance}
+    revision = revise(old, new, tolerances=speeds, components=components)
     if old is None or revision.whole:
         return revision
     changes = tuple(replace(c, word="removed") if c.word == "not measured" else c for c in revision.changes)

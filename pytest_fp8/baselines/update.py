@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.baselines.check import too_coarse
 from pytest_fp8.baselines.metrics import METRICS
-from pytest_fp8.baselines.record import MAX_SESSIONS, Baseline, StoredSession, session_of
+from pytest_fp8.baselines.record import MAX_SESSIONS, Baseline, StoredSession
 from pytest_fp8.baselines.review import Revision, revise
 from pytest_fp8.baselines.store import Folder, components_in, earlier_baseline, write_baseline
 from pytest_fp8.errors import BaselineError
@@ -59,7 +59,7 @@ def _store(done: Update, folder: Path, entry: Row, new: Baseline, components: Co
     # Those of the case itself: its mark or the suite gives them, and the loss rule its margin.
     tolerances = {name: float(metric["tolerance"]) for name, metric in entry.metrics.items()}
     try:
-        old, why_none = earlier_baseline(folder, new.gpu, new.case, new.case_hash)
+        old, why_none = earlier_baseline(Folder(folder), new.gpu, new.case, new.case_hash)
         if why := why_not_appended(old, new.newest):
             return why
         revision = revise(old, new, why_none, tolerances, components)
@@ -105,15 +105,12 @@ def _questions(session: StoredSession) -> set[str]:
 
 
 def measured(entry: Row, origin: Mapping[str, Any]) -> Baseline:
-    """What this session measured of a case, as a baseline of one session."""
+    """What this session measured of a case, as a baseline of one session. An emulated case used no GPU."""
     values = {name: metric["values"] for name, metric in entry.metrics.items()}
-    session = session_of(origin_of(entry, origin), values, bool(_speed(entry).get("host_bound")))
+    gpu = {"name": "emulated"} if entry.gpu == "emulated" else origin["gpu"]
+    host_bound = bool(_speed(entry).get("host_bound"))
+    session = StoredSession(**{**origin, "gpu": gpu}, metrics=values, host_bound=host_bound)
     return Baseline(entry.case, entry.case_hash, entry.gpu, (session,))
-
-
-def origin_of(entry: Row, origin: Mapping[str, Any]) -> dict[str, Any]:
-    """The provenance of a case's figures: an emulated case used no GPU."""
-    return {**origin, "gpu": {"name": "emulated"} if entry.gpu == "emulated" else origin["gpu"]}
 
 
 def why_not_stored(record: Record, case: str, components: Components) -> str:

@@ -214,7 +214,6 @@ class B(Code):
     """Baselines: files and commands."""
 
     UNREADABLE = "FP8-B01"
-    MISPLACED = "FP8-B05"
     REDEFINED = "FP8-B06"
     NOT_WRITTEN = "FP8-B09"
     LOCKED = "FP8-B10"
@@ -222,7 +221,6 @@ class B(Code):
     UNKNOWN_NAME = "FP8-B12"
     NO_REVISION = "FP8-B13"
     NO_SUITE = "FP8-B14"
-    USAGE = "FP8-B15"
     ORPHANED = "FP8-B17"
     TOO_COARSE = "FP8-B18"
     UNEXERCISED = "FP8-B19"

@@ -60,7 +60,7 @@ def _difference(change: Change) -> str:
 
 def revision_lines(revision: Revision) -> list[str]:
     """What an update did to one baseline; one line where nothing moved or the baseline is new."""
-    name = f"baseline {revision.gpu}/{revision.case}"
+    name = f"baseline {revision.name}"
     if not revision.changed:
         return [f"{name}: nothing moved by more than noise; this session joins the others"]
     if revision.whole:
@@ -75,18 +75,6 @@ def revision_lines(revision: Revision) -> list[str]:
     if revision.origins():
         lines.append("  " + "; ".join(revision.origins()))
     return lines
-
-
-def describe(baseline: Baseline) -> dict[str, Any]:
-    """The facts of one line as data: ratios, share and nats as numbers."""
-    facts: dict[str, Any] = {"case": baseline.case, "gpu": baseline.gpu, "case_hash": baseline.case_hash}
-    facts |= {name: level(name, baseline.values(name)) for name in baseline.metrics}
-    if "speedup" in baseline.metrics:
-        speed = estimate_of(baseline.values("speedup"))
-        facts |= {"speedup": speed.ratio, "speedup_interval": speed.interval, "processes": len(speed.each)}
-    newest = baseline.newest
-    origin = {"date": newest.date, "commit": newest.commit, "reason": newest.reason, "libraries": newest.libraries}
-    return {**facts, **origin, "sessions": len(baseline.sessions)}
 
 
 def print_list(baselines: Sequence[Baseline], sessions: bool = False) -> None:
@@ -156,46 +144,29 @@ def _marks(baseline: Baseline) -> list[list[str]]:
     return marks
 
 
-def revision_to_json(revision: Revision) -> dict[str, Any]:
-    return {
-        "case": revision.case,
-        "gpu": revision.gpu,
-        "not compared": revision.whole,
-        "origins": revision.origins(),
-        "worse": revision.worse,
-        "starts": revision.starts(),
-        "history": [revision.tampered] if revision.tampered else [],
-        "changes": [dict(vars(change)) for change in revision.changes],
-    }
-
-
-def print_diff(revisions: Sequence[Revision], only_old: Sequence[str], removed: bool) -> None:
-    """One table of all metrics that differ, then new, unfit and missing baselines, and a closing line. ``removed``:
-    whether those in A alone count as removed."""
+def print_diff(revisions: Sequence[Revision], removed: Sequence[str]) -> None:
+    """One table of all metrics that differ, then new, unfit and removed baselines, and a closing line."""
     from pytest_fp8.report.table import print_table
 
     rows: list[tuple[str, ...]] = []
     styles: list[str] = []
     for revision in revisions:
-        name = f"{revision.gpu}/{revision.case}"
         for change in () if revision.whole else revision.changes:
-            if change.word in ("same", "not measured"):
-                continue
-            rows.append((name, *change_cells(change)))
-            styles.append(STYLE.get(change.word, "dim"))
+            if change.word not in ("same", "not measured"):
+                rows.append((revision.name, *change_cells(change)))
+                styles.append(STYLE.get(change.word, "dim"))
     if rows:
         print_table(("baseline", "metric", "old", "new", "change", "finding"), rows, styles)
     for revision in revisions:
-        name = f"{revision.gpu}/{revision.case}"
         if revision.whole:
             print(revision_lines(revision)[0])
         if revision.tampered:
-            print(f"{name}: {revision.tampered}")
+            print(f"{revision.name}: {revision.tampered}")
     for text in dict.fromkeys(line for revision in revisions for line in revision.origins()):
         print(f"measured with {text}")
-    if only_old:
-        print(f"{len(only_old)} {'removed' if removed else 'only in A'}: {', '.join(only_old)}")
-    worse = [f"{r.gpu}/{r.case}" for r in revisions if r.worse] + (list(only_old) if removed else [])
+    if removed:
+        print(f"{len(removed)} removed: {', '.join(removed)}")
+    worse = [revision.name for revision in revisions if revision.worse] + list(removed)
     changed = sum(revision.changed for revision in revisions)
     print(
         f"{len(revisions)} baselines compared: {changed} changed, {len(revisions) - changed} as they were within noise"
@@ -203,17 +174,23 @@ def print_diff(revisions: Sequence[Revision], only_old: Sequence[str], removed: 
     )
 
 
-def print_findings(errors: Sequence[Note], notes: Sequence[Note]) -> None:
+def print_notes(found: Sequence[Note]) -> None:
     """Errors as a table, with the next commands; each note once, with the cases it is about."""
     from pytest_fp8.report.table import print_table
 
+    errors = [note for note in found if note.error]
     if errors:
-        rows = [(f"{f.gpu}/{f.case}", f"{f.code} {f.kind}", f.message) for f in errors]
+        rows = [(f"{note.gpu}/{note.case}", f"{note.code} {_kind(note)}", note.message) for note in errors]
         print_table(("baseline", "error", ""), rows, ["red"] * len(errors))
-    for step in dict.fromkeys(finding.next_step for finding in errors if finding.next_step):
+    for step in dict.fromkeys(note.next_step for note in errors if note.next_step):
         print(f"next: {step}")
     grouped: dict[str, list[str]] = {}
-    for note in notes:
-        grouped.setdefault(f"{note.gpu}, {note.kind}: {note.message}", []).append(note.case)
+    for note in found:
+        if not note.error:
+            grouped.setdefault(f"{note.gpu}, {_kind(note)}: {note.message}", []).append(note.case)
     for text, names in grouped.items():
         print(f"note: {text}: {', '.join(names)}")
+
+
+def _kind(note: Note) -> str:
+    return note.code.slug.replace("-", " ")

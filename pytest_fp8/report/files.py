@@ -12,18 +12,15 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.baselines.atomic import write_atomically
-from pytest_fp8.baselines.strict import Unsound, parse, quoted, read_regular
 from pytest_fp8.codes import R
 from pytest_fp8.errors import BaselineError, Fp8Error
-from pytest_fp8.plain import finite, from_plain, to_plain
+from pytest_fp8.plain import PlainDataError, finite, from_plain, strict_json, to_plain
 from pytest_fp8.report.record import JOURNAL, Began, Record, read_journal
 from pytest_fp8.report.rows import SCHEMA, Origin, Report, Row, number
 
 if TYPE_CHECKING:
     from pytest_fp8.report.record import Answer
 
-MOST_BYTES = 64 << 20
-"""Of a report. One case of the 8B model, with 225 layers, has about 200 kB."""
 REPORT, SUMMARY, PAGE = "report.json", "summary.md", "index.html"
 
 
@@ -55,14 +52,14 @@ def read_report(path: Path) -> Report:
     """The report in a file, or in the ``report.json`` of a folder. Raises :class:`Fp8Error` of two lines."""
     file = path / REPORT if path.is_dir() else path
     try:
-        report = from_plain(Report, parse(read_regular(file, MOST_BYTES)), "the report")
+        report = from_plain(Report, strict_json(file.read_text(encoding="utf-8")), "the report")
         if report.schema != SCHEMA:
-            raise Unsound(f"the report's schema is {report.schema}, not {SCHEMA}")
-    except (OSError, Unsound) as error:
+            raise PlainDataError(f"the report's schema is {report.schema}, not {SCHEMA}")
+    except (OSError, ValueError, RecursionError) as error:
         said = f"{type(error).__name__}: {error.strerror}" if isinstance(error, OSError) else str(error)
         raise Fp8Error(
             R.NOT_A_REPORT,
-            f"{quoted(str(file))} is no report of this pytest-fp8: {said}"[:500],
+            f"{str(file)!r} is no report of this pytest-fp8: {said}"[:500],
             next_step="run the tests again with --fp8-report",
         ) from None
     return report
@@ -108,13 +105,13 @@ def recover(folder: Path) -> list[Path]:
     if not journal.exists():
         return []
     try:
-        record = read_journal(journal, MOST_BYTES)
+        record = read_journal(journal)
         began = next(line for line in record.lines if isinstance(line, Began))
         report = report_of(record, began.provenance, finished=False)
     except (OSError, ValueError, TypeError, LookupError, StopIteration) as error:
         raise Fp8Error(
             R.NOT_A_REPORT,
-            f"{quoted(str(journal))} is no journal of this pytest-fp8: {type(error).__name__}: {error}"[:500],
+            f"{str(journal)!r} is no journal of this pytest-fp8: {type(error).__name__}: {error}"[:500],
             next_step=f"remove it to read the report beside it: rm {shlex.quote(str(journal))}",
         ) from None
     return [write_report(folder, report)]

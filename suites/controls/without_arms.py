@@ -22,14 +22,14 @@ class WithoutArms(Control):
     case = None  # type: ignore[assignment]
 
 
-@control("foreign-baseline", "another GPU's baseline under this name", B.MISPLACED, question="baseline")
+@control("foreign-baseline", "another GPU's baseline under this name", B.UNREADABLE, question="baseline")
 class ForeignBaseline(WithoutArms):
     """An H100's, in the folder and under the name of an H200's."""
 
     @classmethod
     def ask(cls, pair: Fp8Pair | None) -> Outcome:
         from pytest_fp8.baselines.record import Baseline, StoredSession
-        from pytest_fp8.baselines.store import read_baseline, write_baseline
+        from pytest_fp8.baselines.store import Folder, read_baseline, write_baseline
         from pytest_fp8.errors import BaselineError
 
         case, digest = "1b-torchao-tensorwise", "0" * 16
@@ -40,7 +40,7 @@ class ForeignBaseline(WithoutArms):
             target.parent.mkdir()
             written.rename(target)
             try:
-                read_baseline(Path(name), "h200", case, digest)
+                read_baseline(Folder(Path(name)), "h200", case, digest)
             except BaselineError as error:
                 return Outcome.of_error(cls, error)
         return Outcome(cls, "PASS", "the file was compared with", "")

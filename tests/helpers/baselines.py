@@ -6,7 +6,7 @@ import json
 import math
 from statistics import median
 
-from pytest_fp8.baselines.record import Baseline, digest, session_of
+from pytest_fp8.baselines.record import Baseline, StoredSession, digest
 
 ORIGIN = {
     "date": "2026-11-20",
@@ -29,7 +29,7 @@ def session(metrics=None, **origin):
     if "speedup" in metrics and "fp8_ms" not in metrics:
         pairs = zip(metrics["bf16_ms"], metrics["speedup"], strict=True)
         metrics["fp8_ms"] = [ms / math.exp(median(blocks)) for ms, blocks in pairs]
-    return session_of({**ORIGIN, **origin}, metrics, host_bound="busy_speedup" in metrics)
+    return StoredSession(**{**ORIGIN, **origin}, metrics=metrics, host_bound="busy_speedup" in metrics)
 
 
 def baseline(case, case_hash, gpu="h200", metrics=None, **origin):

@@ -14,9 +14,7 @@ from helpers.good_baseline import GOOD, read
 from pytest_fp8 import Case
 from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.baselines.check import inspect, suite_cases
-from pytest_fp8.baselines.command import diff
-from pytest_fp8.baselines.store import Revision, named, read_all, read_folder, write_baseline
-from pytest_fp8.cli import parser
+from pytest_fp8.baselines.store import Revision, chosen, read_all, read_folder, write_baseline
 from pytest_fp8.codes import B
 from pytest_fp8.errors import Fp8Error
 
@@ -32,10 +30,6 @@ def written(change):
         read(folder)
 
     return ask
-
-
-def other_gpu(path):
-    edit(path, lambda data: data.update(gpu="h100"))
 
 
 def twice(folder):
@@ -55,15 +49,13 @@ def of_no_revision(folder):
 
 RAISED = {
     B.UNREADABLE: written(lambda path: path.write_text("{")),
-    B.MISPLACED: written(other_gpu),
     B.REDEFINED: written(lambda path: edit(path, lambda data: data.update(case_hash="b"))),
     B.NOT_WRITTEN: onto_a_file,
     B.LOCKED: twice,
     B.NOTHING_THERE: lambda folder: read_folder(folder / "basline"),
-    B.UNKNOWN_NAME: lambda folder: named("1b-torchao-rowwse", {Path(FILE): GOOD}),
+    B.UNKNOWN_NAME: lambda folder: chosen({Path(FILE): GOOD}, case="1b-torchao-rowwse"),
     B.NO_REVISION: of_no_revision,
     B.NO_SUITE: lambda folder: suite_cases(folder / "matrix.py"),
-    B.USAGE: lambda folder: diff(parser().parse_args(["baselines", "diff"])),
 }
 """Code -> what raises it in a folder."""
 
@@ -92,4 +84,4 @@ def found_in_a_folder():
 def test_words_of_check(snapshot):
     found = found_in_a_folder()
     assert sorted({note.code for note in found}) == sorted(set(B) - set(RAISED))
-    assert "\n".join(f"{note.level} {note.code} {note.kind}: {note.message}" for note in found) == snapshot
+    assert "\n".join(f"{note.code} {note.error}: {note.message}" for note in found) == snapshot
