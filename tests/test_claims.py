@@ -1,130 +1,196 @@
-"""What the stored baselines say about a claim: the rule, and which case answers."""
+"""Claims: the rule on one interval, which case answers, what each metric reads, and the page of this repository."""
 
 from __future__ import annotations
 
+import math
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from benchmarks.claims.__main__ import markdown
-from benchmarks.claims.judge import (
-    ABOUT,
-    AT_LEAST,
-    AT_MOST,
+from benchmarks.claims import cases
+from benchmarks.claims.__main__ import (
+    BASELINES,
     DID_NOT_HOLD,
     HELD,
+    MEASURED,
+    METRICS,
     NOT_MEASURED,
     NOT_REPRODUCED,
     PARTLY,
-    Near,
+    Claim,
     Reading,
-    Source,
+    all_claims,
     judge,
-    verdict,
 )
-from helpers.claims import CASE, OTHER, SOURCE, baseline, claim, speed
+from helpers.baselines import baseline as stored
 from pytest_fp8 import Case
+from pytest_fp8.cli import main as command_line
+
+ROOT = Path(__file__).parent.parent
+CASE, OTHER, LARGE = (
+    Case("454m", "torchao", "tensorwise"),
+    Case("454m", "transformer_engine", "delayed"),
+    Case("8b", "torchao", "tensorwise"),
+)
+PAIR = Case("8b", "torchao", "rowwise", seq=8192, batch=2, gpus=2, parallel="fsdp2")
+KNOWN = {case.id: case for case in (CASE, OTHER, LARGE, PAIR)}
 
 
-def reading(low, high):
-    return Reading((low + high) / 2, low, high)
+def baseline(case=CASE, **metrics):
+    return stored(case.id, case.digest(), metrics=metrics)
+
+
+def speed(ratio, processes=4):
+    return [[math.log(ratio)] * 6] * processes
+
+
+def claim(*near, gpu="h200", gpus=1, metric="speedup", **compare):
+    source = {"name": "somebody", "gpus": gpus, **({"gpu": gpu} if gpu else {})}
+    near = [{"case": case.id} for case in near or (CASE,)]
+    return Claim("it is so", source, near, metric, **(compare or {"at_least": 1.3}))
+
+
+def judged(claim, **on):
+    """``on``: GPU -> baselines."""
+    return judge(claim, {gpu: {one.case: one for one in several} for gpu, several in on.items()}, KNOWN)
 
 
 @pytest.mark.parametrize(
     ("compare", "claimed", "measured", "word"),
     [
-        (AT_LEAST, (1.3, 1.3), (1.144, 1.154), DID_NOT_HOLD),
-        (AT_LEAST, (1.3, 1.3), (1.28, 1.29), HELD),
-        (AT_LEAST, (1.3, 1.3), (1.26, 1.28), PARTLY),
-        (AT_LEAST, (1.7, 2.2), (1.75, 1.8), HELD),
-        (AT_LEAST, (1.7, 2.2), (2.9, 3.0), DID_NOT_HOLD),
-        (AT_MOST, (0.6, 0.6), (1.16, 1.16), DID_NOT_HOLD),
-        (AT_MOST, (0.6, 0.6), (0.3, 0.3), HELD),
-        (ABOUT, (0.82, 0.82), (0.815, 0.83), HELD),
-        (ABOUT, (0.82, 0.82), (1.29, 1.31), DID_NOT_HOLD),
-        (ABOUT, (0.82, 0.82), (0.7, 0.81), PARTLY),
-        (ABOUT, (0.82, 0.82), (0.5, 1.5), PARTLY),
-        (ABOUT, (0, 0), (0, 0), HELD),
-        (ABOUT, (0, 0), (28, 28), DID_NOT_HOLD),
-        (AT_MOST, (0.02, 0.02), (-0.06, 0.018), HELD),
-        (AT_LEAST, (-0.1, -0.1), (-0.101, 0.2), HELD),
+        ("at_least", 1.3, (1.144, 1.154), DID_NOT_HOLD),
+        ("at_least", 1.3, (1.28, 1.29), HELD),
+        ("at_least", 1.3, (1.26, 1.28), PARTLY),
+        ("at_least", [1.7, 2.2], (1.75, 1.8), HELD),
+        ("at_least", [1.7, 2.2], (2.9, 3.0), DID_NOT_HOLD),
+        ("at_most", 0.6, (1.16, 1.16), DID_NOT_HOLD),
+        ("at_most", 0.6, (0.3, 0.3), HELD),
+        ("about", 0.82, (0.815, 0.83), HELD),
+        ("about", 0.82, (1.29, 1.31), DID_NOT_HOLD),
+        ("about", 0.82, (0.5, 1.5), PARTLY),
+        ("about", 0, (28, 28), DID_NOT_HOLD),
+        ("at_least", -0.1, (-0.101, 0.2), HELD),
     ],
 )
 def test_a_claim_is_held_against_the_whole_interval(compare, claimed, measured, word):
-    one = claim(compare=compare, low=claimed[0], high=claimed[1])
-    assert verdict(one, reading(*measured), same=True) == word
-    assert verdict(one, reading(*measured), same=False) == (NOT_REPRODUCED if word == DID_NOT_HOLD else word)
+    one, reading = claim(**{compare: claimed}), Reading(sum(measured) / 2, *measured)
+    assert one.verdict(reading, same=True) == word
+    assert one.verdict(reading, same=False) == (NOT_REPRODUCED if word == DID_NOT_HOLD else word)
 
 
 @pytest.mark.parametrize(
-    ("source", "differs", "said"),
+    ("about", "said"),
     [
-        (SOURCE, {}, {}),
-        (SOURCE, {"batch": "another"}, {"batch": "another"}),
-        (Source("somebody", gpu="h100"), {}, {"GPU": "H200 instead of H100"}),
-        (Source("somebody"), {}, {"GPU": "H200, the claim's is not known"}),
-        (Source("somebody", gpu="h200", gpus=8), {}, {"number of GPUs": "1 instead of 8"}),
+        ({}, {}),
+        ({"gpu": "h100"}, {"GPU": "H200 instead of H100"}),
+        ({"gpu": ""}, {"GPU": "H200, the claim's is not known"}),
+        ({"gpus": 8}, {"number of GPUs": "1 instead of 8"}),
     ],
 )
-def test_a_claim_did_not_hold_only_where_the_same_was_measured(source, differs, said):
-    found = judge(claim(cases=(Near(CASE, differs),), source=source), {"h200": {CASE.id: baseline(speedup=speed(1.1))}})
-    assert found.verdict == (NOT_REPRODUCED if said else DID_NOT_HOLD)
-    assert found.differs == said
-
-
-def test_the_nearest_case_that_was_measured_answers_and_the_nearer_one_is_named():
-    found = judge(claim(cases=(Near(CASE), Near(OTHER))), {"h200": {OTHER.id: baseline(OTHER, speedup=speed(1.4))}})
-    assert (found.verdict, found.near.case) == (HELD, OTHER)
-    assert found.why == (f"no baseline of {CASE.id}",)
+def test_a_claim_did_not_hold_only_where_the_same_was_measured(about, said):
+    found = judged(claim(**about), h200=[baseline(speedup=speed(1.1))])
+    assert (found.verdict, found.differs) == (NOT_REPRODUCED if said else DID_NOT_HOLD, said)
+    of_two = judged(claim(PAIR, gpus=8), h200=[baseline(PAIR, speedup=speed(1.4))])
+    assert of_two.differs == {"number of GPUs": "2 instead of 8"}
 
 
 @pytest.mark.parametrize(
-    ("about", "on", "answers", "differs"),
+    ("about", "on", "answers"),
     [
-        ("h100", {"h200": [CASE], "h100": [CASE]}, ("h100", CASE), {}),
-        ("h200", {"h200": [CASE], "h100": [CASE]}, ("h200", CASE), {}),
-        ("h100", {"h200": [CASE], "h100": [OTHER]}, ("h200", CASE), {"GPU": "H200 instead of H100"}),
-        ("", {"h200": [OTHER], "h100": [CASE]}, ("h100", CASE), {"GPU": "H100, the claim's is not known"}),
+        ("h100", {"h200": [CASE], "h100": [CASE]}, ("h100", CASE)),
+        ("h200", {"h200": [CASE], "h100": [CASE]}, ("h200", CASE)),
+        ("h100", {"h200": [CASE], "h100": [OTHER]}, ("h200", CASE)),
+        ("", {"h200": [OTHER], "h100": [CASE]}, ("h100", CASE)),
+        ("h200", {"h200": [OTHER]}, ("h200", OTHER)),
     ],
 )
-def test_the_nearest_case_counts_first_and_then_the_claims_own_gpu(about, on, answers, differs):
-    asked = claim(cases=(Near(CASE), Near(OTHER)), source=Source("somebody", gpu=about))
-    stored = {gpu: {case.id: baseline(case, speedup=speed(1.4)) for case in cases} for gpu, cases in on.items()}
-    found = judge(asked, stored)
-    assert (found.gpu, found.near.case, found.differs) == (*answers, differs)
-
-
-def test_the_number_of_gpus_is_that_of_the_case():
-    pair = Case("8b", "torchao", "rowwise", seq=8192, batch=2, gpus=2, parallel="fsdp2")
-    source = Source("somebody", gpu="h200", gpus=8)
-    found = judge(claim(cases=(Near(pair),), source=source), {"h200": {pair.id: baseline(pair, speedup=speed(1.4))}})
-    assert found.differs == {"number of GPUs": "2 instead of 8"}
+def test_the_nearest_case_counts_first_and_then_the_claims_own_gpu(about, on, answers):
+    held = {gpu: [baseline(case, speedup=speed(1.4)) for case in of_it] for gpu, of_it in on.items()}
+    found = judged(claim(CASE, OTHER, gpu=about), **held)
+    assert (found.gpu, found.near["case"], found.verdict) == (answers[0], answers[1].id, HELD)
+    assert found.why == (() if answers[1] is CASE else (f"no baseline of {CASE.id}",))
 
 
 def test_where_arms_wait_for_their_host_the_gpu_s_work_answers_and_that_is_no_such_speed():
-    waits = baseline(speedup=speed(0.97), busy_speedup=speed(1.1))
-    found = judge(claim(source=Source("somebody", gpu="h200")), {"h200": {CASE.id: waits}})
+    found = judged(claim(), h200=[baseline(speedup=speed(0.97), busy_speedup=speed(1.1))])
     assert found.reading.value == pytest.approx(1.1)
-    assert "wait for their host" in found.differs["time"]
+    assert "time" in found.differs
     assert found.verdict == NOT_REPRODUCED, "the steps may be as fast elsewhere"
 
 
-def test_the_loss_of_a_model_that_learns_too_little_answers_nothing():
-    large = Case("8b", "torchao", "tensorwise")
-    stored = {"h200": {large.id: baseline(large, loss_gap=[0.0, 0.001, 0.002])}}
-    found = judge(claim("loss_gap", AT_MOST, 0.02, cases=(Near(large),)), stored)
-    assert found.verdict == NOT_MEASURED
-    page = markdown([found], stored)
-    assert any("| - | not measured here |" in line and "too few weights" in line for line in page)
+@pytest.mark.parametrize(
+    ("asked", "held"),
+    [
+        (claim(LARGE, metric="loss_gap", at_most=0.02), baseline(LARGE, loss_gap=[0.0, 0.001, 0.002])),
+        (claim(), replace(baseline(speedup=speed(1.4)), case_hash="0" * 16)),
+        (claim(metric="activation_ratio", at_most=0.5), baseline(speedup=speed(1.4))),
+    ],
+    ids=["learns too little", "another definition", "no such metric"],
+)
+def test_a_baseline_that_cannot_say_answers_nothing(asked, held):
+    found = judged(asked, h200=[held])
+    assert (found.verdict, len(found.why)) == (NOT_MEASURED, 1)
 
 
-def test_a_baseline_of_another_definition_answers_nothing():
-    old = replace(baseline(speedup=speed(1.4)), case_hash="0" * 16)
-    found = judge(claim(), {"h200": {CASE.id: old}})
-    assert found.verdict == NOT_MEASURED
-    assert "another definition" in found.why[0]
+GAIN, SHARE = 1.5, 0.4
 
 
-def test_a_baseline_without_the_metric_answers_nothing():
-    found = judge(claim("activation_ratio", AT_MOST, 0.5), {"h200": {CASE.id: baseline(speedup=speed(1.4))}})
-    assert (found.verdict, found.why) == (NOT_MEASURED, (f"{CASE.id} has no activation_ratio",))
+@pytest.mark.parametrize(
+    ("metric", "own", "other", "value"),
+    [
+        ("fp8_tokens_per_s", {"fp8_ms": [10.0, 10.0]}, {}, 24 * 1024 / 0.010),
+        ("speedup_over_other", {"speedup": speed(1.38)}, {"speedup": speed(1.2)}, 1.15),
+        ("step_over_other_bf16", {"fp8_ms": [20.0]}, {"fp8_ms": [8.0], "bf16_ms": [10.0]}, 2.0),
+        ("step_over_other_fp8", {"fp8_ms": [20.0]}, {"fp8_ms": [8.0], "bf16_ms": [10.0]}, 2.5),
+        ("adapter_share", {"speedup": speed(1 / ((1 - SHARE) / GAIN + SHARE))}, {"speedup": speed(GAIN)}, SHARE),
+        ("adapter_share", {"speedup": speed(1.0)}, {"speedup": speed(0.97)}, None),
+        ("loss_gap", {"loss_gap": [0.0, 0.01]}, {}, 0.005),
+    ],
+)
+def test_what_the_stored_baselines_say_in_a_metric(metric, own, other, value):
+    found = METRICS[metric][2](baseline(**own), baseline(OTHER, **other), CASE)
+    if value is None:
+        assert found is None, "without a gain in full training there is no share"
+    else:
+        assert found.value == pytest.approx(value)
+        assert found.low < value < found.high
+
+
+def test_published_claims_have_an_address_and_a_comparison_has_two_cases():
+    found = all_claims()
+    assert found
+    assert all(("url" in one.source) == (one.source.get("kind") == "published") for one in found)
+    for one in found:
+        compares = "other" in one.metric or one.metric == "adapter_share"
+        assert all(("other" in near) == compares for near in one.near)
+
+
+def test_the_page_is_what_the_command_prints_without_torch():
+    code = (
+        "import sys; from benchmarks.claims.__main__ import main; main();"
+        "print([name for name in ('torch', 'pytest', 'transformers') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    held = (ROOT / "docs/claims.md").read_text()
+    assert done.stdout == held, "make it again: python -m benchmarks.claims > docs/claims.md"
+    assert done.stderr == "[]\n"
+
+
+def test_the_figures_measured_for_claims_are_of_their_cases_as_they_are_defined(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert command_line(["baselines", "check", "--dir", str(MEASURED), "--suite", "benchmarks/claims/cases.py"]) == 0
+    assert "0 error(s)" in capsys.readouterr().out
+    stored = [path.stem for folder in (BASELINES, MEASURED) for path in (ROOT / folder / "h200").glob("[!_]*.json")]
+    assert len(stored) == len(set(stored)), "stored twice"
+
+
+def test_the_measuring_tests_ask_each_case_all_that_it_can_answer():
+    chosen = ["--collect-only", "-q", "-p", "no:cacheprovider", "benchmarks/claims/test_measure.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *chosen], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    found = {line.partition("::test_")[2] for line in done.stdout.splitlines() if "::" in line}
+    assert found == {f"{question}[{case.id}]" for case in cases.ALL for question in case.questions}

@@ -2,39 +2,45 @@
 
     python -m benchmarks.claims > docs/claims.md
 
-Instant: it reads baselines, and measures nothing. A claim fails nothing. Loads no torch.
+Instant: it reads baselines, and measures nothing. A claim fails nothing. Loads no torch. :data:`RULE` is the rule.
 """
 
 from __future__ import annotations
 
+import math
 import sys
+import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from benchmarks.claims import cases
-from benchmarks.claims.judge import (
-    BETWEEN_HOSTS,
-    DID_NOT_HOLD,
-    HELD,
-    LEARNS_TOO_LITTLE,
-    METRICS,
-    NOT_MEASURED,
-    NOT_REPRODUCED,
-    PARTLY,
-    TOLERANCE,
-    Claim,
-    Finding,
-    claims,
-    judge,
-)
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.store import read_folder, readable
+from pytest_fp8.case import Case
 from pytest_fp8.report.baselines import libraries_of
+from pytest_fp8.stats.components import MEASURED as COMPONENTS
+from pytest_fp8.stats.estimate import Estimate, estimate_of, spread
+from pytest_fp8.stats.loss import LOSS_CONFIDENCE
+from pytest_fp8.stats.quantiles import sample_sd, student_quantile
 
+CLAIMS = Path(__file__).with_name("claims.toml")
 BASELINES, MEASURED = Path("baselines"), Path("benchmarks/claims/measured")
 GPUS = ("h200", "h100")
+TOLERANCE = 0.02
+"""Of a claimed figure, at each end: figures are quoted with two digits, and 2 % is what a case of this suite allows."""
+BETWEEN_HOSTS = 0.05
+"""How far step times of the same arm lay apart on hosts of one kind of GPU. It widens what is no ratio of two arms that
+took turns on one GPU: tokens per second, and step times of two different cases."""
+HELD, PARTLY, DID_NOT_HOLD = "held", "partly", "did not hold"
+NOT_REPRODUCED, NOT_MEASURED = "not reproduced here", "not measured here"
 WORDS = (HELD, DID_NOT_HOLD, NOT_REPRODUCED, PARTLY, NOT_MEASURED)
+WORKS = "of the GPU's work, since the arms' steps wait for their host"
+LEARNS_TOO_LITTLE = "in the steps of a test 8B moves too few weights for a loss to say anything"
+"""docs/findings.md has the measurement."""
 RULE = f"""\
 Each measurement is an interval: 99 % for a speedup, what sessions on other machines differ by included; 95 % on each
 side over seeds for a loss gap; step times of two cases and tokens per second are widened by {BETWEEN_HOSTS:.0%}, which
@@ -49,25 +55,267 @@ names the case that was measured, and in what it differs from what the claim is 
 HEAD = ("| claim | figure | measured | verdict | measured with, and what differs |", "|---|---|---|---|---|")
 
 
-def all_claims() -> dict[str, Claim]:
-    """With the cases of the suite and of this folder."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "suites"))
-    import matrix
-
-    return claims({case.id: case for case in [*matrix.ALL, *cases.ALL]})
+# -- what is measured -------------------------------------------------------------------------------------------------
 
 
-def stored_on(gpu: str, folders: Iterable[Path]) -> dict[str, Baseline]:
-    """The baselines of a GPU by case; the first folder that has a case counts. Raises :class:`BaselineError`."""
-    found: dict[str, Baseline] = {}
-    for folder in folders:
-        for (key, case), baseline in readable(read_folder(folder)).items():
-            if key == gpu:
-                found.setdefault(case, baseline)
-    return found
+@dataclass(frozen=True)
+class Reading:
+    """A measured value and the interval that it may lie in."""
+
+    value: float
+    low: float
+    high: float
+    busy: bool = False
+    """Whether it is of the time in which the GPU works, since the arms' steps wait for their host."""
 
 
-def markdown(findings: Sequence[Finding], stored: Mapping[str, Mapping[str, Baseline]]) -> list[str]:
+Read = Callable[[Baseline, Baseline, Case], Reading | None]
+"""What the baseline of a claim's case, and that of the other one, say; ``None`` where they do not hold it."""
+
+
+def elsewhere(stored: Baseline, metric: str) -> Estimate:
+    """The newest session's log ratio with its error as a figure for other sessions, too."""
+    run, components = stored.values(metric), COMPONENTS.of(metric)
+    here, found = estimate_of(run, (), components), spread(run, (), components)
+    freedom = found.freedom(found.session, here.error**2)
+    return replace(here, error=math.hypot(here.error, components.session), freedom=freedom)
+
+
+def _speedup(own: Baseline, other: Baseline, case: Case) -> Reading | None:
+    if not (gated := own.gated):
+        return None
+    speed = elsewhere(own, gated)
+    return Reading(speed.ratio, *speed.interval, busy=gated == "busy_speedup")
+
+
+def _exact(metric: str) -> Read:
+    """Bytes and counts repeat exactly: the values are the interval."""
+
+    def read(own: Baseline, other: Baseline, case: Case) -> Reading | None:
+        values = own.values(metric)
+        return Reading(fmean(values), min(values), max(values)) if values else None
+
+    return read
+
+
+def _loss_gap(own: Baseline, other: Baseline, case: Case) -> Reading | None:
+    """The mean over seeds with the confidence that the loss question uses, on both sides."""
+    values = own.values("loss_gap")
+    if not values:
+        return None
+    count, middle, half = len(values), fmean(values), math.inf
+    if count > 1:
+        half = student_quantile(LOSS_CONFIDENCE, count - 1) * sample_sd(values) / math.sqrt(count)
+    return Reading(middle, middle - half, middle + half)
+
+
+def _between_hosts(values: Sequence[float]) -> Reading:
+    return Reading(fmean(values), min(values) * (1 - BETWEEN_HOSTS), max(values) * (1 + BETWEEN_HOSTS))
+
+
+def _tokens(arm: str) -> Read:
+    def read(own: Baseline, other: Baseline, case: Case) -> Reading | None:
+        times = own.values(f"{arm}_ms")
+        return _between_hosts([math.prod(case.tokens) / (ms / 1000) for ms in times]) if case.tokens and times else None
+
+    return read
+
+
+def _step_over(arm: str) -> Read:
+    def read(own: Baseline, other: Baseline, case: Case) -> Reading | None:
+        mine, theirs = own.values("fp8_ms"), other.values(f"{arm}_ms")
+        return _between_hosts([fmean(mine) / fmean(theirs)]) if mine and theirs else None
+
+    return read
+
+
+def _speedup_over(own: Baseline, other: Baseline, case: Case) -> Reading | None:
+    if not own.values("speedup") or not other.values("speedup"):
+        return None
+    found = elsewhere(own, "speedup").less(elsewhere(other, "speedup"))
+    return Reading(found.ratio, *found.interval)
+
+
+def _adapter_share(own: Baseline, other: Baseline, case: Case) -> Reading | None:
+    """The adapters' share of the BF16 step, computed as the claim's source computes it.
+
+    FP8 gains G on everything but the adapters and nothing on those: 1 / S = (1 - share) / G + share. G is the speedup
+    of full training, S that with adapters. An upper bound: full training also gains on the weight gradients, which a
+    frozen base does not have. ``None`` where full training gains nothing: the equation has no solution then.
+    """
+    if not own.values("speedup") or not other.values("speedup"):
+        return None
+    adapted, full = elsewhere(own, "speedup"), elsewhere(other, "speedup")
+    if full.interval[0] <= 1:
+        return None
+
+    def share(with_adapters: float, without: float) -> float:
+        return (1 / with_adapters - 1 / without) / (1 - 1 / without)
+
+    ends = share(adapted.interval[1], full.interval[0]), share(adapted.interval[0], full.interval[1])
+    return Reading(share(adapted.ratio, full.ratio), min(ends), max(ends))
+
+
+METRICS: Mapping[str, tuple[str, str, Read]] = {
+    "speedup": ("speed over BF16", "{:.3f}x", _speedup),
+    "memory_ratio": ("peak memory over BF16", "{:.3f}x", _exact("memory_ratio")),
+    "activation_ratio": ("activations over BF16", "{:.3f}x", _exact("activation_ratio")),
+    "loss_gap": ("loss above BF16", "{:+.4f} nats", _loss_gap),
+    "fp8_layers": ("FP8 layers", "{:g}", _exact("fp8_layers")),
+    "fp8_tokens_per_s": ("FP8", "{:.0f}k tokens/s", _tokens("fp8")),
+    "bf16_tokens_per_s": ("BF16", "{:.0f}k tokens/s", _tokens("bf16")),
+    "speedup_over_other": ("speed over the other case", "{:.3f}x", _speedup_over),
+    "step_over_other_bf16": ("step over the other's BF16 step", "{:.3f}x", _step_over("bf16")),
+    "step_over_other_fp8": ("step over the other's FP8 step", "{:.3f}x", _step_over("fp8")),
+    "adapter_share": ("adapters' share of the BF16 step", "{:.0%}", _adapter_share),
+}
+"""What a claim can be about -> its name, how it is written, and what baselines say of it."""
+NEAR_ZERO = ("loss_gap", "fp8_layers")
+"""A share of such a figure would say nothing."""
+
+
+def shown(metric: str, value: float) -> str:
+    """A value with its unit: ``1.149x``, ``+0.0031 nats``, ``850k tokens/s``, ``40%``."""
+    return METRICS[metric][1].format(value / 1000 if metric.endswith("tokens_per_s") else value)
+
+
+# -- what is claimed --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Claim:
+    """``says`` is the claim in this project's words. ``source``: of claims.toml, with ``name``; ``near``: the cases
+    that can test it, the nearest first, with what differs from the configuration that it is about."""
+
+    says: str
+    source: Mapping[str, Any]
+    near: Sequence[Mapping[str, Any]]
+    metric: str = "speedup"
+    at_least: float | Sequence[float] | None = None
+    at_most: float | None = None
+    about: float | Sequence[float] | None = None
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        figure = next(each for each in (self.at_least, self.at_most, self.about) if each is not None)
+        return (figure[0], figure[-1]) if isinstance(figure, Sequence) else (figure, figure)
+
+    @property
+    def figure(self) -> str:
+        """The claimed range as people write it."""
+        low, high = (shown(self.metric, end) for end in self.ends)
+        word = "at least" if self.at_least is not None else "at most" if self.at_most is not None else "about"
+        if self.ends[0] == self.ends[1]:
+            return f"{word} {low}"
+        return f"about {low} to {high}" if word == "about" else f"{low} to {high}"
+
+    def verdict(self, reading: Reading, same: bool) -> str:
+        """The rule, on one interval. ``same``: whether the configuration measured is that of the claim."""
+        low, high = self.ends
+        widened = 0.0 if self.metric in NEAR_ZERO else TOLERANCE
+        a_range = low < high
+        low = -math.inf if not a_range and self.at_most is not None else low - widened * abs(low)
+        high = math.inf if not a_range and self.at_least is not None else high + widened * abs(high)
+        if low <= reading.low and reading.high <= high:
+            return HELD
+        if low <= reading.high and reading.low <= high:
+            return PARTLY
+        return DID_NOT_HOLD if same else NOT_REPRODUCED
+
+
+def all_claims() -> list[Claim]:
+    """Those of claims.toml."""
+    stated = tomllib.loads(CLAIMS.read_text())
+    return [
+        Claim(source=stated["source"][each.pop("source")], near=each.pop("cases"), **each)
+        for each in stated["claim"].values()
+    ]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim, the case that answered it, or should, and the verdict. ``why``: why no nearer case could answer."""
+
+    claim: Claim
+    near: Mapping[str, Any]
+    gpu: str
+    differs: Mapping[str, str]
+    verdict: str = NOT_MEASURED
+    reading: Reading | None = None
+    why: tuple[str, ...] = ()
+
+    def row(self) -> str:
+        claim, near = self.claim, self.near
+        measured = "-"
+        if self.reading is not None:
+            value, low, high = (
+                shown(claim.metric, x) for x in (self.reading.value, self.reading.low, self.reading.high)
+            )
+            measured = value if low == high else f"{value} [{low}, {high}]"
+        names = f"`{near['case']}`" + (f" against `{near['other']}`" if "other" in near else "")
+        told = "; ".join([names, *(f"{name}: {what}" for name, what in self.differs.items())])
+        if self.reading is None and LEARNS_TOO_LITTLE in self.why:
+            told += f" ({LEARNS_TOO_LITTLE})"
+        elif self.reading is not None and self.why:
+            told += f" (nearer, but {'; '.join(self.why)})"
+        return f"| {claim.says} | {METRICS[claim.metric][0]}: {claim.figure} | {measured} | {self.verdict} | {told} |"
+
+
+Stored = Mapping[str, Mapping[str, Baseline]]
+"""GPU -> its baselines by case id."""
+
+
+def judge(claim: Claim, stored: Stored, known: Mapping[str, Case]) -> Finding:
+    """The nearest case that can answer does, on the claim's GPU where it was measured there, else on the first.
+    ``known``: every case by id."""
+    missing: list[str] = []
+    gpus = sorted(stored, key=lambda gpu: gpu != claim.source.get("gpu"))
+    for near in claim.near:
+        whys = []
+        case, other = known[near["case"]], known[near.get("other", near["case"])]
+        for gpu in gpus:
+            why, reading = _missing(claim.metric, (case, other), stored[gpu]), None
+            if not why:
+                reading = METRICS[claim.metric][2](stored[gpu][case.id], stored[gpu][other.id], case)
+            if reading is not None:
+                differs = differences(claim, near, case, gpu)
+                given = claim.verdict(reading, not differs and not reading.busy)
+                if reading.busy:
+                    differs["time"] = WORKS
+                return Finding(claim, near, gpu, differs, given, reading, tuple(missing))
+            whys.append(why or f"{case.id} has no {claim.metric}")
+        missing += dict.fromkeys(whys)
+    near = claim.near[0]
+    return Finding(claim, near, gpus[0], differences(claim, near, known[near["case"]], gpus[0]), why=tuple(missing))
+
+
+def differences(claim: Claim, near: Mapping[str, Any], case: Case, gpu: str) -> dict[str, str]:
+    """In what this case on ``gpu`` differs from what the claim is about: the name of the difference -> what it is."""
+    named, gpus, found = claim.source.get("gpu", ""), claim.source.get("gpus", 1), {}
+    if named != gpu:
+        found["GPU"] = gpu.upper() + (f" instead of {named.upper()}" if named else ", the claim's is not known")
+    if gpus != case.gpus:
+        found["number of GPUs"] = f"{case.gpus} instead of {gpus}"
+    return found | near.get("differs", {})
+
+
+def _missing(metric: str, asked: Sequence[Case], stored: Mapping[str, Baseline]) -> str:
+    """Why no figure of these cases could answer; empty where one can."""
+    if metric == "loss_gap" and asked[0].model == "8b":
+        return LEARNS_TOO_LITTLE
+    for case in asked:
+        found = stored.get(case.id)
+        if found is None:
+            return f"no baseline of {case.id}"
+        if found.case_hash != case.digest():
+            return f"the baseline of {case.id} is of another definition"
+    return ""
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def markdown(findings: Sequence[Finding], stored: Stored) -> list[str]:
     """The page ``docs/claims.md``: the rule, and a table for each source."""
     counted = Counter(finding.verdict for finding in findings)
     lines = [
@@ -81,45 +329,38 @@ def markdown(findings: Sequence[Finding], stored: Mapping[str, Mapping[str, Base
         "",
         RULE,
     ]
-    for source in dict.fromkeys(finding.claim.source for finding in findings):
-        name = f"[{source.name}]({source.url})" if source.url else source.name[0].upper() + source.name[1:]
-        lines += ["", f"## {name} ({source.kind})", "", *HEAD]
-        lines += [_row(finding) for finding in findings if finding.claim.source == source]
+    for name in dict.fromkeys(finding.claim.source["name"] for finding in findings):
+        of_it = [finding for finding in findings if finding.claim.source["name"] == name]
+        source = of_it[0].claim.source
+        title = f"[{name}]({source['url']})" if "url" in source else name[0].upper() + name[1:]
+        lines += ["", f"## {title} ({source.get('kind', 'user report')})", "", *HEAD, *(each.row() for each in of_it)]
     return lines
 
 
-def measured_when(findings: Iterable[Finding], stored: Mapping[str, Mapping[str, Baseline]]) -> str:
+def measured_when(findings: Sequence[Finding], stored: Stored) -> str:
     """The days on which the cases behind these findings were last measured, by the libraries that they ran."""
     days: dict[str, set[str]] = {}
-    for finding in findings:
-        for case in (finding.near.case, finding.near.other) if finding.reading else ():
-            if case is not None:
-                newest = stored[finding.gpu][case.id].newest
-                days.setdefault(libraries_of(newest), set()).add(newest.date)
+    for finding in (each for each in findings if each.reading is not None):
+        for role in finding.near.keys() & {"case", "other"}:
+            newest = stored[finding.gpu][finding.near[role]].newest
+            days.setdefault(libraries_of(newest), set()).add(newest.date)
     spans = {libraries: " to ".join(dict.fromkeys((min(on), max(on)))) for libraries, on in days.items()}
     return "; ".join(f"on {span} with {libraries}" for libraries, span in spans.items()) or "nothing yet"
 
 
-def _row(finding: Finding) -> str:
-    claim = finding.claim
-    what = METRICS[claim.metric][0]
-    return f"| {claim.says} | {what}: {claim.figure} | {finding.measured()} | {finding.verdict} | {_with(finding)} |"
+def all_cases() -> dict[str, Case]:
+    """Those of the suite and of this folder, by id."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "suites"))
+    import matrix
 
-
-def _with(finding: Finding) -> str:
-    near = finding.near
-    names = f"`{near.case.id}`" + (f" against `{near.other.id}`" if near.other else "")
-    text = "; ".join([names, *(f"{name}: {what}" for name, what in finding.differs.items())])
-    if finding.reading is None and LEARNS_TOO_LITTLE in finding.why:
-        return f"{text} ({LEARNS_TOO_LITTLE})"
-    nearer = finding.why if finding.reading else ()
-    return text + (f" (nearer, but {'; '.join(nearer)})" if nearer else "")
+    return {case.id: case for case in [*matrix.ALL, *cases.ALL]}
 
 
 def main() -> None:
-    stored = {gpu: stored_on(gpu, [BASELINES, MEASURED]) for gpu in GPUS}
-    findings = [judge(claim, stored) for claim in all_claims().values()]
-    print("\n".join(markdown(findings, stored)))
+    every = {**readable(read_folder(MEASURED)), **readable(read_folder(BASELINES))}
+    stored = {gpu: {case: each for (its, case), each in every.items() if its == gpu} for gpu in GPUS}
+    known = all_cases()
+    print("\n".join(markdown([judge(claim, stored, known) for claim in all_claims()], stored)))
 
 
 if __name__ == "__main__":
