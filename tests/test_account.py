@@ -15,9 +15,8 @@ from helpers.steps import TIMED, recorded_step
 from pytest_fp8 import Verdict
 from pytest_fp8.questions.layers.evidence import KernelTime
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
-from pytest_fp8.questions.speed.account import GpuStep, account_of
+from pytest_fp8.questions.speed.account import account_of, covered_by_fp8, role_times
 from pytest_fp8.questions.speed.check import check_speedup
-from pytest_fp8.questions.speed.coverage import covered_by_fp8, role_times
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 
 HEALTHY = [
@@ -77,7 +76,7 @@ def test_the_report_holds_the_account_as_plain_data():
 
 
 def test_without_a_profile_there_is_no_account():
-    decision = asked(bf16=GpuStep())
+    decision = asked(bf16=None)
     assert decision.numbers["account"] is None
     verdict_of(decision, Verdict.PASS, "1.146x")
 
@@ -130,7 +129,7 @@ def test_recorded_noise_raises_no_false_alarm(draws):
             if "torchao" in recipe or model == "8b"
             else ("transformer_engine-delayed" if "delayed" in recipe else "transformer_engine-current")
         )
-        steps = {"bf16_gpu": recorded_step(f"{model}-bf16"), "fp8_gpu": recorded_step(f"{model}-{fp8}")}
+        steps = {"bf16_step": recorded_step(f"{model}-bf16"), "fp8_step": recorded_step(f"{model}-{fp8}")}
         for process in data["processes"]:
             count = min(len(process["bf16"]), len(process["fp8"])) // 2 * 2
             for _ in range(draws):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from helpers.steps import gpu_step
 from pytest_fp8.questions.layers.products import FP8, Product
-from pytest_fp8.questions.speed.account import IDLE, GpuStep
+from pytest_fp8.questions.speed.account import IDLE
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.verdicts import Verdict
@@ -16,14 +17,14 @@ def product(kind, milliseconds, inner=64):
     return Product("forward", inner, (128, 256), kind, "mm", milliseconds=milliseconds)
 
 
-REFERENCE = GpuStep(BF16, [product("bfloat16", 75.0), product("bfloat16", 5.0, inner=32)])
+REFERENCE = gpu_step(BF16, [product("bfloat16", 75.0), product("bfloat16", 5.0, inner=32)])
 
 
 def slow(busy, **more):
     """An FP8 arm at ``STEP`` ms, of which the GPU works ``busy``, against BF16 at 100 ms."""
     fp8 = {"fp8 products": 45.0, "other products": 5.0, "attention": 10.5, "rest": busy - 60.5, "busy": busy}
-    step = GpuStep(fp8, [product(FP8, 45.0), product("bfloat16", 5.0, inner=32)])
-    evidence = TimingEvidence([[100.0] * 12] * 2, [[STEP] * 12] * 2, bf16_gpu=REFERENCE, fp8_gpu=step, **more)
+    step = gpu_step(fp8, [product(FP8, 45.0), product("bfloat16", 5.0, inner=32)])
+    evidence = TimingEvidence([[100.0] * 12] * 2, [[STEP] * 12] * 2, bf16_step=REFERENCE, fp8_step=step, **more)
     return check_speedup(evidence, floor=1.0, tolerance=0.02).message
 
 
@@ -55,12 +56,12 @@ def undecided(fp8_ms, bf16_ms, fp8_busy, bf16_busy):
     """The message where blocks of these milliseconds, in turn, leave it open whether FP8 is faster."""
     spent, kinds = (bf16_busy - 18, 0.55 * (bf16_busy - 18)), ("bfloat16", FP8)
     gpu = [
-        GpuStep({"attention": 10.0, name: time, "rest": busy - 10 - time, "busy": busy}, [product(kind, time)])
+        gpu_step({"attention": 10.0, name: time, "rest": busy - 10 - time, "busy": busy}, [product(kind, time)])
         for name, busy, time, kind in zip(
             ("other products", "fp8 products"), (bf16_busy, fp8_busy), spent, kinds, strict=True
         )
     ]
-    evidence = TimingEvidence([bf16_ms * 4] * 2, [fp8_ms * 4] * 2, bf16_gpu=gpu[0], fp8_gpu=gpu[1])
+    evidence = TimingEvidence([bf16_ms * 4] * 2, [fp8_ms * 4] * 2, bf16_step=gpu[0], fp8_step=gpu[1])
     decision = check_speedup(evidence, floor=1.0, tolerance=0.02)
     assert decision.verdict is Verdict.INCONCLUSIVE, decision.message
     return decision.message

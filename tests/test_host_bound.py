@@ -20,8 +20,8 @@ from pytest_fp8 import Case, Verdict
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.questions.speed.check import check_speedup
-from pytest_fp8.questions.speed.evidence import TimingEvidence, busy_ratios, timing_for_baseline, timing_of
-from pytest_fp8.questions.speed.host import Turn, scatters
+from pytest_fp8.questions.speed.evidence import TimingEvidence, timing_for_baseline, timing_of
+from pytest_fp8.questions.speed.host import Beside, Turn, scatters
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.report.table import stored_of
 from pytest_fp8.stats.components import MEASURED
@@ -129,7 +129,7 @@ def test_arms_that_take_turns_have_the_busy_times_of_their_profile(monkeypatch, 
 
 def test_a_step_that_the_profiler_lost_is_left_out(monkeypatch):
     taken = TimingEvidence([[1.0]], [[1.0]], bf16_busy=[[40.0, 0.0, 40.0], [0.0]], fp8_busy=[[32.0, 32.0, 0.0], [32.0]])
-    assert busy_ratios(taken) == [[pytest.approx(math.log(40 / 32))]]
+    assert taken.busy_ratios() == [[pytest.approx(math.log(40 / 32))]]
     run_on(monkeypatch, FakeProcess)  # it waits; its profile has no steps of kernels alone
     assert "busy_speedup" not in updated(2)[1]
 
@@ -302,7 +302,9 @@ def test_what_timed_steps_wait_is_no_work_though_the_profiled_ones_met_a_quiet_h
     seems to work 123 ms of them, and the speedup of busy time to be too good to be true."""
     fp8 = replace(recorded_step("1b-transformer_engine-delayed"), busy_ms=[95.6] * 5, step_ms=[97.6] * 5)
     works = {"bf16_busy": [[120.0] * 26] * 2, "fp8_busy": [[0.0] * 14 + [96.0] * 12] * 2}
-    evidence = TimingEvidence([[121.5] * 12] * 2, [[118.0, 125.0, 132.0] * 4] * 2, bf16_gpu=BF16, fp8_gpu=fp8, **works)
+    evidence = TimingEvidence(
+        [[121.5] * 12] * 2, [[118.0, 125.0, 132.0] * 4] * 2, bf16_step=BF16, fp8_step=fp8, **works
+    )
     account = evidence.account()
     assert (account.fp8.idle, account.fp8.busy) == pytest.approx((29.0, 96.0))
     assert replace(evidence, bf16_busy=(), fp8_busy=()).account().fp8.idle == pytest.approx(2.0)
@@ -327,11 +329,11 @@ def test_an_arm_that_waits_for_memory_is_told_so_and_not_of_its_host(retries, me
     bf16 = replace(BF16, step_ms=[133.0] * 5, busy_ms=[113.0] * 5)
     fp8 = replace(recorded_step("1b-transformer_engine-delayed"), busy_ms=[95.6] * 5, step_ms=[97.6] * 5)
     turns = [Turn("BF16", steps=6, retries=retries), Turn("FP8", steps=6), Turn("BF16", steps=6)]
-    decision = asked(bf16=bf16, fp8=fp8, bf16_ms=133.0, fp8_ms=97.6, turns=turns)
+    decision = asked(bf16=bf16, fp8=fp8, bf16_ms=133.0, fp8_ms=97.6, beside=Beside(turns=turns))
     verdict_of(decision, Verdict.INVALID, "the reference waits for its host")
     assert ("too little memory for a step of BF16's arm" in decision.cause) is memory
     turns = [Turn("FP8", steps=6, retries=retries), Turn("BF16", retries=99), Turn("FP8", steps=6)]
-    decision = launch_bound(120.0, turns=turns)
+    decision = launch_bound(120.0, beside=Beside(turns=turns))
     verdict_of(decision, Verdict.FAIL, "FP8 is not faster than the best BF16")
     assert ("too little memory for a step of FP8's arm" in decision.cause) is memory
 

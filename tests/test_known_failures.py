@@ -137,6 +137,4 @@ def test_the_reason_of_a_known_failure_is_one_line_of_plain_text(pytester, monke
     pytester.makepyfile(HEAD + mark + DIES_AGAIN)
     pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out")
     [reason] = read_report(pytester.path / "out").entries["tiny-torchao-tensorwise"].expected
-    assert reason.startswith("a ::error::b ")
-    assert reason.isprintable()
-    assert len(reason) <= 300
+    assert reason == "a"

@@ -9,9 +9,15 @@ from dataclasses import replace
 import pytest
 
 from helpers.evidence import verdict_of
+from helpers.steps import gpu_step
 from pytest_fp8 import Verdict
+from pytest_fp8.codes import S
+from pytest_fp8.gpu import Conditions
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import TimingEvidence
+from pytest_fp8.questions.speed.host import Beside
+
+FLASH = [gpu_step({}, attention=of) for of in ({"efficient": ["fmha_cutlassF"]}, {"cudnn": ["cudnn_flash"]})]
 
 
 def sessions(speedup):
@@ -50,7 +56,7 @@ def test_an_undecided_change_is_blamed_on_sessions_where_these_differ_most():
 
 def test_a_gain_asks_for_a_new_baseline():
     faster = check_speedup(timing(), floor=None, tolerance=0.02, history=sessions(1.18))
-    verdict_of(faster, Verdict.IMPROVED, "+5.9%", "update the baseline")
+    verdict_of(faster, Verdict.IMPROVED, "+5.9%", S.FASTER_THAN_BASELINE)
     assert faster.verdict.passes
 
 
@@ -65,13 +71,13 @@ def test_the_number_of_gated_cases_reaches_the_rule():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"strangers": [7]}, "another process used the GPU"),
-        ({"throttles": ["hardware thermal"]}, "throttled"),
+        ({"beside": Beside([Conditions(strangers=(7,))])}, "another process used the GPU"),
+        ({"beside": Beside([Conditions(1200, ("hardware thermal",))])}, "throttled"),
         (
-            {"bf16_attention": {"efficient": ["fmha_cutlassF"]}, "fp8_attention": {"cudnn": ["cudnn_flash"]}},
+            {"bf16_step": FLASH[0], "fp8_step": FLASH[1]},
             "different attention",
         ),
-        ({"fp8_attention": {"flash": ["f"]}, "bf16_cudnn": 91900, "fp8_cudnn": 91400}, "two cuDNN libraries: 91900"),
+        ({"fp8_step": FLASH[1], "bf16_cudnn": 91900, "fp8_cudnn": 91400}, "two cuDNN libraries: 91900"),
     ],
 )
 def test_a_disturbed_measurement_is_invalid(changes, says):
@@ -121,7 +127,9 @@ def test_slower_than_bf16_names_a_missing_compile(compiled, says):
 
 
 def test_a_pass_says_what_was_not_watched():
-    decision = check_speedup(timing(unwatched=["clocks", "other processes"]), floor=1.0, tolerance=0.03)
+    decision = check_speedup(
+        timing(beside=Beside([Conditions(unknown=("clocks", "other processes"))])), floor=1.0, tolerance=0.03
+    )
     verdict_of(decision, Verdict.PASS, "not watched on this GPU: clocks, other processes")
     assert any("not watched" in note for note in decision.numbers["notes"])
     assert "not watched" not in check_speedup(timing(), floor=1.0, tolerance=0.03).message

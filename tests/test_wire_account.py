@@ -17,7 +17,6 @@ from pytest_fp8.questions.layers.evidence import WireTime
 from pytest_fp8.questions.ledger.evidence import Collective, TensorNote, TwoLedgers
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import TimingEvidence
-from pytest_fp8.questions.speed.wire import ArmWire
 
 BF16, FP8_ARM = recorded_step("1b-bf16"), recorded_step("1b-torchao-tensorwise")
 NOISE = [0.999, 1.001, 1.0, 1.002, 0.998, 1.0] * 2
@@ -31,12 +30,12 @@ def travelling(step, gather, reduce, exposed, elements=10**9, dtype="bfloat16", 
     ]
     busy = step.milliseconds["busy"] + exposed
     milliseconds = {**step.milliseconds, "communication": gather + reduce, "busy": busy}
-    return replace(step, milliseconds=milliseconds, wire=ArmWire(rows, exposed))
+    return replace(step, milliseconds=milliseconds, wire=rows, exposed_ms=exposed)
 
 
 def asked(bf16, fp8, bf16_ms=121.5, fp8_ms=106.0):
     blocks = {"bf16": [[bf16_ms * x for x in NOISE]] * 2, "fp8": [[fp8_ms * x for x in reversed(NOISE)]] * 2}
-    return check_speedup(TimingEvidence(**blocks, bf16_gpu=bf16, fp8_gpu=fp8), floor=1.0, tolerance=0.02)
+    return check_speedup(TimingEvidence(**blocks, bf16_step=bf16, fp8_step=fp8), floor=1.0, tolerance=0.02)
 
 
 def test_both_arms_wires_are_in_the_account():

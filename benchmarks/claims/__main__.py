@@ -296,7 +296,7 @@ def differences(claim: Claim, near: Mapping[str, Any], case: Case, gpu: str) -> 
         found["GPU"] = gpu.upper() + (f" instead of {named.upper()}" if named else ", the claim's is not known")
     if gpus != case.gpus:
         found["number of GPUs"] = f"{case.gpus} instead of {gpus}"
-    return found | near.get("differs", {})
+    return {**found, **near.get("differs", {})}
 
 
 def _missing(metric: str, asked: Sequence[Case], stored: Mapping[str, Baseline]) -> str:

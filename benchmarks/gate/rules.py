@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from benchmarks.gate.noise import Noise, Trace
 from benchmarks.gate.recordings import Floats
+from pytest_fp8.questions.speed.causes import unsound
 from pytest_fp8.questions.speed.evidence import TimingEvidence
-from pytest_fp8.questions.speed.sound import unsound
 from pytest_fp8.stats.components import Components, Session
 from pytest_fp8.stats.looks import GATE, against_history
 from pytest_fp8.verdicts import Verdict

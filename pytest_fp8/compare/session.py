@@ -25,8 +25,8 @@ from pytest_fp8.libraries import changed_versions
 from pytest_fp8.plan import REFERENCE, Asking, TwoArms
 from pytest_fp8.questions.asks import fp8_layers, layers_of
 from pytest_fp8.questions.layers.check import check_layers
+from pytest_fp8.questions.speed.causes import disturbance
 from pytest_fp8.questions.speed.check import SpeedFigures
-from pytest_fp8.questions.speed.sound import disturbance
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.recipes import SCRIPTS
 from pytest_fp8.script.judge import presence_alone
@@ -128,7 +128,7 @@ def compare(
     arms = _arms(case, pool, sides, model)
     timer = BlockTimer(arms)
     attention = arms.run(lambda: _looks(timer, decide))
-    fp8, bf16, disturbed = decide(timer), None, _disturbance(timer)
+    fp8, bf16, disturbed = decide(timer), None, disturbance(timer.beside)
     times = {"base fp8": _median(timer.reference), "head fp8": _median(timer.other)}
     unsound = _unsound(case, arms)
     if with_bf16 and case.backend != "bf16":
@@ -137,7 +137,7 @@ def compare(
         references.run(lambda: beside.measure(BESIDE.pairs[0], BESIDE.blocks))
         bf16 = decide(beside)
         times |= {"base bf16": _median(beside.reference), "head bf16": _median(beside.other)}
-        disturbed = disturbed or _disturbance(beside)
+        disturbed = disturbed or disturbance(beside.beside)
     decision = judge(fp8, bf16, allowed, disturbed or unsound, attention, sides)
     return Comparison(case.id, decision, fp8, bf16, times)
 
@@ -152,11 +152,6 @@ def _looks(timer: BlockTimer, decide: Callable[[BlockTimer], Outcome]) -> Asking
         if decide(timer).verdict is not Verdict.INCONCLUSIVE:
             break
     return base.attention == head.attention
-
-
-def _disturbance(timer: BlockTimer) -> Finding | None:
-    seen = timer.beside
-    return disturbance(seen.strangers, seen.throttles, seen.clocks)
 
 
 def judge(

@@ -22,5 +22,5 @@ def asked(bf16=BF16, fp8=FP8_ARM, bf16_ms=121.5, fp8_ms=106.0, floor=1.0, **more
     """The decision on these steps, timed at these milliseconds in two processes."""
     check = {name: more.pop(name) for name in (*STORED, "components") if name in more}
     blocks = {"bf16": [[bf16_ms * x for x in NOISE]] * 2, "fp8": [[fp8_ms * x for x in reversed(NOISE)]] * 2}
-    evidence = TimingEvidence(**blocks, bf16_gpu=bf16, fp8_gpu=fp8, **more)
+    evidence = TimingEvidence(**blocks, bf16_step=bf16, fp8_step=fp8, **more)
     return check_speedup(evidence, floor=floor, tolerance=0.02, **check)

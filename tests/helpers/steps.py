@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import Product
-from pytest_fp8.questions.speed.account import GpuStep
 
 RECORDED = Path(__file__).parent.parent / "data" / "h200_steps.json.gz"
 TIMED = {
@@ -25,14 +25,19 @@ TIMED = {
 """Milliseconds of the same arms' timed steps. Transformer Engine's host was slow."""
 
 
+def gpu_step(milliseconds, products=(), **more) -> LayersEvidence:
+    """What an arm says of a step, of which only the GPU's work counts."""
+    return LayersEvidence({}, [], {}, [], [], {}, products, milliseconds=milliseconds, **more)
+
+
 @cache
-def recorded_step(name: str) -> GpuStep:
+def recorded_step(name: str) -> LayersEvidence:
     rows = json.loads(gzip.decompress(RECORDED.read_bytes()))["steps"][name]
     products = [Product(*row[:2], tuple(row[2]), *row[3:]) for row in rows["products"]]
-    return GpuStep(rows["milliseconds"], products, waits=rows["waits"])
+    return gpu_step(rows["milliseconds"], products, waits=rows["waits"])
 
 
-def changed(step: GpuStep, **classes: float) -> GpuStep:
+def changed(step: LayersEvidence, **classes: float) -> LayersEvidence:
     """The step with other milliseconds in these classes; its busy time changes with them."""
     named = {name.replace("_", " "): value for name, value in classes.items()}
     more = sum(value - step.milliseconds[name] for name, value in named.items())
@@ -40,14 +45,14 @@ def changed(step: GpuStep, **classes: float) -> GpuStep:
     return replace(step, milliseconds=milliseconds)
 
 
-def with_products(step: GpuStep, *products: Product, name: str = "other products") -> GpuStep:
+def with_products(step: LayersEvidence, *products: Product, name: str = "other products") -> LayersEvidence:
     """The step with these products more."""
     more = sum(product.milliseconds for product in products)
     grown = changed(step, **{name.replace(" ", "_"): step.milliseconds[name] + more})
     return replace(grown, products=[*step.products, *products])
 
 
-def on_half_the_rows(step: GpuStep, rows: int) -> GpuStep:
+def on_half_the_rows(step: LayersEvidence, rows: int) -> LayersEvidence:
     """The step as half as many rows take it: half the time in everything but the optimizer."""
 
     def half(product: Product) -> Product:

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from helpers.recorded_arms import BF16, FP8_ARM, asked, sessions
-from helpers.steps import changed, on_half_the_rows, recorded_step
+from helpers.steps import changed, gpu_step, on_half_the_rows, recorded_step
 from pytest_fp8.arms.environment import ArmEnvironment
 from pytest_fp8.codes import S
 from pytest_fp8.compare.session import judge
+from pytest_fp8.gpu import Conditions
 from pytest_fp8.questions.layers.evidence import WireTime
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import TimingEvidence
-from pytest_fp8.questions.speed.host import Turn
-from pytest_fp8.questions.speed.wire import ArmWire
+from pytest_fp8.questions.speed.host import Beside, Turn
 from pytest_fp8.stats.looks import against_base
 
 PLAIN = TimingEvidence([[100.0, 100.1] * 6] * 2, [[80.0, 80.1] * 6] * 2)
@@ -34,15 +34,15 @@ def on_the_wire(exposed):
     step = FP8_ARM if exposed else BF16
     busy = step.milliseconds["busy"] + exposed
     milliseconds = {**step.milliseconds, "communication": 30.0, "busy": busy}
-    wire = ArmWire([WireTime("all-gather", "bfloat16", 64, 9, 18, 30.0)], exposed)
-    return replace(step, milliseconds=milliseconds, wire=wire)
+    wire = [WireTime("all-gather", "bfloat16", 64, 9, 18, 30.0)]
+    return replace(step, milliseconds=milliseconds, wire=wire, exposed_ms=exposed)
 
 
 def scattering():
     blocks = [114.0, 108.0, 101.0, 165.0, 186.0, 99.0, 97.0, 98.0, 157.0, 99.0, 101.0, 98.6]
     fp8 = replace(recorded_step("1b-transformer_engine-delayed"), busy_ms=[95.6] * 5, step_ms=[97.0] * 5)
     return check_speedup(
-        TimingEvidence([[121.5] * 12] * 2, [blocks] * 2, bf16_gpu=BF16, fp8_gpu=fp8), floor=1.0, tolerance=0.02
+        TimingEvidence([[121.5] * 12] * 2, [blocks] * 2, bf16_step=BF16, fp8_step=fp8), floor=1.0, tolerance=0.02
     )
 
 
@@ -63,7 +63,7 @@ FOUND = {
     S.FASTER_THAN_BASELINE: lambda: plain(history=sessions(1.18)),
     S.SLOWER_THAN_BASELINE: lambda: plain(history=sessions(1.35)),
     S.LAUNCH_BOUND: lambda: asked(fp8=LAUNCHES, fp8_ms=206.0),
-    S.SHORT_OF_MEMORY: lambda: waiting(turns=[Turn("BF16", steps=6, retries=12)]),
+    S.SHORT_OF_MEMORY: lambda: waiting(beside=Beside(turns=[Turn("BF16", steps=6, retries=12)])),
     S.NOT_COMPILED: lambda: plain(fp8=[[120.0, 120.1] * 6] * 2, fp8_compiled=False, floor=1.0),
     S.SLOW_WIRE: lambda: asked(on_the_wire(0.0), on_the_wire(18.0), 121.5, 124.0),
     S.TOO_SMALL: lambda: asked(BF16, BF16, 121.5, 124.0),
@@ -71,12 +71,14 @@ FOUND = {
     S.HOST_SCATTERS: scattering,
     S.SESSIONS_DIFFER: lambda: plain(history=sessions(1.27)),
     S.UNDECIDED: lambda: plain(fp8=[[99.0, 101.0] * 6, [101.0, 99.0] * 6], floor=1.0),
-    S.OTHER_PROCESS: lambda: plain(strangers=[7]),
-    S.THROTTLED: lambda: plain(throttles=["hardware thermal in 3 of 12 readings"], clocks=[1200, 1980]),
-    S.OTHER_ATTENTION: lambda: plain(bf16_attention=FLASH[0], fp8_attention=FLASH[1]),
+    S.OTHER_PROCESS: lambda: plain(beside=Beside([Conditions(strangers=(7,))])),
+    S.THROTTLED: lambda: plain(beside=Beside([Conditions(1980)] * 9 + [Conditions(1200, ("hardware thermal",))] * 3)),
+    S.OTHER_ATTENTION: lambda: plain(
+        bf16_step=gpu_step({}, attention=FLASH[0]), fp8_step=gpu_step({}, attention=FLASH[1])
+    ),
     S.OTHER_REFERENCE: lambda: plain(history=sessions(1.25), bf16_ms=[[88.0]]),
     S.NO_BUSY_TIMES: lambda: asked(fp8=LAUNCHES, fp8_ms=206.0, floor=None, history=sessions(0.8)),
-    S.COMPILED_WHILE_TIMED: lambda: plain(compilations={"FP8": 2}),
+    S.COMPILED_WHILE_TIMED: lambda: plain(beside=Beside(turns=[Turn("FP8", compilations=2)])),
     S.LESS_WORK: lambda: asked(fp8=on_half_the_rows(FP8_ARM, 8192), fp8_ms=60.0),
     S.REFERENCE_WAITS: waiting,
     S.TOO_GOOD: lambda: asked(fp8=changed(FP8_ARM, rest=1.0), fp8_ms=80.0),

@@ -16,9 +16,8 @@ from pytest_fp8.codes import S
 from pytest_fp8.questions.findings import finding
 from pytest_fp8.questions.speed import causes
 from pytest_fp8.questions.speed.account import Account
-from pytest_fp8.questions.speed.evidence import TimingEvidence, busy_ratios
+from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.host import scattered
-from pytest_fp8.questions.speed.sound import no_busy_times, unsound
 from pytest_fp8.stats.components import MEASURED, Components, Session
 from pytest_fp8.stats.estimate import Estimate, estimate_of, level, ratios_by_process
 from pytest_fp8.stats.looks import GATED_CASES, RUNS_TO_FAIL, Outcome, against_floor, against_history
@@ -93,7 +92,7 @@ def check_speedup(
     The baseline is asked for busy time where this session or a stored one is host-bound and both have busy times; else
     for step time.
     """
-    steps, busy = ratios_by_process(evidence.bf16, evidence.fp8), busy_ratios(evidence)
+    steps, busy = ratios_by_process(evidence.bf16, evidence.fp8), evidence.busy_ratios()
     host_bound = host_bound or evidence.host_bound
     enough = bool(busy and busy_history) if history else len(busy) >= min(RUNS_TO_FAIL, len(steps))
     on_busy = floor is None and host_bound and enough
@@ -110,12 +109,13 @@ def check_speedup(
     account = evidence.account()
     figures = _figures(evidence, steps, run, result, history, held, host_bound)
     reference_ms = () if on_busy or floor is not None else baseline_reference_ms
-    found = unsound(evidence, account, figures.bf16_ms, reference_ms, here.interval[0], on_busy)
+    found = causes.unsound(evidence, account, figures.bf16_ms, reference_ms, here.interval[0], on_busy)
     if found is None:
         seen = f"{_seen(here, figures, account)}; {_processes(steps, run)}{_change(result, held)}"
         against = baseline_file if floor is None and not held else _against(floor, tolerance, result, held)
         if result.verdict is Verdict.FAIL and floor is None and host_bound and not on_busy:
-            found = no_busy_times(against, seen)
+            # Nothing is stored that could tell a slow host from slow FP8.
+            found = finding(S.NO_BUSY_TIMES, against, seen, Verdict.INVALID)
         else:
             found = _explain(evidence, result, account, seen, against, floor)
     if account is not None:
@@ -171,7 +171,7 @@ def _explain(
     if floor is None and verdict in CODES:
         return finding(CODES[verdict], against or "a stored baseline", seen, verdict)
     if verdict is Verdict.FAIL:
-        code, cause = causes.why_slow(account, evidence.fp8_compiled, evidence.turns)
+        code, cause = causes.why_slow(account, evidence)
     else:
         code, cause = causes.why_undecided(evidence, result.estimate, against_history=floor is None)
     bound = "baseline" if floor is None else "floor"
@@ -179,7 +179,7 @@ def _explain(
 
 
 def _unwatched(evidence: TimingEvidence) -> str:
-    return f"not watched on this GPU: {', '.join(evidence.unwatched)}" if evidence.unwatched else ""
+    return f"not watched on this GPU: {', '.join(unwatched)}" if (unwatched := evidence.beside.unwatched) else ""
 
 
 def _change(result: Outcome, held: Sequence[Session]) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import chain
-from statistics import median
 
 from pytest_fp8.plan import FP8, REFERENCE, Ask, Asking, TwoArms
 from pytest_fp8.questions.asks import layers_of, ledgers_of
+from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.ledger.evidence import ArmLedger
-from pytest_fp8.questions.speed.account import CLOCKS, IDLE, Account, GpuStep, account_of, gpu_step, launch_bound_arms
-from pytest_fp8.questions.speed.host import Turn, counted, scatters
+from pytest_fp8.questions.speed.account import Account, account_of
+from pytest_fp8.questions.speed.host import Beside, scatters
 from pytest_fp8.questions.speed.timing import BlockTimer, Pair
 from pytest_fp8.stats.looks import BASELINE_BLOCKS, GATE
 
@@ -23,62 +23,50 @@ class TimingEvidence:
 
     bf16: Sequence[Sequence[float]]
     fp8: Sequence[Sequence[float]]
-    throttles: Sequence[str] = ()
-    """Reasons why the GPU's clocks were throttled."""
-    strangers: Sequence[int] = ()
-    """Process ids of others that used the GPU."""
-    clocks: Sequence[int] = ()
-    """SM clocks seen, in MHz."""
-    unwatched: Sequence[str] = ()
-    """What the GPU's driver did not tell of: its clocks, other processes."""
-    turns: Sequence[Turn] = ()
-    """What was seen in each of the arms' turns."""
-    bf16_attention: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Attention operator -> kernels that it launched."""
-    fp8_attention: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    beside: Beside = field(default_factory=Beside)
+    bf16_step: LayersEvidence | None = None
+    """The arm's profiled step; ``None`` where none was."""
+    fp8_step: LayersEvidence | None = None
+    bf16_busy: Sequence[Sequence[float]] = ()
+    """Milliseconds a step in which the GPU works, of several steps of each process that was asked: see :func:`_after`.
+    Empty for one that was not."""
+    fp8_busy: Sequence[Sequence[float]] = ()
     bf16_cudnn: int | None = None
     """Version of the cuDNN library that the arm's torch uses; ``None`` where it has none."""
     fp8_cudnn: int | None = None
     fp8_compiled: bool = True
-    bf16_gpu: GpuStep = field(default_factory=GpuStep)
-    """The arm's profiled step; empty where none was."""
-    fp8_gpu: GpuStep = field(default_factory=GpuStep)
-    bf16_busy: Sequence[Sequence[float]] = ()
-    """Milliseconds a step in which the GPU works, of several steps of each process that was asked: see :func:`_busy`.
-    Empty for one that was not."""
-    fp8_busy: Sequence[Sequence[float]] = ()
-    compilations: Mapping[str, int] = field(default_factory=dict)
-    """Arm -> how often its code was compiled inside timed blocks."""
 
     @property
     def host_bound(self) -> bool:
         """Whether the host set an arm's pace in any pair of processes: see :func:`host_bound`."""
         return any(
-            host_bound(one, two, self.bf16_gpu, self.fp8_gpu) for one, two in zip(self.bf16, self.fp8, strict=True)
+            host_bound(one, two, self.bf16_step, self.fp8_step) for one, two in zip(self.bf16, self.fp8, strict=True)
         )
 
     def account(self) -> Account | None:
-        """Where both arms' steps go; ``None`` where one was not profiled.
+        """Where both arms' steps go; ``None`` where one was not profiled."""
+        bf16, fp8, *busy = (list(chain(*each)) for each in (self.bf16, self.fp8, self.bf16_busy, self.fp8_busy))
+        return account_of(self.bf16_step, self.fp8_step, bf16, fp8, (busy[0], busy[1]))
 
-        The few profiled steps may have met a quiet host, and the timed ones a busy one: what these waited would then
-        count as the GPU's work. So busy times that were asked tell how long both arms wait, where they leave more of
-        FP8's step than other clocks would. Elsewhere they could hide a reference that waits.
-        """
-        bf16, fp8, *busy = map(_all, (self.bf16, self.fp8, self.bf16_busy, self.fp8_busy))
-        asked = [[each for each in times if each > 0] for times in busy]
-        if not all(asked) or median(fp8) - median(asked[1]) <= (IDLE + CLOCKS) * median(fp8):
-            asked = [[], []]
-        return account_of(replace(self.bf16_gpu, asked=asked[0]), replace(self.fp8_gpu, asked=asked[1]), bf16, fp8)
+    def busy_ratios(self) -> list[list[float]]:
+        """Log ratios of busy time, BF16's over FP8's, of each process that was asked for it. A step in which the
+        profiler saw no kernel is none."""
+        found = (
+            [math.log(slow) - math.log(fast) for slow, fast in zip(bf16, fp8, strict=False) if slow > 0 and fast > 0]
+            for bf16, fp8 in zip(self.bf16_busy, self.fp8_busy, strict=True)
+        )
+        return [ratios for ratios in found if ratios]
 
 
-def host_bound(bf16: Sequence[float], fp8: Sequence[float], bf16_gpu: GpuStep, fp8_gpu: GpuStep) -> bool:
+def host_bound(
+    bf16: Sequence[float], fp8: Sequence[float], bf16_step: LayersEvidence | None, fp8_step: LayersEvidence | None
+) -> bool:
     """Whether the host sets an arm's pace in a pair of processes: the GPU idles for more than ``IDLE`` of a step, or
     the blocks scatter. ``bf16``, ``fp8``: milliseconds a step of each block."""
-    return scatters(bf16, fp8) or bool(launch_bound_arms(account_of(bf16_gpu, fp8_gpu, bf16, fp8)))
-
-
-def _all(processes: Sequence[Sequence[float]]) -> list[float]:
-    return list(chain.from_iterable(processes))
+    if scatters(bf16, fp8):
+        return True
+    account = account_of(bf16_step, fp8_step, bf16, fp8)
+    return account is not None and bool(account.launch_bound)
 
 
 def timing_of(arms: TwoArms, timer: BlockTimer, look: int) -> Asking[TimingEvidence]:
@@ -93,26 +81,17 @@ def timing_for_baseline(arms: TwoArms, timer: BlockTimer, processes: int) -> Ask
 
 def _measured(arms: TwoArms, timer: BlockTimer, processes: int, blocks: int) -> Asking[TimingEvidence]:
     yield from timer.measure(processes, blocks, _profile, lambda pair: _after(arms, timer, pair))
-    bf16, fp8 = (yield from layers_of(REFERENCE)), (yield from layers_of(FP8))
-    beside = timer.beside
     return TimingEvidence(
         bf16=timer.reference,
         fp8=timer.other,
-        throttles=beside.throttles,
-        strangers=beside.strangers,
-        clocks=beside.clocks,
-        unwatched=beside.unwatched,
-        turns=beside.turns,
-        bf16_attention=bf16.attention,
-        fp8_attention=fp8.attention,
+        beside=timer.beside,
+        bf16_step=(yield from layers_of(REFERENCE)),
+        fp8_step=(yield from layers_of(FP8)),
+        bf16_busy=[pair.busy[0] for pair in timer.pairs],
+        fp8_busy=[pair.busy[1] for pair in timer.pairs],
         bf16_cudnn=arms.facts(REFERENCE)["cudnn"],
         fp8_cudnn=arms.facts(FP8)["cudnn"],
         fp8_compiled=arms.facts(FP8)["compiled"],
-        bf16_gpu=gpu_step(bf16),
-        fp8_gpu=gpu_step(fp8),
-        bf16_busy=[pair.busy[0] for pair in timer.pairs],
-        fp8_busy=[pair.busy[1] for pair in timer.pairs],
-        compilations=counted(beside.turns, "compilations"),
     )
 
 
@@ -126,7 +105,7 @@ def _profile(arm: str) -> Asking[None]:
 def _after(arms: TwoArms, timer: BlockTimer, pair: Pair) -> Asking[None]:
     """Profiles both arms, and takes busy times of the pair from the first host-bound one on. Those of the profile are
     all there are of arms that take turns: these would have to be built again."""
-    fp8, bf16 = gpu_step((yield from layers_of(FP8))), gpu_step((yield from layers_of(REFERENCE)))
+    fp8, bf16 = (yield from layers_of(FP8)), (yield from layers_of(REFERENCE))
     yield from ledgers_of(arms.case.backend)
     if not (bf16.busy_ms and fp8.busy_ms):
         return
@@ -135,14 +114,3 @@ def _after(arms: TwoArms, timer: BlockTimer, pair: Pair) -> Asking[None]:
         pair.busy = yield from timer.take_busy()
     elif timer.takes_busy and not any(times for times, _ in (each.busy for each in timer.pairs)):
         pair.busy = bf16.busy_ms, fp8.busy_ms
-
-
-def busy_ratios(evidence: TimingEvidence) -> list[list[float]]:
-    """Log ratios of busy time, BF16's over FP8's, of each process that was asked for it. A step in which the profiler
-    saw no kernel is none."""
-    pairs = zip(evidence.bf16_busy, evidence.fp8_busy, strict=True)
-    found = (
-        [math.log(slow) - math.log(fast) for slow, fast in zip(bf16, fp8, strict=False) if slow > 0 and fast > 0]
-        for bf16, fp8 in pairs
-    )
-    return [ratios for ratios in found if ratios]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
@@ -18,7 +18,6 @@ by 0.6 to 0.7 % on H200s (docs/limits.md)."""
 RETRIES_A_STEP, FEW_RETRIES = 0.5, 3
 """The allocator gives its cache back so many times a step where there is no memory for it. A few times in all is
 fragments, or a larger batch than those before it."""
-NO_ROOM = "a smaller batch or seq in both arms, or a GPU with more memory"
 
 
 @dataclass(frozen=True)
@@ -34,14 +33,14 @@ class Turn:
     """How often the allocator found no free memory in blocks that count, and gave back what it had cached."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Beside:
     """What was seen beside blocks."""
 
-    states: list[Conditions] = field(default_factory=list)
+    states: Sequence[Conditions] = ()
     """The GPU's clocks and neighbours, in the order taken: once per ABBA block. Where the arms take turns, after each
     of the three turns."""
-    turns: list[Turn] = field(default_factory=list)
+    turns: Sequence[Turn] = ()
     """In the order taken."""
 
     @property
@@ -65,6 +64,17 @@ class Beside:
         """SM clocks in MHz, in order of size."""
         return sorted({state.clock for state in self.states if CLOCKS not in state.unknown})
 
+    def short_of_memory(self, arm: str) -> str:
+        """How an arm's steps wait where the GPU has no memory left for them; empty where it has."""
+        turns = [turn for turn in self.turns if turn.arm == arm]
+        retries = sum(turn.retries for turn in turns)
+        if retries < max(FEW_RETRIES, RETRIES_A_STEP * sum(turn.steps for turn in turns)):
+            return ""
+        return (
+            f"too little memory for a step of {arm}'s arm: the allocator gave its cache back {retries} times in timed "
+            "turns, and the GPU waits each time"
+        )
+
     def recording(self) -> dict[str, Any]:
         """Plain data."""
         return {
@@ -75,23 +85,10 @@ class Beside:
         }
 
 
-def counted(turns: Iterable[Turn], what: str) -> dict[str, int]:
-    """Arm -> the sum of this field of its turns."""
-    found: dict[str, int] = {}
-    for turn in turns:
-        found[turn.arm] = found.get(turn.arm, 0) + getattr(turn, what)
-    return found
-
-
-def short_of_memory(turns: Sequence[Turn], arm: str) -> str:
-    """How an arm's steps wait where the GPU has no memory left for them; empty where it has."""
-    retries, steps = (counted(turns, what).get(arm, 0) for what in ("retries", "steps"))
-    if retries < max(FEW_RETRIES, RETRIES_A_STEP * steps):
-        return ""
-    return (
-        f"too little memory for a step of {arm}'s arm: the allocator gave its cache back {retries} times in timed "
-        "turns, and the GPU waits each time"
-    )
+def together(each: Iterable[Beside]) -> Beside:
+    """Several as one."""
+    several = list(each)
+    return Beside([state for one in several for state in one.states], [turn for one in several for turn in one.turns])
 
 
 def scatters(bf16: Sequence[float], fp8: Sequence[float]) -> bool:

@@ -10,12 +10,7 @@ from typing import Any
 from pytest_fp8.plan import Asking, TwoArms
 from pytest_fp8.questions.speed.account import Account
 from pytest_fp8.questions.speed.check import check_speedup
-from pytest_fp8.questions.speed.evidence import (
-    TimingEvidence,
-    busy_ratios,
-    timing_for_baseline,
-    timing_of,
-)
+from pytest_fp8.questions.speed.evidence import TimingEvidence, timing_for_baseline, timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.stats.components import Components
 from pytest_fp8.stats.estimate import ratios_by_process
@@ -94,7 +89,7 @@ class SpeedQuestion:
 
     def _rows(self, evidence: TimingEvidence) -> list[Row]:
         """What a baseline stores, the metric that it is judged by first."""
-        ratios, busy = ratios_by_process(evidence.bf16, evidence.fp8), busy_ratios(evidence)
+        ratios, busy = ratios_by_process(evidence.bf16, evidence.fp8), evidence.busy_ratios()
         tolerance = self.arms.case.tolerance
         rows: list[Row] = [("speedup", ratios, tolerance)]
         if len(busy) >= RUNS_TO_FAIL:
@@ -108,7 +103,7 @@ class SpeedQuestion:
         ]
 
     def _on_busy(self, evidence: TimingEvidence) -> bool:
-        return (self.host_bound or evidence.host_bound) and len(busy_ratios(evidence)) >= RUNS_TO_FAIL
+        return (self.host_bound or evidence.host_bound) and len(evidence.busy_ratios()) >= RUNS_TO_FAIL
 
 
 def _account_rows(account: Account | None, on_busy: bool) -> list[Row]:

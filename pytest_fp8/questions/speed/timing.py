@@ -10,8 +10,9 @@ from typing import Any
 
 from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError
+from pytest_fp8.gpu import Conditions
 from pytest_fp8.plan import FP8, REFERENCE, Ask, Asking, TwoArms
-from pytest_fp8.questions.speed.host import Beside, Turn, scatters, short_of_memory
+from pytest_fp8.questions.speed.host import Beside, Turn, scatters, together
 from pytest_fp8.stats.quantiles import sample_sd
 
 BLOCK_MS = 250.0
@@ -56,9 +57,14 @@ class Pair:
 
     reference: list[float] = field(default_factory=list)
     other: list[float] = field(default_factory=list)
-    beside: Beside = field(default_factory=Beside)
+    states: list[Conditions] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     busy: tuple[Sequence[float], Sequence[float]] = NOT_ASKED
     """Milliseconds a step in which the GPU works, of the reference and of the other arm."""
+
+    @property
+    def beside(self) -> Beside:
+        return Beside(self.states, self.turns)
 
     @property
     def disturbed(self) -> bool:
@@ -96,7 +102,7 @@ class BlockTimer:
 
     @property
     def beside(self) -> Beside:
-        return _together(self.pairs)
+        return together(pair.beside for pair in self.pairs)
 
     def measure(
         self,
@@ -155,7 +161,7 @@ class BlockTimer:
         for arm in (FP8, REFERENCE):
             yield Ask(arm, "park", fresh=True)
         for name in ("BF16", "FP8"):
-            short = short_of_memory(pair.beside.turns, name)
+            short = pair.beside.short_of_memory(name)
             # Where a process of others has memory of the GPU, that is what is told.
             if short and not pair.beside.strangers:
                 raise ArmError(
@@ -205,14 +211,14 @@ class BlockTimer:
         if tight:
             yield Ask(arm, "park", fresh=True)
         name = "BF16" if arm == REFERENCE else "FP8"
-        pair.beside.turns.append(Turn(name, count * steps, found["compilations"], found["retries"]))
+        pair.turns.append(Turn(name, count * steps, found["compilations"], found["retries"]))
         times: list[float] = found["milliseconds"]
         return times
 
     def _look_around(self, pair: Pair) -> None:
         """Note the GPU's state; once an ABBA block at most, for the question itself lets the GPU stand idle."""
         if (state := self.arms.conditions()) is not None:
-            pair.beside.states.append(state)
+            pair.states.append(state)
 
     def _long_turns(self) -> bool:
         return self.arms.tight or self._turns.long
@@ -238,13 +244,8 @@ class BlockTimer:
             "dropped_steps": self._dropped,
             "order": self._order,
             "processes": [{"bf16": list(pair.reference), "fp8": list(pair.other)} for pair in pairs],
-            **_together(pairs).recording(),
+            **together(pair.beside for pair in pairs).recording(),
         }
-
-
-def _together(pairs: Sequence[Pair]) -> Beside:
-    states = [state for pair in pairs for state in pair.beside.states]
-    return Beside(states, [turn for pair in pairs for turn in pair.beside.turns])
 
 
 def _turns() -> Asking[Turns]:
