@@ -16,7 +16,7 @@ from pytest_fp8.codes import R
 from pytest_fp8.compare.session import Model
 from pytest_fp8.compare.session import compare as compare_sides
 from pytest_fp8.questions.asks import numerics_of
-from pytest_fp8.questions.speed.evidence import busy_ratios, timing_for_baseline, timing_of
+from pytest_fp8.questions.speed.evidence import timing_for_baseline, timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.verdicts import Verdict
 
@@ -110,9 +110,9 @@ def test_a_pair_that_runs_out_of_memory_is_taken_again_by_turns(pair, world, mon
     timing = pair.run(lambda: timing_of(pair, timer, 0))
     assert pair.takes_turns
     assert [len(timing.bf16[0]), len(timing.fp8[0])] == [12, 12]
-    assert [turn.arm for turn in timing.turns] == ["BF16", "FP8", "BF16"], "none of the first attempt's"
+    assert [turn.arm for turn in timing.beside.turns] == ["BF16", "FP8", "BF16"], "none of the first attempt's"
     assert len(timer.beside.states) == 3
-    assert busy_ratios(timing)
+    assert timing.busy_ratios()
 
 
 @pytest.mark.parametrize("step", [100.0, 400.0])
@@ -127,14 +127,14 @@ def test_a_cache_that_is_given_back_now_and_then_separates_nobody(pair, world, m
     monkeypatch.setattr(FakeProcess, "blocks", blocks)
     timing = pair.run(lambda: timing_of(pair, BlockTimer(pair), 0))
     assert not pair.takes_turns
-    assert sum(turn.retries for turn in timing.turns) == 2
+    assert sum(turn.retries for turn in timing.beside.turns) == 2
 
 
 def test_memory_that_a_process_of_others_has_is_told_as_theirs(pair, world, monkeypatch):
     world.strangers = (4242,)
     beside_another(monkeypatch, world, "blocks", lambda process: True)
     timing = pair.run(lambda: timing_of(pair, BlockTimer(pair), 0))
-    assert (timing.strangers, pair.takes_turns) == ([4242], False)
+    assert (timing.beside.strangers, pair.takes_turns) == ([4242], False)
 
 
 def test_pairs_that_were_timed_side_by_side_are_not_mixed_with_pairs_by_turns(pair, world, monkeypatch):
@@ -144,5 +144,5 @@ def test_pairs_that_were_timed_side_by_side_are_not_mixed_with_pairs_by_turns(pa
     evidence = pair.run(lambda: timing_for_baseline(pair, timer, 4))
     assert pair.takes_turns
     assert len(evidence.fp8) == len(evidence.fp8_busy) == 4
-    assert [turn.arm for turn in evidence.turns] == ["BF16", "FP8", "BF16"] * 4
+    assert [turn.arm for turn in evidence.beside.turns] == ["BF16", "FP8", "BF16"] * 4
     assert timer.recording()["order"] == "turns"

@@ -11,12 +11,11 @@ import pytest
 
 from benchmarks.gate import simulate
 from benchmarks.gate.__main__ import main
-from benchmarks.gate.noise import CONDITIONS, QUIET, Condition, autocorrelation, draw, fit
+from benchmarks.gate.noise import CONDITIONS, QUIET, Condition, draw, fit
 from benchmarks.gate.record import free_name, from_report
 from benchmarks.gate.record import main as record_main
 from benchmarks.gate.recordings import BASELINES, from_recording, histories, load
-from benchmarks.gate.replay import replay
-from benchmarks.gate.rules import TODAY, ours, process_seconds
+from benchmarks.gate.simulate import TODAY, ours, process_seconds, replay
 from helpers.fakes import H200, SUITE, install
 from helpers.gate import BLOCKS, histories_of, noise_put_in, recording, verdicts
 from pytest_fp8 import Case
@@ -35,7 +34,6 @@ def noise():
 def test_the_fit_finds_the_noise_that_was_put_in_and_a_trace_has_it(noise):
     # Four blocks of 0.4 % make one log ratio: half the square root of their squares' sum.
     assert noise.sigma_block == pytest.approx(0.004, rel=0.1)
-    assert abs(autocorrelation(noise)) < 0.15
     assert (noise.bf16_ms, noise.fp8_ms) == (pytest.approx(120, rel=0.01), pytest.approx(107, rel=0.01))
     x = draw(np.random.default_rng(1), noise, (400, 4, 12)).log_ratios
     assert np.median(x) == pytest.approx(math.log(noise.bf16_ms / noise.fp8_ms), abs=5e-4)
@@ -48,11 +46,11 @@ def test_an_abba_block_is_cut_out_in_the_order_taken_and_a_disturbed_process_lef
     data = recording(processes=2)
     data["processes"][0] |= {"bf16": [100.0, 103.0] * 2, "fp8": [81.0, 82.0] * 2}
     data["processes"][1]["strangers"] = 1
-    [quads] = from_recording(data, "x").quads
+    [quads] = from_recording(data).quads
     assert np.exp(quads[0]) == pytest.approx([100, 81, 82, 103])
     data["processes"][0]["throttles"] = ["thermal"]
     with pytest.raises(ValueError, match="no undisturbed process"):
-        from_recording(data, "x")
+        from_recording(data)
 
 
 def test_neighbouring_blocks_stay_neighbours():
@@ -60,8 +58,7 @@ def test_neighbouring_blocks_stay_neighbours():
     for entry in data["processes"]:
         wave = np.exp(0.02 * np.sin(np.arange(BLOCKS) / 3)).repeat(2)
         entry["bf16"] = [float(x) for x in wave * np.asarray(entry["bf16"])]
-    waved = fit({"1b-x": [from_recording(data, "x")]}, MEASURED)["1b-x"]
-    assert autocorrelation(waved) > 0.7
+    waved = fit({"1b-x": [from_recording(data)]}, MEASURED)["1b-x"]
     x = draw(np.random.default_rng(2), waved, (300, 1, 12)).log_ratios[:, 0]
     x = x - x.mean(axis=1, keepdims=True)
     assert (x[:, 1:] * x[:, :-1]).sum() / (x**2).sum() > 0.4
@@ -77,13 +74,6 @@ def test_a_change_is_the_fp8_arm_s_alone_and_a_session_moves_the_ratio(noise):
     assert moved.log_ratios - base.log_ratios == pytest.approx(0.01)
 
 
-@pytest.mark.parametrize("condition", [CONDITIONS[1], CONDITIONS[3]], ids=lambda c: c.name)
-def test_what_is_common_to_both_arms_leaves_the_ratio(noise, condition):
-    calm, moved = (draw(np.random.default_rng(4), noise, (200, 2, 6), c) for c in (QUIET, condition))
-    assert np.median(moved.log_ratios) == pytest.approx(np.median(calm.log_ratios), abs=1e-3)
-    assert np.median(moved.fp8) > 1.004 * np.median(calm.fp8)
-
-
 def test_two_modes_within_an_arm_do_not_pass_for_a_spread_between_processes():
     data = recording(block=0.003, run=0.0, processes=50, seed=3)
     # Turns of two blocks: the first of BF16's is faster than its second, and so is the first of FP8's.
@@ -91,7 +81,7 @@ def test_two_modes_within_an_arm_do_not_pass_for_a_spread_between_processes():
     for entry in data["processes"]:
         for arm, factors in modes.items():
             entry[arm] = [float(x) for x in np.asarray(entry[arm]) * np.tile(factors, BLOCKS)]
-    quads = fit({"1b-x": [from_recording(data, "x")]}, MEASURED)["1b-x"].residuals
+    quads = fit({"1b-x": [from_recording(data)]}, MEASURED)["1b-x"].residuals
     ratios = (quads[..., 0] + quads[..., 3] - quads[..., 1] - quads[..., 2]) / 2
     assert np.median(ratios, axis=1) == pytest.approx(0, abs=1e-12)
 
@@ -126,24 +116,23 @@ def test_what_the_repository_has_can_be_fitted_and_is_of_one_way_of_measuring(tm
     ],
 )
 def test_todays_rules_stand_where_their_sources_put_them(name, passes, fails):
-    rule = next(rule for rule in TODAY if rule.name == name)
     before = 100 + 0.001 * np.arange(24.0)[None]
-    assert not rule.fails(before, passes * before[:, :12]).any()
-    assert rule.fails(before, fails * before[:, 11:23]).all()
+    assert not TODAY[name](before, passes * before[:, :12]).any()
+    assert TODAY[name](before, fails * before[:, 11:23]).all()
 
 
 def test_a_reference_outside_its_band_is_invalid_and_no_regression(noise):
     condition = Condition("common", common=(0.12, 0.15))
     traces, now = histories_of(np.random.default_rng(7), noise, 20, condition=condition, change=-0.08)
-    assert {one.verdict for one in verdicts(traces, now, ours(MEASURED, 0.02, 30))} == {Verdict.INVALID}
+    assert {verdict for verdict, _ in verdicts(traces, now, ours(MEASURED, 0.02, 30))} == {Verdict.INVALID}
 
 
 def test_the_rule_looks_again_and_fails_what_is_slower(noise):
     rng, decide = np.random.default_rng(9), ours(MEASURED, 0.02, 30)
     same, slower = (verdicts(*histories_of(rng, noise, 20, change=change), decide) for change in (0.0, -0.08))
-    assert {one.verdict for one in slower} == {Verdict.FAIL}
-    assert all(one.builds >= 2 for one in slower)
-    assert sum(one.verdict is Verdict.PASS and one.builds == 1 for one in same) > 15
+    assert {verdict for verdict, _ in slower} == {Verdict.FAIL}
+    assert all(pairs >= 2 for _, pairs in slower)
+    assert same.count((Verdict.PASS, 1)) > 15
 
 
 def test_gpu_seconds_count_every_step(noise):
@@ -190,7 +179,7 @@ def test_a_session_s_part_makes_false_alarms_of_a_rule_that_does_not_know_it(noi
     now = draw(rng, noise, (count, 4, 6), QUIET, 0.0, False, effects[1])
 
     def alarms(components):
-        return sum(one.verdict is Verdict.FAIL for one in verdicts([stored], now, ours(components, 0.005, 30)))
+        return sum(verdict is Verdict.FAIL for verdict, _ in verdicts([stored], now, ours(components, 0.005, 30)))
 
     assert alarms(MEASURED) == 0
     assert alarms(replace(MEASURED, session=1e-5)) > 20
@@ -212,8 +201,11 @@ def test_one_session_keeps_its_promises_at_one_per_cent(noise):
 
 def test_cases_that_fail_together_count_for_fewer():
     alike, apart = (simulate.Tally("x", "quiet", -0.02, 4, shared) for shared in (1.0, 0.0))
-    alike.add([["FAIL"] * 30, ["PASS"] * 30] * 10)
-    apart.add([["FAIL", "PASS"] * 15] * 20)
+    for _ in range(10):
+        alike.add(["FAIL"] * 30)
+        alike.add(["PASS"] * 30)
+    for _ in range(20):
+        apart.add(["FAIL", "PASS"] * 15)
     assert alike.caught() == pytest.approx(simulate.wilson(10, 20), abs=0.02)
     assert apart.caught() == pytest.approx(simulate.wilson(300, 600))
     # Wilson's interval of 0 in 100 and of 50 in 100, as published tables have them.
@@ -224,24 +216,20 @@ def test_cases_that_fail_together_count_for_fewer():
 def test_replay_gates_each_repeated_session_against_those_before_it():
     level = [[0.1] * 8] * 4
     stored = {"1b-x": {"a": level, "b": level, "c": [[0.05] * 6] * 4}, "1b-y": {"a": level}}
-    first, second = replay(stored, 0.02)
-    assert [(one.stored, one.ours) for one in (first, second)] == [(1, "PASS"), (2, "FAIL")]
-    assert second.change == pytest.approx(math.expm1(-0.05))
+    change = pytest.approx(math.expm1(-0.05))
+    assert replay(stored, 0.02) == [("1b-x", 1, pytest.approx(0), "PASS"), ("1b-x", 2, change, "FAIL")]
 
 
-def test_the_command_prints_its_tables_and_writes_json(tmp_path, monkeypatch, capsys):
+def test_the_command_prints_its_tables(monkeypatch, capsys):
     for size in ("healthy", "disturbed", "changed"):
-        monkeypatch.setattr(simulate.Plan, size, 10)
+        monkeypatch.setattr(simulate.Plan, size, 1)
     monkeypatch.setattr(simulate, "SESSION", 4)
-    monkeypatch.setattr("benchmarks.gate.__main__.load", lambda: {"1b-x": [from_recording(recording(), "x")]})
+    monkeypatch.setattr("benchmarks.gate.__main__.load", lambda: {"1b-x": [from_recording(recording())]})
     monkeypatch.setattr("benchmarks.gate.__main__.run", lambda *what: simulate.run(*what, workers=1))
-    assert main(["--quick", "--json", str(tmp_path / "out.json")]) == 0
+    assert main([]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    for words in ("between sessions:", "Sessions of 30 unchanged cases", "Megatron-LM", "same session", "Replay"):
+    for words in ("between sessions:", "Sessions of 30 unchanged cases", *TODAY, "same session", "Replay"):
         assert words in text
-    out = json.loads((tmp_path / "out.json").read_text())
-    rules = {simulate.OURS, simulate.BESIDE, simulate.ALONE, *(rule.name for rule in TODAY)}
-    assert {tally["rule"] for tally in out["tallies"]} == rules
 
 
 # -- recordings ---------------------------------------------------------------------------------------------------
@@ -266,7 +254,7 @@ def test_a_runs_report_gives_a_recording_of_each_timed_case(pytester, monkeypatc
     assert written["provenance"] == content["provenance"]
     assert [{arm: p[arm] for arm in ("bf16", "fp8")} for p in written["processes"]] == timing["processes"]
     assert all(p["clocks_mhz"] == timing["clocks_mhz"] for p in written["processes"])
-    assert [len(x) for x in from_recording(written, "x").quads] == [len(p["fp8"]) // 2 for p in timing["processes"]]
+    assert [len(x) for x in from_recording(written).quads] == [len(p["fp8"]) // 2 for p in timing["processes"]]
     assert record_main([str(report), "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "tiny-torchao-rowwise.2.json", "none is overwritten"
     assert free_name(tmp_path, "tiny-torchao-rowwise").name == "tiny-torchao-rowwise.3.json"
@@ -277,4 +265,4 @@ def test_blocks_of_a_run_beside_a_stranger_are_recorded_and_not_used(pytester, m
     [process] = json.loads(path.read_text())["processes"]
     assert process["strangers"] == 2
     with pytest.raises(ValueError, match="no undisturbed process"):
-        from_recording(json.loads(path.read_text()), "x")
+        from_recording(json.loads(path.read_text()))

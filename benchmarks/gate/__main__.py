@@ -1,6 +1,6 @@
 """What the gate catches, and what it leaves alone, beside the rules that people use today.
 
-    python -m benchmarks.gate [--json FILE] [--quick]
+    python -m benchmarks.gate [--seed 3] [--tolerance 0.02]
 
 A minute or two on two cores. Every rate comes with its number of trials; seeds are fixed.
 """
@@ -8,19 +8,15 @@ A minute or two on two cores. Every rate comes with its number of trials; seeds 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gate.noise import CONDITIONS, QUIET, Noise, autocorrelation, fit
+from benchmarks.gate.noise import CONDITIONS, QUIET, fit
 from benchmarks.gate.recordings import histories, load
-from benchmarks.gate.replay import Replayed, replay
-from benchmarks.gate.rules import TODAY
 from benchmarks.gate.simulate import (
     ALONE,
     BESIDE,
@@ -28,88 +24,44 @@ from benchmarks.gate.simulate import (
     CHANGES,
     OURS,
     SHARED,
+    TODAY,
     Plan,
     Tally,
+    replay,
     run,
     wilson,
 )
 from pytest_fp8.report.table import new_table
-from pytest_fp8.stats.components import Components, estimate
+from pytest_fp8.stats.components import estimate
 
-RULES = (OURS, *(rule.name for rule in TODAY))
+RULES = (OURS, *TODAY)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gate", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every tally there")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the sessions: a look, not a result")
     parser.add_argument("--tolerance", type=float, default=Plan.tolerance)
     parser.add_argument("--seed", type=int, default=Plan.seed)
     options = parser.parse_args(arguments)
-    share = 10 if options.quick else 1
-    plan = Plan(
-        seed=options.seed,
-        healthy=Plan.healthy // share,
-        disturbed=Plan.disturbed // share,
-        changed=Plan.changed // share,
-        tolerance=options.tolerance,
-    )
-    measured = histories()
-    components = estimate(list(measured.values()), prior=None)
+    started, measured = time.monotonic(), histories()
+    plan, components = Plan(seed=options.seed, tolerance=options.tolerance), estimate(list(measured.values()), None)
     noises = fit({case: found for case, found in load().items() if not case.endswith("-bf16")}, components)
-    if not components.sessions or not any(noise.gpu_bound for noise in noises.values()):
-        print("no recordings and baselines of two sessions of a GPU-bound case to fit noise to", file=sys.stderr)
-        return 2
-    started = time.monotonic()
     tallies = run(noises.values(), components, plan)
-    replayed = replay(measured, plan.tolerance)
+    print("The variance components, as fitted:")
+    for what, name in (("sessions", "session"), ("processes", "process"), ("blocks", "block")):
+        print(f"  between {what}: {getattr(components, name):.2%}, {getattr(components, what)} degrees of freedom")
     console = Console(width=None if sys.stdout.isatty() else 132)
-    print("\n".join(["The variance components, as fitted:", *component_lines(components), ""]))
-    for table in (noise_table(noises), false_alarms(tallies), detection(tallies), young(tallies), cost(tallies)):
+    for table in (false_alarms(tallies), detection(tallies), young(tallies), cost(tallies)):
         console.print(table)
-    console.print(replay_table(replayed))
+    console.print(replay_table(replay(measured, plan.tolerance)))
     cases = sum(tally.cases for tally in tallies if tally.rule in (OURS, BESIDE))
     print(f"{cases} gated cases in {time.monotonic() - started:.0f} s")
-    if options.json:
-        content = {
-            "plan": vars(plan),
-            "components": vars(components),
-            "noise": [described(noise) for noise in noises.values()],
-            "tallies": [tally.to_json() for tally in tallies],
-            "replay": [vars(one) for one in replayed],
-        }
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
     return 0
-
-
-def component_lines(components: Components) -> list[str]:
-    parts = (("sessions", "session"), ("processes", "process"), ("blocks", "block"))
-    return [
-        f"  between {what}: {getattr(components, name):.2%}, {getattr(components, what)} degrees of freedom"
-        for what, name in parts
-    ]
 
 
 def _table(title: str, *columns: str) -> Table:
     table = new_table(title)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", no_wrap=not index)
-    return table
-
-
-def noise_table(noises: dict[str, Noise]) -> Table:
-    columns = ("case", "BF16 ms", "FP8 ms", "between blocks", "neighbours' correlation", "from")
-    table = _table("The recorded cases; the others' blocks come from stored baselines", *columns)
-    for noise in noises.values():
-        if noise.recorded:
-            table.add_row(
-                noise.case,
-                f"{noise.bf16_ms:.1f}",
-                f"{noise.fp8_ms:.1f}",
-                f"{noise.sigma_block:.2%}",
-                f"{autocorrelation(noise):+.2f}",
-                f"{noise.residuals.shape[0]} x {noise.residuals.shape[1]} blocks",
-            )
     return table
 
 
@@ -205,7 +157,7 @@ def cost(tallies: Sequence[Tally]) -> Table:
     return table
 
 
-def replay_table(replayed: Sequence[Replayed]) -> Table:
+def replay_table(replayed: Sequence[tuple[str, int, float, str]]) -> Table:
     table = _table(
         "Replay: each repeated session of a case against those before it. Nothing is known to have changed; the "
         "components were estimated from these sessions, too",
@@ -214,15 +166,9 @@ def replay_table(replayed: Sequence[Replayed]) -> Table:
         "change",
         OURS,
     )
-    for one in replayed:
-        table.add_row(one.case, str(one.stored), f"{one.change:+.2%}", one.ours)
+    for case, stored, change, verdict in replayed:
+        table.add_row(case, str(stored), f"{change:+.2%}", verdict)
     return table
-
-
-def described(noise: Noise) -> dict[str, object]:
-    """The fit as plain data, without the residuals."""
-    names = ("case", "bf16_ms", "fp8_ms", "sigma_block", "sigma_run", "recorded", "sources")
-    return {name: getattr(noise, name) for name in names} | {"autocorrelation": autocorrelation(noise)}
 
 
 if __name__ == "__main__":

@@ -47,7 +47,6 @@ class Noise:
     """Recorded: (processes, blocks, 4), log times less each process's and arm's median. Pooled: (values,), of unit
     spread."""
     recorded: bool
-    sources: tuple[str, ...]
 
     @property
     def gpu_bound(self) -> bool:
@@ -117,7 +116,6 @@ def _fit_case(case: str, several: Sequence[Measured], sigma_run: float, pooled: 
         sigma_run=sigma_run,
         residuals=residuals,
         recorded=bool(recorded),
-        sources=tuple(m.source for m in several),
     )
 
 
@@ -204,13 +202,3 @@ def _pooled_residuals(measured: dict[str, list[Measured]]) -> Floats:
         return np.zeros(1)
     values = np.concatenate(parts)
     return (values - values.mean()) / values.std()
-
-
-def autocorrelation(noise: Noise) -> float:
-    """Of neighbouring ABBA blocks' log ratios within a process; 0 where the blocks were not recorded."""
-    if not noise.recorded:
-        return 0.0
-    r = noise.residuals
-    x = (r[..., 0] + r[..., 3] - r[..., 1] - r[..., 2]) / 2
-    x = x - x.mean(axis=1, keepdims=True)
-    return float((x[:, 1:] * x[:, :-1]).sum() / (x**2).sum())

@@ -26,7 +26,6 @@ class Measured:
     """One case as it was measured once, on one machine."""
 
     case: str
-    source: str
     bf16_ms: float
     fp8_ms: float
     steps_per_block: int
@@ -43,13 +42,13 @@ def load(recordings: Path = RECORDINGS, baselines: Sequence[Path] = BASELINES) -
     gated on step time: blocks are of step time."""
     found: dict[str, list[Measured]] = {}
     for path in sorted(recordings.glob("*.json")):
-        one = from_recording(json.loads(path.read_text()), path.name)
+        one = from_recording(json.loads(path.read_text()))
         found.setdefault(one.case, []).append(one)
     every = stored_in(baselines)
     on_busy = on_busy_time(every)
     for stored in every:
         if stored.case not in found and stored.values("speedup"):
-            found[stored.case] = [from_baseline(stored, f"baseline {stored.case}.json")]
+            found[stored.case] = [from_baseline(stored)]
     return {case: measured for case, measured in found.items() if case not in on_busy}
 
 
@@ -69,7 +68,7 @@ def histories(
     # By the stem, so that <case>.json comes before <case>.2.json.
     for path in sorted(recordings.glob("*.json"), key=lambda path: path.stem):
         data = json.loads(path.read_text())
-        one, session = from_recording(data, path.name), (data["case"], data["provenance"]["commit"][:12])
+        one, session = from_recording(data), (data["case"], data["provenance"]["commit"][:12])
         # The notes of a case stand beside each of its processes: see record.from_report.
         blocks = sum(len(process["bf16"]) // 2 for process in data["processes"])
         if len(data["processes"][0]["clocks_mhz"]) > LOOKED_AT * blocks:
@@ -102,7 +101,7 @@ def stored_in(folders: Sequence[Path]) -> list[Baseline]:
     return [load_baseline(path) for path in sorted(found, key=lambda path: path.name)]
 
 
-def from_recording(data: dict, source: str) -> Measured:
+def from_recording(data: dict) -> Measured:
     """A recording, format in ``record.py``. Blocks under a throttle or beside a stranger are left out, as the gate
     leaves them out. Raises ``ValueError`` where nothing is left."""
     quads = []
@@ -112,11 +111,10 @@ def from_recording(data: dict, source: str) -> Measured:
         bf16, fp8 = (np.log(np.asarray(process[arm], dtype=float)) for arm in ("bf16", "fp8"))
         quads.append(np.column_stack([bf16[0::2], fp8[0::2], fp8[1::2], bf16[1::2]]))
     if not quads:
-        raise ValueError(f"{source}: no undisturbed process in it")
+        raise ValueError(f"a recording of {data['case']}: no undisturbed process in it")
     together = np.concatenate(quads)
     return Measured(
         case=data["case"],
-        source=source,
         bf16_ms=math.exp(float(np.median(together[:, [0, 3]]))),
         fp8_ms=math.exp(float(np.median(together[:, [1, 2]]))),
         steps_per_block=data["steps_per_block"],
@@ -126,7 +124,7 @@ def from_recording(data: dict, source: str) -> Measured:
     )
 
 
-def from_baseline(stored: Baseline, source: str) -> Measured:
+def from_baseline(stored: Baseline) -> Measured:
     """A stored baseline: log ratios of six blocks per process, and each arm's median; the blocks themselves are gone.
 
     Steps per block are computed as ``BlockTimer`` does; 8B's arms are taken to give memory back between turns.
@@ -134,7 +132,6 @@ def from_baseline(stored: Baseline, source: str) -> Measured:
     bf16 = float(np.median(stored.values("bf16_ms")))
     return Measured(
         case=stored.case,
-        source=source,
         bf16_ms=bf16,
         fp8_ms=float(np.median(stored.values("fp8_ms"))),
         steps_per_block=max(1, math.ceil(250 / (0.75 * bf16))),

@@ -1,22 +1,30 @@
-"""Runs the rules on simulated sessions of 30 cases: what each is of, how many, and what came out."""
+"""The rules on simulated sessions of 30 cases, and ours on the sessions that were measured.
+
+Today's rules see what their users give them: the FP8 step times of one run of one process, held against those of one
+earlier run. Ours sees both arms, several processes, and asks for more while it is undecided.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.gate.noise import CONDITIONS, QUIET, Condition, Noise, Trace, draw
 from benchmarks.gate.recordings import Floats
-from benchmarks.gate.rules import TODAY, Gated, gated, ours, process_seconds, today
+from pytest_fp8.questions.speed.causes import unsound
+from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.stats import looks
-from pytest_fp8.stats.components import Components, estimate
-from pytest_fp8.stats.looks import BASELINE_BLOCKS, GATE, against_base
+from pytest_fp8.stats.components import MEASURED, Components, Session, estimate
+from pytest_fp8.stats.estimate import figure, level
+from pytest_fp8.stats.looks import BASELINE_BLOCKS, GATE, against_base, against_history
 from pytest_fp8.verdicts import Verdict
 
 OURS, BESIDE = "pytest-fp8", "pytest-fp8, same session"
@@ -31,6 +39,97 @@ SHARED = 0.5
 of it, from three pairs of sessions; false alarms of a session are most where it is none."""
 BUILD_SECONDS = 25.0
 """Wall clock to build, compile and warm up a pair of arms: seen at 1B and 8B on an H200; no recording has it."""
+WARM_UP_BLOCKS = 3
+"""Blocks that each arm runs before its first counted one, as ``questions/speed/timing.py`` does."""
+_NOTHING_SEEN = TimingEvidence(bf16=[], fp8=[])
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+Decide = Callable[[Session, Sequence[Session]], Verdict]
+"""The run so far and the history, oldest session first -> the verdict."""
+Fails = Callable[[Floats, Floats], NDArray[np.bool_]]
+"""Of arrays of (trials, values): those of the baseline and of the run."""
+
+
+def mean_above(share: float) -> Fails:
+    """The mean is more than ``share`` above the earlier mean: the one-shot benchmark of countless repositories."""
+    return lambda before, now: now.mean(axis=1) > (1 + share) * before.mean(axis=1)
+
+
+def median_apart(share: float) -> Fails:
+    """Megatron-LM, ``tests/functional_tests/python_test_utils``: "iteration-time" is an ``ApproximateTest(atol=0,
+    rtol=0.05)``, ``np.isclose`` of the medians of a steady window of steps, run against golden values: both ways."""
+    return lambda before, now: ~np.isclose(np.median(now, axis=1), np.median(before, axis=1), rtol=share, atol=0)
+
+
+ONE_SHOT_RATIO = "one-shot BF16/FP8 ratio, 2 %"
+TODAY: Mapping[str, Fails] = {
+    "one-shot mean, 2 %": mean_above(0.02),
+    ONE_SHOT_RATIO: mean_above(0.02),
+    "Megatron-LM, median +-5 %": median_apart(0.05),
+}
+
+
+def today(rule: str, baseline: Trace, run: Trace) -> NDArray[np.bool_]:
+    """One of today's rules on the first process of each: twelve blocks of FP8, or as many pairs of blocks."""
+
+    def seen(trace: Trace) -> Floats:
+        bf16, fp8 = (arm[:, 0].reshape(len(arm), -1) for arm in (trace.bf16, trace.fp8))
+        return fp8 / bf16 if rule == ONE_SHOT_RATIO else fp8
+
+    return TODAY[rule](seen(baseline), seen(run))
+
+
+def ours(components: Components, tolerance: float, cases: int) -> Decide:
+    """The plugin's rule."""
+
+    def decide(run: Session, history: Sequence[Session]) -> Verdict:
+        return against_history(run, history, components=components, tolerance=tolerance, cases=cases).verdict
+
+    return decide
+
+
+def gated(
+    history: Sequence[Session], run: Trace, trial: int, stored_ms: Session, decide: Decide
+) -> tuple[Verdict, int]:
+    """A rule of the plugin after the INVALID rules of the speed question, look after look; and the pairs of processes
+    that it took. No floor: the question is what changed since the history. ``stored_ms``: BF16's step times in each of
+    its sessions."""
+    ratios = run.log_ratios[trial].tolist()
+    for pairs in GATE.pairs:
+        bf16 = float(np.median(run.bf16[trial, :pairs]))
+        if unsound(_NOTHING_SEEN, None, bf16, stored_ms, 0.0, False) is not None:
+            return Verdict.INVALID, pairs
+        verdict = decide([x[: GATE.blocks] for x in ratios[:pairs]], history)
+        if verdict is not Verdict.INCONCLUSIVE:
+            break
+    return verdict, pairs
+
+
+def process_seconds(noise: Noise, blocks: int) -> float:
+    """GPU seconds in steps of one pair of processes: warm-up, counted blocks, steps dropped at each turn."""
+    steps, dropped = noise.steps_per_block, noise.dropped_steps
+    timed = (2 * blocks + WARM_UP_BLOCKS) * steps
+    bf16 = (timed + (blocks + 2) * dropped) * noise.bf16_ms
+    fp8 = (timed + (blocks + 1) * dropped) * noise.fp8_ms
+    return (bf16 + fp8) / 1000
+
+
+def replay(histories: Mapping[str, Mapping[str, Session]], tolerance: float) -> list[tuple[str, int, float, str]]:
+    """Each repeated session that was measured, held against those before it: case, sessions before, change, verdict.
+    ``histories``: case -> session -> its processes, oldest session first."""
+    rule, found = ours(MEASURED, tolerance, SESSION), []
+    for case, sessions in histories.items():
+        taken: Sequence[Session] = list(sessions.values())
+        for index in range(1, len(taken)):
+            run, history = taken[index], taken[:index]
+            change = math.expm1(figure(run) - level(history))
+            found.append((case, index, change, rule(run, history).value))
+    return found
+
+
+# -- the sessions -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -74,26 +173,39 @@ class Tally:
     change: float
     stored: int
     shared: float
-    sessions: int = 0
     failed: list[int] = field(default_factory=list)
     """Of each session, how many of its cases failed."""
-    cases: int = 0
-    words: dict[str, int] = field(default_factory=dict)
+    words: Counter[str] = field(default_factory=Counter)
     """Verdict -> cases."""
     gpu_seconds: float = 0.0
     builds: int = 0
 
-    def add(self, verdicts: Sequence[Sequence[str]]) -> None:
-        """``verdicts``: of each session, of each of its cases."""
-        for session in verdicts:
-            self.sessions += 1
-            self.failed.append(session.count("FAIL"))
-            self.cases += len(session)
-            for word in session:
-                self.words[word] = self.words.get(word, 0) + 1
+    @property
+    def sessions(self) -> int:
+        return len(self.failed)
+
+    @property
+    def cases(self) -> int:
+        return self.words.total()
+
+    def add(self, session: Sequence[str]) -> None:
+        """The verdicts of one session's cases."""
+        self.failed.append(session.count("FAIL"))
+        self.words.update(session)
+
+    def take(self, noise: Noise, pairs: int, blocks: int, share: float = 1.0) -> None:
+        self.builds += pairs
+        self.gpu_seconds += pairs * process_seconds(noise, blocks) * share
+
+    def join(self, other: Tally) -> None:
+        """What the same rule did in more sessions of the cell."""
+        self.failed += other.failed
+        self.words += other.words
+        self.gpu_seconds += other.gpu_seconds
+        self.builds += other.builds
 
     def rate(self, word: str) -> float:
-        return self.words.get(word, 0) / self.cases if self.cases else 0.0
+        return self.words[word] / self.cases if self.cases else 0.0
 
     @property
     def alarmed(self) -> int:
@@ -108,10 +220,6 @@ class Tally:
         design = float(np.var(np.asarray(self.failed) / each, ddof=1)) / alone if alone and self.sessions > 1 else 1.0
         count = self.cases / max(1.0, design)
         return wilson(share * count, count)
-
-    def to_json(self) -> dict[str, object]:
-        intervals = {"alarm_interval": wilson(self.alarmed, self.sessions), "caught_interval": self.caught()}
-        return {**asdict(self), "alarmed": self.alarmed, **intervals}
 
 
 def jobs(plan: Plan) -> list[Job]:
@@ -139,7 +247,10 @@ def run(noises: Iterable[Noise], components: Components, plan: Plan, workers: in
     found: dict[tuple[object, ...], Tally] = {}
     for tally in (tally for tallies in done for tally in tallies):
         key = tally.rule, tally.condition, tally.change, tally.stored, tally.shared
-        found[key] = together([found[key], tally]) if key in found else tally
+        if key in found:
+            found[key].join(tally)
+        else:
+            found[key] = tally
     beside = [
         same_session(cases, plan, change, sessions, rule)
         for rule in (BESIDE, ALONE)
@@ -158,10 +269,7 @@ def simulate(
     rng = np.random.default_rng([plan.seed, crc32(job.name.encode()), start])
     common = rng.normal(0, components.session * math.sqrt(job.shared), (sessions, job.stored + 1))
     drawn = [_draw(rng, noise, components, plan, job, common) for noise in cases]
-    tallies = {
-        rule: Tally(rule, job.condition.name, job.change, job.stored, job.shared)
-        for rule in (OURS, *(r.name for r in TODAY))
-    }
+    tallies = {rule: Tally(rule, job.condition.name, job.change, job.stored, job.shared) for rule in (OURS, *TODAY)}
     for index in range(sessions):
         histories = [[trace.log_ratios[index].tolist() for trace in stored] for stored, _ in drawn]
         own = estimate([dict(enumerate(history)) for history in histories])
@@ -171,11 +279,13 @@ def simulate(
             gated(history, now, index, milliseconds, decide)
             for history, (_, now), milliseconds in zip(histories, drawn, stored_ms, strict=True)
         ]
-        tallies[OURS].add([[one.verdict.value for one in found]])
-        _count(tallies[OURS], cases, found)
+        tallies[OURS].add([verdict.value for verdict, _ in found])
+        for noise, (_, pairs) in zip(cases, found, strict=True):
+            tallies[OURS].take(noise, pairs, GATE.blocks)
     for rule in TODAY:
         failed = [today(rule, stored[-1], now) for stored, now in drawn]
-        tallies[rule.name].add([["FAIL" if x[i] else "PASS" for x in failed] for i in range(sessions)])
+        for index in range(sessions):
+            tallies[rule].add(["FAIL" if x[index] else "PASS" for x in failed])
     return list(tallies.values())
 
 
@@ -194,12 +304,6 @@ def _draw(
     )
 
 
-def _count(tally: Tally, cases: Sequence[Noise], found: Sequence[Gated]) -> None:
-    tally.builds += sum(one.builds for one in found)
-    pairs = zip(cases, found, strict=True)
-    tally.gpu_seconds += sum(one.builds * process_seconds(noise, one.blocks) for noise, one in pairs)
-
-
 def same_session(cases: Sequence[Noise], plan: Plan, change: float, sessions: int, rule: str = BESIDE) -> Tally:
     """Base's FP8 arm against head's, at a tolerance of 1 %: no history, and no session's part. Two FP8 arms are taken
     to scatter as an FP8 and a BF16 arm do. ``rule``: whether all cases share the false alarms, or each is alone."""
@@ -211,29 +315,16 @@ def same_session(cases: Sequence[Noise], plan: Plan, change: float, sessions: in
         ratios = (
             draw(rng, noise, (sessions, looks.BESIDE.pairs[-1], looks.BESIDE.blocks), QUIET, change).log_ratios - level
         )
-        step = process_seconds(noise, looks.BESIDE.blocks) * 2 * noise.fp8_ms / (noise.bf16_ms + noise.fp8_ms)
         for index, pairs in enumerate(ratios.tolist()):
             for count in looks.BESIDE.pairs:
                 verdict = against_base(pairs[:count], 0.01, cases=SESSION if rule == BESIDE else 1).verdict
                 if verdict is not Verdict.INCONCLUSIVE:
                     break
             words[index].append(verdict.value)
-            tally.builds += count
-            tally.gpu_seconds += count * step
-    tally.add(words)
+            tally.take(noise, count, looks.BESIDE.blocks, 2 * noise.fp8_ms / (noise.bf16_ms + noise.fp8_ms))
+    for session in words:
+        tally.add(session)
     return tally
-
-
-def together(tallies: Sequence[Tally]) -> Tally:
-    """Several tallies as one."""
-    first = tallies[0]
-    total = Tally(first.rule, first.condition, first.change, first.stored, first.shared)
-    for one in tallies:
-        for name in ("sessions", "failed", "cases", "gpu_seconds", "builds"):
-            setattr(total, name, getattr(total, name) + getattr(one, name))
-        for word, count in one.words.items():
-            total.words[word] = total.words.get(word, 0) + count
-    return total
 
 
 def wilson(hits: float, trials: float, z: float = 1.96) -> tuple[float, float]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.gate.noise import draw, fit
 from benchmarks.gate.recordings import from_recording
-from benchmarks.gate.rules import gated
+from benchmarks.gate.simulate import gated
 from pytest_fp8.stats.components import MEASURED
 
 BLOCKS = 24
@@ -28,7 +28,7 @@ def recording(block=0.004, run=0.003, processes=4, seed=0, **changes):
 
 def noise_put_in():
     """What is fitted to twelve such processes."""
-    return fit({"1b-x": [from_recording(recording(processes=12), "x")]}, MEASURED)["1b-x"]
+    return fit({"1b-x": [from_recording(recording(processes=12))]}, MEASURED)["1b-x"]
 
 
 def histories_of(rng, noise, count, sessions=4, **how):
