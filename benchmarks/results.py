@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -49,9 +50,8 @@ BUSY = (
     "arm's step waits for its host, and its step time, in the tables below, says as much about the host.",
 )
 
-STEPS = ("BF16 step", "FP8 step", "busy", "idle")
-GAINS = ("earned", "casts etc.", "all else", "speedup", "limit")
-ACCOUNT = ("case", *STEPS, "wire, not hidden", *GAINS, "reached")
+TIMES = ("BF16 step", "FP8 step", "busy", "idle", "wire, not hidden", "earned", "casts etc.", "all else")
+ACCOUNT = ("case", *TIMES, "speedup", "limit", "reached")
 MEANING = (
     "Milliseconds of one step, of BF16 and of FP8 where a cell has two. *busy*: the GPU works. *wire, not hidden*: it",
     "waits for other GPUs with nothing else to do. *earned*: what products saved by running in FP8; *casts etc.*: what",
@@ -74,7 +74,7 @@ def markdown(stored: Sequence[Baseline], folder: Path) -> list[str]:
         lines += ["", f"## {gpu}", "", *devices]
         origins: dict[str, int] = {}
         for model, same in groupby(by_model(stored, gpu), model_of):
-            rows = [[f"`{case}`", *facts] for case, *facts in (cells(baseline, origins) for baseline in same)]
+            rows = [cells(baseline, origins) for baseline in same]
             lines += ["", f"### {gpu}: {model}", "", *markdown_table(COLUMNS, rows)]
         if accounts := account_table(by_model(stored, gpu)):
             lines += ["", f"### {gpu}: where a step goes", "", *MEANING, "", *accounts]
@@ -87,20 +87,20 @@ def side_by_side(stored: Sequence[Baseline]) -> list[str]:
     """One row for each case: the speedup and the memory of each GPU beside each other."""
     gpus = gpus_of(stored)
     found = {(baseline.gpu, baseline.case): baseline for baseline in stored}
-    columns = ["case", *(f"{what}, {gpu}" for what in ("speedup", "memory") for gpu in gpus)]
+
+    def cell(gpu: str, case: str, what: str) -> str:
+        each = found.get((gpu, case))
+        if each is None:
+            return "-"
+        metric = what if what == "memory_ratio" else each.gated or what
+        return shown_or_dash(each, metric) + (" (busy)" if metric == "busy_speedup" else "")
+
     rows = []
     for case in dict.fromkeys(baseline.case for baseline in _in_order(stored)):
-        here = [found.get((gpu, case)) for gpu in gpus]
-        speeds = [each.gated or "speedup" if each else "" for each in here]
-        facts = [
-            *(
-                shown_or_dash(each, speed) + (" (busy)" if speed == "busy_speedup" else "") if each else "-"
-                for each, speed in zip(here, speeds, strict=True)
-            ),
-            *(shown_or_dash(each, "memory_ratio") if each else "-" for each in here),
-        ]
+        facts = [cell(gpu, case, what) for what in ("speedup", "memory_ratio") for gpu in gpus]
         if set(facts) != {"-"}:
             rows.append([f"`{case}`", *facts])
+    columns = ["case", *(f"{what}, {gpu}" for what in ("speedup", "memory") for gpu in gpus)]
     return ["", "## Side by side", "", *BUSY, "", *markdown_table(columns, rows)]
 
 
@@ -130,29 +130,25 @@ def _size(model: str) -> float:
 
 def cells(baseline: Baseline, origins: dict[str, int]) -> list[str]:
     """One row. ``origins`` numbers the measurements in the order in which rows refer to them."""
-    before = ("fp8_layers", "fp8_share", "loss_gap", "bf16_ms", "fp8_ms")
-    return [
-        baseline.case,
-        *(shown_or_dash(baseline, metric) for metric in before),
-        speedup_of(baseline),
-        shown_or_dash(baseline, "memory_ratio"),
-        _measurements(baseline, origins),
-    ]
 
+    def number(session: StoredSession) -> int:
+        dirty = " with changed files" if session.dirty else ""
+        return origins.setdefault(f"{session.origin}{dirty}: {libraries_of(session)}", len(origins) + 1)
 
-def _measurements(baseline: Baseline, origins: dict[str, int]) -> str:
-    """The number of the newest session; of what it did not measure, the column with the number of an earlier one."""
-    earlier: dict[int, list[str]] = {}
-    newest = _number(baseline.newest, origins)
+    # The newest session; of what it did not measure, the column with the number of an earlier one.
+    measured, earlier = [str(number(baseline.newest))], defaultdict(list)
     for metric, column in FROM.items():
         sessions = baseline.measured_in(metric)
         if sessions and sessions[-1] is not baseline.newest:
-            earlier.setdefault(_number(sessions[-1], origins), []).append(column)
-    return "; ".join([str(newest), *(f"{', '.join(columns)} {number}" for number, columns in earlier.items())])
-
-
-def _number(session: StoredSession, origins: dict[str, int]) -> int:
-    return origins.setdefault(_origin(session), len(origins) + 1)
+            earlier[number(sessions[-1])].append(column)
+    before = ("fp8_layers", "fp8_share", "loss_gap", "bf16_ms", "fp8_ms")
+    return [
+        f"`{baseline.case}`",
+        *(shown_or_dash(baseline, metric) for metric in before),
+        speedup_of(baseline),
+        shown_or_dash(baseline, "memory_ratio"),
+        "; ".join(measured + [f"{', '.join(columns)} {which}" for which, columns in earlier.items()]),
+    ]
 
 
 def _device(baseline: Baseline) -> str:
@@ -161,11 +157,6 @@ def _device(baseline: Baseline) -> str:
     driver = f", driver {facts['driver']}" if "driver" in facts else ""
     power = f", {facts['power_limit']:.0f} W" if "power_limit" in facts else ""
     return f"{facts['name']}{driver}{power}."
-
-
-def _origin(session: StoredSession) -> str:
-    dirty = " with changed files" if session.dirty else ""
-    return f"{session.origin}{dirty}: {libraries_of(session)}"
 
 
 def account_table(stored: Iterable[Baseline]) -> list[str]:
@@ -198,39 +189,22 @@ def account_cells(baseline: Baseline) -> list[str]:
         return []
     found = {name: level(name, values) for name, values in session.metrics.items()}
     steps, busy = ([found[f"{arm}{what}"] for arm in ("bf16", "fp8")] for what in ("_ms", "_busy_ms"))
-    metric = "busy_speedup" if session.host_bound else "speedup"
-    speedup, limit = found[metric], found["speedup_limit"]
+    idle = (max(0.0, 1 - works / step) for step, works in zip(steps, busy, strict=True))
     wire = [found[name] for name in ("bf16_wire_ms", "fp8_wire_ms") if name in found]
+    earned, casts, limit = found["earned_ms"], found["casts_ms"], found["speedup_limit"]
+    speedup = found["busy_speedup" if session.host_bound else "speedup"]
     return [
         f"`{baseline.case}`",
-        *step_cells(steps, busy),
-        " / ".join(f"{one:.1f}" for one in wire) or "-",
-        *gain_cells(steps, found["earned_ms"], found["casts_ms"], speedup, metric == "busy_speedup", limit),
-        f"{(speedup - 1) / (limit - 1):.0%}" if limit > 1.01 else "-",
-    ]
-
-
-def step_cells(steps: Sequence[float], busy: Sequence[float]) -> list[str]:
-    """The cells of :data:`STEPS`. Milliseconds of BF16 and of FP8 each."""
-    idle = (max(0.0, 1 - works / step) for step, works in zip(steps, busy, strict=True))
-    return [
         *(f"{step:.1f}" for step in steps),
         " / ".join(f"{works:.1f}" for works in busy),
         " / ".join(f"{share:.1%}" for share in idle),
-    ]
-
-
-def gain_cells(
-    steps: Sequence[float], earned: float, casts: float, speedup: float, on_busy: bool, limit: float
-) -> list[str]:
-    """The cells of :data:`GAINS`. ``on_busy``: whether speedup and limit are those of busy time."""
-    bf16, fp8 = steps
-    return [
+        " / ".join(f"{one:.1f}" for one in wire) or "-",
         f"{earned:.1f}",
         f"{casts:+.1f}",
-        f"{fp8 - bf16 + earned - casts:+.1f}",
-        f"{speedup:.3f}x" + (" (busy)" if on_busy else ""),
+        f"{steps[1] - steps[0] + earned - casts:+.1f}",
+        f"{speedup:.3f}x" + (" (busy)" if session.host_bound else ""),
         f"{limit:.2f}x",
+        f"{(speedup - 1) / (limit - 1):.0%}" if limit > 1.01 else "-",
     ]
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.baselines.store import Folder
     from pytest_fp8.case import Case
-    from pytest_fp8.compare.session import BaseGate, Comparison
+    from pytest_fp8.compare.session import Comparison, Sides
     from pytest_fp8.pair import Fp8Pair
     from pytest_fp8.script.command import Script
     from pytest_fp8.script.pair import Fp8Script
@@ -44,7 +44,7 @@ class Pairs:
         self._pool: ArmPool | None = None
         self._arms: dict[tuple[str, str], PairArms] = {}
         self._pairs: dict[tuple[str, str, tuple[object, ...]], Fp8Pair] = {}
-        self._base: BaseGate | None = None
+        self._sides: Sides | None = None
         self._spreads: dict[str, Components] = {}
 
     def collected(self, asked: list[tuple[Case, str | None]]) -> None:
@@ -165,12 +165,14 @@ class Pairs:
         settings = self.settings
         if not settings.base or not case.needs_gpu:
             return None
-        from pytest_fp8.compare.session import BaseGate, Model, Side
+        from pytest_fp8.compare.session import Model, Side, compare, environments
 
-        if self._base is None:
-            self._base = BaseGate(Side("", self.base_commit), self.root, self.pool, self._held)
-        gate = self._base
-        return lambda: gate.compare(case, Model(shipped, model), self.gated_cases)
+        def compared() -> Comparison:
+            if self._sides is None:
+                self._sides = environments(Side("", self.base_commit), Side(), self.root, self._held)
+            return compare(self.pool(), case, Model(shipped, model), self._sides, cases=self.gated_cases)
+
+        return compared
 
     def pool(self) -> ArmPool:
         if self._pool is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import pytest
@@ -72,20 +71,10 @@ def test_a_slower_head_exits_with_1_and_says_whose_it_is(run, slower, code, says
 
 
 def test_the_tolerance_is_that_of_the_comparison_in_a_test_session(run):
-    code, out, _ = run(*CASE, slower={("head", "fp8"): 0.015})
+    code, out, _ = run(*CASE, "--fp8-only", slower={("head", "fp8"): 0.015})
     assert code == 1
     assert "at most 1.0% slower" in out
-    assert run(*CASE, "--tolerance=0.02", slower={("head", "fp8"): 0.01})[0] == 0
-    assert run(*CASE, "--tolerance=0.005", "--fp8-only", slower={("head", "fp8"): 0.008})[0] == 1
-
-
-def test_json(run):
-    code, out, _ = run(*CASE, "--json", "--fp8-only", slower={("head", "fp8"): 0.06})
-    [comparison] = json.loads(out)
-    assert code == 1
-    assert comparison["verdict"] == "FAIL"
-    assert comparison["fp8"]["change"] == pytest.approx(-0.057, abs=0.005)
-    assert "bf16" not in comparison
+    assert run(*CASE, "--tolerance=0.02", "--fp8-only", slower={("head", "fp8"): 0.01})[0] == 0
 
 
 @pytest.mark.parametrize("option", ["--base-git", "--base-python", "--head-git"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fp8 import Case, SettingsError
-from pytest_fp8.arms.environment import ArmEnvironment, checkout, probed
+from pytest_fp8.arms.environment import ArmEnvironment, probed
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.compare.session import Side, differences, environments
@@ -67,6 +67,7 @@ def built(environment):
         arm.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_commits_run_their_own_code_with_one_instrument(project):
     with ExitStack() as held:
@@ -102,13 +103,3 @@ def test_another_interpreter_brings_its_own_libraries_and_none_of_ours(project, 
     assert facts["parameters"] == 2 * 32 * 128 + 128 + 32
     (packages / "compared_model.py").write_text(MODEL.format(width=16))
     assert built(head)[0]["parameters"] == 2 * 32 * 16 + 16 + 32
-
-
-def test_a_checkout_below_the_root_of_a_repository(project):
-    (project / "package").mkdir()
-    (project / "package/here.txt").write_text("x")
-    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
-    subprocess.run([*git, "add", "."], check=True)
-    subprocess.run([*git, "commit", "-qm", "more"], check=True)
-    with checkout("HEAD", project / "package") as folder:
-        assert (folder / "here.txt").read_text() == "x"

@@ -69,7 +69,7 @@ def test_two_recipes_in_one_model_pass_and_are_named(runner):
     convert = by(lambda name: "rowwise_with_gw_hp" if name == "last" else "tensorwise")
     answers = {each.question: each for each in runner.ask(entry("two recipes", {}, convert), "tensorwise")}
     assert not [answer.message for answer in answers.values() if answer.alarm]
-    assert "by another recipe than tensorwise: last by rowwise_with_gw_hp" in answers["layers"].headline
+    assert "by another recipe than tensorwise: last by rowwise_with_gw_hp" in answers["layers"].message
 
 
 def test_a_recipe_that_no_layer_has_is_not_taken_for_a_second_one(runner):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from benchmarks.gate import simulate
 from benchmarks.gate.__main__ import main
-from benchmarks.gate.noise import CONDITIONS, QUIET, Condition, draw, fit
+from benchmarks.gate.noise import Condition, draw, fit
 from benchmarks.gate.record import free_name, from_report
 from benchmarks.gate.record import main as record_main
 from benchmarks.gate.recordings import BASELINES, from_recording, histories, load
@@ -19,7 +18,7 @@ from benchmarks.gate.simulate import TODAY, ours, process_seconds, replay
 from helpers.fakes import H200, SUITE, install
 from helpers.gate import BLOCKS, histories_of, noise_put_in, recording, verdicts
 from pytest_fp8 import Case
-from pytest_fp8.stats.components import MEASURED, estimate
+from pytest_fp8.stats.components import MEASURED
 from pytest_fp8.verdicts import Verdict
 
 
@@ -139,64 +138,6 @@ def test_gpu_seconds_count_every_step(noise):
     # 6 blocks of 2 x 3 steps and 9 warm-up steps per arm; 8 and 7 steps dropped at the arms' turns.
     expected = (45 + 8) * noise.bf16_ms + (45 + 7) * noise.fp8_ms
     assert process_seconds(noise, 6) == pytest.approx(expected / 1000)
-
-
-# -- the promises -------------------------------------------------------------------------------------------------
-
-FEW = simulate.Plan(healthy=8, disturbed=2, changed=4)
-
-
-def tallies_of(noise, job, plan=FEW):
-    found = simulate.simulate([noise] * simulate.SESSION, MEASURED, plan, job, 0, job.sessions)
-    return {tally.rule: tally for tally in found}
-
-
-@pytest.mark.parametrize(
-    "condition",
-    [pytest.param(each, id=each.name, marks=[pytest.mark.nightly] * (each is not QUIET)) for each in CONDITIONS],
-)
-def test_hardly_a_false_alarm_in_healthy_sessions(noise, condition):
-    mine = tallies_of(noise, simulate.Job(condition, 0.0, 4, 0.5, 10))[simulate.OURS]
-    # One in a hundred is promised: two in ten would be seen once in two hundred times.
-    assert mine.alarmed <= 1
-    assert mine.cases == 300
-
-
-def test_regressions_are_caught_and_todays_rules_miss_them(noise):
-    job = simulate.Job(QUIET, -0.03, 4, 0.0, 6)
-    found = tallies_of(noise, job)
-    assert found[simulate.OURS].rate("FAIL") > 0.93
-    assert found["Megatron-LM, median +-5 %"].rate("FAIL") < 0.1
-    assert found == tallies_of(noise, job), "a run is reproducible"
-    other = tallies_of(noise, job, simulate.Plan(seed=4))
-    assert [t.words for t in found.values()] != [t.words for t in other.values()]
-
-
-def test_a_session_s_part_makes_false_alarms_of_a_rule_that_does_not_know_it(noise):
-    rng, count = np.random.default_rng(11), 400
-    effects = rng.normal(0, MEASURED.session, (2, count))
-    stored = draw(rng, noise, (count, 4, 8), QUIET, 0.0, True, effects[0])
-    now = draw(rng, noise, (count, 4, 6), QUIET, 0.0, False, effects[1])
-
-    def alarms(components):
-        return sum(verdict is Verdict.FAIL for verdict, _ in verdicts([stored], now, ours(components, 0.005, 30)))
-
-    assert alarms(MEASURED) == 0
-    assert alarms(replace(MEASURED, session=1e-5)) > 20
-
-
-def test_one_session_keeps_its_promises_at_one_per_cent(noise):
-    cases = [noise] * simulate.SESSION
-    same, slower = (simulate.same_session(cases, FEW, change, 10) for change in (0.0, -0.01))
-    assert same.alarmed == 0
-    assert slower.rate("FAIL") > 0.9
-    assert 2 <= same.builds / same.cases <= slower.builds / slower.cases <= 6
-    noises = fit(
-        {case: found for case, found in load().items() if not case.endswith("-bf16")},
-        estimate(list(histories().values()), prior=None),
-    )
-    recorded = [one for one in noises.values() if one.gpu_bound][: simulate.SESSION]
-    assert simulate.same_session(recorded, simulate.Plan(), -0.01, 20).rate("FAIL") > 0.84, "as the docs say"
 
 
 def test_cases_that_fail_together_count_for_fewer():

@@ -203,7 +203,7 @@ def test_every_question_is_asked_of_layers_that_their_products_show(runner):
     assert {name: each.verdict for name, each in answers.items()} == dict.fromkeys(
         ("layers", "numerics", "loss", "checkpoints"), "PASS"
     )
-    assert "14 products of 5 layers right" in answers["numerics"].headline
+    assert "14 products of 5 layers right" in answers["numerics"].message
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_a_history_goes_before_what_a_job_names(monkeypatch, repository):
     assert (said["commit"], said["dirty"]) == (git(repository, "rev-parse", "--short=12", "HEAD").strip(), False)
 
 
-@pytest.mark.parametrize("folder", ["base[1]lines", ":!lines", "deep/er/baselines"])
+@pytest.mark.parametrize("folder", [":!lines", "deep/er/baselines"])
 def test_a_folder_of_baselines_may_have_any_name(repository, folder):
     (repository / folder).mkdir(parents=True)
     stored, code = repository / folder / "case.json", repository / "train.py"
@@ -41,18 +41,6 @@ def test_a_folder_of_baselines_may_have_any_name(repository, folder):
     assert (dirty(repository, repository / folder), dirty(repository, None)) == (False, True)
     code.write_text("2")
     assert dirty(repository, repository / folder)
-
-
-def test_a_project_below_its_repository_sees_all_of_its_changes(repository):
-    project = repository / "project"
-    (project / "baselines").mkdir(parents=True)
-    (repository / "library.py").write_text("1")
-    (project / "baselines" / "case.json").write_text("1")
-    commit(repository)
-    (project / "baselines" / "case.json").write_text("2")
-    assert dirty(project, project / "baselines") is False
-    (repository / "library.py").write_text("2")
-    assert dirty(project, project / "baselines")
 
 
 @pytest.fixture

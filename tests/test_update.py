@@ -11,7 +11,6 @@ import pytest
 from helpers.baselines import edit
 from helpers.fakes import H200, SUITE, install
 from helpers.sessions import FILE, sessions, update, with_baselines
-from helpers.waiting import Quiet, Scattering
 from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.baselines.store import load_baseline
 from pytest_fp8.ci import ci_variable
@@ -114,17 +113,6 @@ def test_busy_time_is_stored_and_gated_on_where_the_host_makes_step_times_scatte
     slower.stdout.fnmatch_lines(["*FP8 lost speed against BF16 since the baseline*", "*of busy time*"])
 
 
-def test_steps_that_scatter_while_no_arm_waits_are_gated_on_busy_time_from_then_on(suite, monkeypatch):
-    install(monkeypatch, H200, busy=40.0)
-    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Scattering)
-    first = suite.runpytest(*update(), *SPEED)
-    first.stdout.fnmatch_lines(["*in step time: FP8's blocks * ms a step, *; it is gated on busy time"])
-    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Quiet)
-    again = suite.runpytest(*update("faster"), *SPEED)
-    again.stdout.fnmatch_lines(["*so an earlier session says; it is gated on busy time"])
-    assert load_baseline(suite.path / FILE).gated == "busy_speedup"
-
-
 def test_step_times_alone_of_a_host_bound_session_blame_no_fp8(suite, monkeypatch):
     install(monkeypatch, H200, busy=30.0)
     suite.runpytest(*update()).stdout.fnmatch_lines(
@@ -161,13 +149,9 @@ def test_a_session_that_went_wrong_leaves_the_stored_file(stored, monkeypatch, w
     assert (stored.path / FILE).read_bytes() == before
 
 
-@pytest.mark.parametrize("how", ["cut", "edited", "newer"])
-def test_a_history_that_cannot_be_read_is_not_written_over(stored, how):
+def test_a_history_that_cannot_be_read_is_not_written_over(stored):
     file = stored.path / FILE
-    if how == "cut":
-        file.write_text(file.read_text()[:-100])
-    else:
-        edit(file, lambda data: data.update({"edited": {"digest": "0" * 64}, "newer": {"schema": 4}}[how]), sign=False)
+    file.write_text(file.read_text()[:-100])
     before = file.read_text()
     result = stored.runpytest(*update("again"))
     assert result.ret == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -40,7 +39,6 @@ def add_compare(commands: Any) -> None:
     add.add_argument("--workload", default="", metavar="MODULE:NAME", help="your own model; its cases are own-...")
     add.add_argument("--tolerance", type=float, help="loss of speed that fails (default: 0.01)")
     add.add_argument("--fp8-only", action="store_true", help="leave the BF16 arms out")
-    add.add_argument("--json", action="store_true", help="JSON instead of a table")
     add.set_defaults(run=run)
 
 
@@ -64,10 +62,9 @@ def run(options: argparse.Namespace) -> int:
     done: list[Comparison] = []
     with ExitStack() as held:
         sides = environments(base, head, Path.cwd(), held)
-        if not options.json:
-            print(f"base against head: {'; '.join(differences(*sides)) or 'the same libraries'}", flush=True)
+        print(f"base against head: {'; '.join(differences(*sides)) or 'the same libraries'}", flush=True)
         # What was measured before an arm dies is not lost.
-        held.callback(_tell, done, options.json)
+        held.callback(print_comparisons, done)
         for case in cases:
             pool = ArmPool(gpu)
             with closing(pool):
@@ -83,7 +80,7 @@ def _sides(options: argparse.Namespace) -> tuple[Side, Side]:
     """Base and head as they were named. Raises :class:`SettingsError`."""
     from pytest_fp8.compare.session import Side
 
-    given = [getattr(options, f"{side}_{what}") for side in ("base", "head") for what in ("python", "git")]
+    given = options.base_python, options.base_git, options.head_python, options.head_git
     if "" in given or not any(given):
         refuse(
             S.COMPARE_OPTIONS,
@@ -92,7 +89,8 @@ def _sides(options: argparse.Namespace) -> tuple[Side, Side]:
             seen="one is given and empty: a variable that nobody has set?" if "" in given else "neither",
             next_step="pytest-fp8 compare --base-git main --workload package.module:name --case own-torchao-tensorwise",
         )
-    return Side(given[0] or "", given[1] or ""), Side(given[2] or "", given[3] or "")
+    python, revision, *head = (each or "" for each in given)
+    return Side(python, revision), Side(*head)
 
 
 def _require_other_libraries(base: Side, head: Side, case: Case) -> None:
@@ -105,13 +103,6 @@ def _require_other_libraries(base: Side, head: Side, case: Case) -> None:
             seen=f"--case {case.id} on two commits",
             next_step="--workload package.module:name --case own-torchao-tensorwise; or --base-python",
         )
-
-
-def _tell(done: Sequence[Comparison], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps([comparison.to_json() for comparison in done], indent=1, sort_keys=True))
-    elif done:
-        print_comparisons(done)
 
 
 def _suite() -> Path:
@@ -156,6 +147,7 @@ def print_comparisons(done: Sequence[Comparison]) -> None:
             times = [f"{comparison.step_ms[f'{name} {arm}']:.2f} ms" for name in ("base", "head")]
             change = f"{side.estimate.change:+.2%} [{low:+.2%}, {high:+.2%}]"
             rows.append((comparison.case, arm, *times, change, verdict))
-    print_table(COLUMNS, rows)
+    if rows:
+        print_table(COLUMNS, rows)
     for comparison in done:
         print(f"{comparison.case}: {comparison.decision.message}")

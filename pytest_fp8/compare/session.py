@@ -233,22 +233,6 @@ def _numbers(side: Outcome) -> dict[str, Any]:
     return {"change": found.change, "interval": interval, "pairs": len(found.each), "verdict": side.verdict.value}
 
 
-class BaseGate:
-    """Base's FP8 arm beside head's, case by case: what ``assert_speedup`` adds under ``--fp8-base``. The checkout lives
-    until ``held`` is closed."""
-
-    def __init__(self, base: Side, project: Path, pool: Callable[[], ArmPool], held: ExitStack) -> None:
-        self._base, self._project, self._pool, self._held = base, project, pool, held
-        self._sides: Sides | None = None
-
-    def compare(self, case: Case, model: Model, cases: int) -> Comparison:
-        """``cases`` of the session share its false alarms. Raises :class:`ArmError`, and :class:`SettingsError` where
-        base cannot be had."""
-        if self._sides is None:
-            self._sides = environments(self._base, Side(), self._project, self._held)
-        return compare(self._pool(), case, model, self._sides, cases=cases)
-
-
 def with_base(stored: Decision, compared: Comparison) -> Decision:
     """The comparison with base decides; the stored baseline is the coarse guard behind it, against slow creep. Pure.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_fp8.baselines.check import Note
-from pytest_fp8.baselines.metrics import METRICS
+from pytest_fp8.baselines.metrics import EXACT, METRICS
 from pytest_fp8.baselines.record import MEASUREMENT, Baseline, StoredSession
 from pytest_fp8.baselines.review import Change, Revision, differing, level
 from pytest_fp8.stats.estimate import estimate_of
@@ -51,11 +51,9 @@ def _difference(change: Change) -> str:
         return f"{change.change:+.2%} [{low:+.2%}, {high:+.2%}]"
     if change.relative:
         return f"{change.change:+.2%} (band {change.half_width:.0%})"
-    if change.half_width <= 1e-9:
+    if change.half_width <= EXACT:
         return f"{change.change:+.6f} (exact)" if change.change else "0 (exact)"
-    if change.half_width < 0.001:
-        return f"{change.change:+.2g} (band {change.half_width:.2g})"
-    return f"{change.change:+.4f} (band {change.half_width:.3f})"
+    return f"{change.change:+.4g} (band {change.half_width:.2g})"
 
 
 def revision_lines(revision: Revision) -> list[str]:

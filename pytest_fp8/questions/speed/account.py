@@ -148,6 +148,10 @@ class Account:
         return _ratio(self.bf16.busy, self.bf16.busy - self.earned - self.hidden)
 
     @property
+    def speedup(self) -> float:
+        return _ratio(self.bf16.step, self.fp8.step)
+
+    @property
     def busy_speedup(self) -> float:
         return _ratio(self.bf16.busy, self.fp8.busy)
 
@@ -159,7 +163,7 @@ class Account:
     def reached(self, on_busy: bool = False) -> float | None:
         """(speedup - 1) / (limit - 1); ``None`` where products earned less than 1 % of the step. Of busy time, where
         that is judged or an arm waits for its host."""
-        speedup, limit = _ratio(self.bf16.step, self.fp8.step), self.limit
+        speedup, limit = self.speedup, self.limit
         if on_busy or self.launch_bound:
             speedup, limit = self.busy_speedup, self.busy_limit
         return (speedup - 1) / (limit - 1) if limit > 1.01 else None
