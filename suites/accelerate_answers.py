@@ -6,11 +6,17 @@ Accelerate's own Python code, its loop and its arguments; no layer of Transforme
 
 import importlib.util
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import types
+from pathlib import Path
 
 import torch
 from torch import nn
+
+PRECISION = "ACCELERATE_MIXED_PRECISION"
 
 
 def stand_in():
@@ -35,9 +41,37 @@ def tied():
     return model
 
 
+def launched():
+    """The precision that a program finds in its environment which ``accelerate launch`` starts without a config file,
+    under ACCELERATE_MIXED_PRECISION=fp8."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "program.py")
+        program.write_text(f"import os; print(os.environ[{PRECISION!r}])")
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=1", str(program)]
+        environment = {**os.environ, "HF_HOME": folder, PRECISION: "fp8"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout.split()[-1]
+
+
+def trained():
+    """What a Trainer trains in whose own argument is bf16, under ACCELERATE_MIXED_PRECISION=fp8."""
+    from transformers import Trainer, TrainingArguments
+
+    from pytest_fp8.backends.accelerate import forget_accelerate
+
+    os.environ[PRECISION] = "fp8"
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(output_dir=folder, bf16=True, use_cpu=True, report_to=[])
+        used = Trainer(model=nn.Linear(16, 16), args=arguments).accelerator.mixed_precision
+    del os.environ[PRECISION]
+    forget_accelerate()
+    return used
+
+
 def main():
     from accelerate import Accelerator
 
+    precisions = {"launched": launched(), "trainer": trained()}
     if importlib.util.find_spec("transformer_engine") is None:
         stand_in()
     import transformer_engine.pytorch as te
@@ -63,6 +97,7 @@ def main():
         "tied": head["head"].weight is head["embed"].weight,
         "frozen": not any(parameter.requires_grad for parameter in base.parameters()),
         "te": lower,
+        **precisions,
     }
     print(json.dumps(answers))
 

@@ -12,17 +12,6 @@ from pytest_fp8.items import case_of, question_of
 HERE = Path(__file__).parent
 PUBLISHED = "published"
 MORE_THAN_80_GB = 90 * 2**30
-ASKS_ACCELERATE = "launch-drops-environment"
-"""The control without an arm that asks what ``resolved`` is asked."""
-CONFIG = """
-compute_environment: LOCAL_MACHINE
-distributed_type: 'NO'
-mixed_precision: fp8
-num_processes: 1
-use_cpu: true
-fp8_config:
-  backend: AO
-"""
 
 
 def pytest_configure(config):
@@ -72,7 +61,7 @@ def pytest_xdist_make_scheduler(config, log):
     from pytest_fp8.xdist import by_case, case_of
 
     def together(nodeid):
-        alone = "-emulated" in nodeid or ("test_control[" in nodeid and ASKS_ACCELERATE not in nodeid)
+        alone = "-emulated" in nodeid or "test_control[" in nodeid
         return case_of(nodeid) if alone else ""
 
     if SESSION not in config.stash or config.getoption("dist") != "load":
@@ -127,26 +116,3 @@ def with_accelerate():
     for package in ("torchao", "accelerate"):
         if find_spec(package) is None:
             pytest.skip(f"needs {package}: pip install {package}")
-
-
-@pytest.fixture(scope="session")
-def resolved(with_accelerate, tmp_path_factory):
-    """``resolved(way, flag)``: the precision that is trained in, with the Trainer's own flag (``bf16``) or none.
-
-    Three ways to ask for FP8, each a process that is started once: the environment alone, a config file through
-    ``accelerate launch``, and ``accelerate launch`` without a file.
-    """
-    from resolve import resolve
-
-    file = tmp_path_factory.mktemp("accelerate") / "fp8.yaml"
-    file.write_text(CONFIG)
-    ways = {
-        "environment": lambda: resolve("fp8"),
-        "file": lambda: resolve("", file),
-        "launch": lambda: resolve("fp8", launch=True, asked=("",)),
-    }
-
-    def answer(way, flag):
-        return next(switches for switches in ways[way]() if switches.arguments == flag)
-
-    return answer

@@ -12,7 +12,6 @@ import integrations
 from pytest_fp8 import Case
 from pytest_fp8.codes import K, L
 from pytest_fp8.errors import ArmError
-from pytest_fp8.questions.precision import check_precision
 
 
 def known(package, what, raises=AssertionError):
@@ -70,15 +69,13 @@ def test_the_backend_is_taken_as_the_launcher_spells_it(accelerate):
 
 
 @known("transformers", "bf16=True wins over ACCELERATE_MIXED_PRECISION=fp8 without a word")
-def test_bf16_of_the_trainer_does_not_take_fp8_away(resolved):
-    decision = check_precision(resolved("environment", "bf16"))
-    assert decision.verdict.passes, decision.message
+def test_bf16_of_the_trainer_does_not_take_fp8_away(accelerate):
+    assert accelerate["trainer"] == "fp8"
 
 
 @known("accelerate", "accelerate launch without a config file sets ACCELERATE_MIXED_PRECISION=no over the user's")
-def test_the_launcher_leaves_the_environment_alone(resolved):
-    decision = check_precision(resolved("launch", ""))
-    assert decision.verdict.passes, decision.message
+def test_the_launcher_leaves_the_environment_alone(accelerate):
+    assert accelerate["launched"] == "fp8"
 
 
 # -- in a pair of arms: the same, and what only training shows --------------------------------------------------------

@@ -146,6 +146,7 @@ def test_counts_are_exact(count, says):
     [
         ({"asked": "fp8", "accelerate": ""}, P.NOTHING_READS_IT),
         ({"asked": "fp8", "accelerate": "bf16"}, P.TRAINER_DECIDES),
+        ({"asked": "fp8", "accelerate": "no"}, P.PROGRAM_DECIDES),
         ({"asked": "fp8", "accelerate": "fp8"}, L.NOTHING_CONVERTED),
         ({}, L.NOTHING_CONVERTED),
     ],

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 
 from pytest_fp8.codes import W
-from pytest_fp8.questions.precision import VARIABLE as LAUNCHER
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD, recipe_facts
 from pytest_fp8.watch.attribution import Attributed, Class, Layer, attribute, listed, odd, stays_for
 from pytest_fp8.watch.trace import Window
 from pytest_fp8.watch.training import OFF, Note, Training
 
+LAUNCHER = "ACCELERATE_MIXED_PRECISION"
 OPTION_VARIABLE = "ACCELERATE_FP8_"
 """What Accelerate's variables for the options of FP8 begin with."""
 NO = ("", "0", "no", "none", "false", "off", "bf16", "fp16")

@@ -1,4 +1,4 @@
-"""Controls that need no arm: they break a baseline, a session, or the precision that a launcher sets."""
+"""Controls that need no arm: they break a baseline or a session."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from controls.control import ACCELERATE, Control, Outcome, control
-from pytest_fp8.codes import B, P, R
+from controls.control import Control, Outcome, control
+from pytest_fp8.codes import B, R
 
 if TYPE_CHECKING:
     from pytest_fp8.pair import Fp8Pair
@@ -71,22 +71,3 @@ from pytest_fp8 import Case
 def test_layers(fp8_pair):
     fp8_pair.assert_layers()
 """
-
-
-@control(
-    "launch-drops-environment",
-    "accelerate launch overwrites ACCELERATE_MIXED_PRECISION",
-    P.LAUNCHER_DECIDES,
-    source=f"[accelerate launch]({ACCELERATE}/commands/launch.py)",
-    question="precision",
-    needs=("accelerate",),
-)
-class LaunchDropsEnvironment(WithoutArms):
-    """Without a config file. The program that it starts is asked what it got."""
-
-    @classmethod
-    def ask(cls, pair: Fp8Pair | None) -> Outcome:
-        from pytest_fp8.questions.precision import check_precision
-        from resolve import resolve
-
-        return Outcome.of(cls, check_precision(resolve(environment="fp8", launch=True, asked=("",))[0]))

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from pytest_fp8.case import Case
-from pytest_fp8.codes import Code, L
+from pytest_fp8.codes import Code, L, P
 from pytest_fp8.questions.findings import SHOWN, finding, some, words
 from pytest_fp8.questions.layers.beside import beside, matches_nothing
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import ABSENT, FP8, Attribution, StepProducts, role_table
 from pytest_fp8.questions.ledger.compare import find_in_ledger, find_where_gradients_are_missing
 from pytest_fp8.questions.ledger.evidence import ArmLedger, Collective, TwoLedgers
-from pytest_fp8.questions.precision import Switches, decided_by
 from pytest_fp8.recipes import DGRAD, FPROP, POWERS, RECOMPUTE, ROLES, WGRAD, Role, Stays, library_of, recipe_facts
 from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict, passed
 
@@ -186,13 +185,15 @@ def _nothing_converted(evidence: LayersEvidence) -> Finding:
     reasons = "; ".join(sorted(set(map(str, evidence.skipped.values())))) or "no Linear at all"
     could = [name for name in evidence.originals if name not in evidence.skipped]
     seen = f"{len(could)} Linears could be FP8 and are not: {some(could)}" if could else reasons
-    switches = Switches(evidence.switches.get("asked", ""), used=evidence.switches.get("accelerate", ""))
     code: Code = L.NOTHING_CONVERTED
-    if switches.environment == FP8 != switches.used:
-        code = decided_by(switches)
+    used = evidence.switches.get("accelerate", "")
+    if evidence.switches.get("asked") == FP8 != used:
+        # The Trainer's arguments are the likely place: nothing else turns fp8 into bf16 so often.
+        by_trainer = used in ("bf16", "fp16")
+        code = P.TRAINER_DECIDES if by_trainer else P.PROGRAM_DECIDES if used else P.NOTHING_READS_IT
     elif not (evidence.converted or could or any(r.kind is Stays.SIZE for r in evidence.skipped.values())):
         code = L.NO_LINEAR_FITS
-    return finding(code, expected, seen, used=switches.used)
+    return finding(code, expected, seen, used=used)
 
 
 def find_in_recipe(case: Case, evidence: LayersEvidence) -> Finding | None:
