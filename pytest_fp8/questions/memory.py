@@ -86,12 +86,10 @@ class MemoryFigures(Figures):
 
     ratio: float
     """Of the peaks of allocated memory."""
-    reserved_ratio: float
     bf16_peak_gib: float
     fp8_peak_gib: float
     phases: Mapping[str, float]
-    """Phase -> FP8's peak of allocated memory; likewise of BF16."""
-    bf16_phases: Mapping[str, float]
+    """Phase -> FP8's peak of allocated memory."""
     kinds: Mapping[str, float] = field(default_factory=dict)
     """:data:`KINDS` and :data:`CACHE` -> GiB in FP8 at the step's peak; likewise in BF16. Empty where an arm did not
     tell them apart."""
@@ -106,11 +104,9 @@ def check_memory(evidence: MemoryEvidence, stored: float | None = None) -> Decis
     held = evidence.activations()
     figures = MemoryFigures(
         ratio=evidence.fp8.peak_allocated / evidence.bf16.peak_allocated,
-        reserved_ratio=evidence.fp8.peak_reserved / evidence.bf16.peak_reserved,
         bf16_peak_gib=evidence.bf16.peak_allocated / GIB,
         fp8_peak_gib=evidence.fp8.peak_allocated / GIB,
         phases=_peaks(evidence.fp8),
-        bf16_phases=_peaks(evidence.bf16),
         kinds=evidence.fp8.gib(),
         bf16_kinds=evidence.bf16.gib(),
         activation_ratio=held["fp8"] / held["bf16"] if held else None,
