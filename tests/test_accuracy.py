@@ -10,7 +10,8 @@ import torch
 from pytest_fp8.casts import BLOCK, E4M3, E5M2, LINE, MX, SQUARE, TENSOR, Cast, promised_casts
 from pytest_fp8.recipes import DGRAD, FPROP, WGRAD
 from pytest_fp8.worker.record.accuracy import Expected, Operand, square_amax
-from pytest_fp8.worker.record.samples import Lines, values
+from pytest_fp8.worker.record.probe import Lines
+from pytest_fp8.worker.tensors import values
 
 pytestmark = pytest.mark.slow
 

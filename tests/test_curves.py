@@ -17,10 +17,10 @@ from pytest_fp8.questions.layers.products import Product
 from pytest_fp8.questions.loss.evidence import Curve, ProductCount
 from pytest_fp8.worker import curve as curves
 from pytest_fp8.worker.record.gradients import norm_of
-from pytest_fp8.worker.record.perturb import moved_weights
-from pytest_fp8.worker.record.samples import values
 from pytest_fp8.worker.record.tables import counted_step
 from pytest_fp8.worker.run.engine import Engine
+from pytest_fp8.worker.state.weights import moved_weights
+from pytest_fp8.worker.tensors import values
 
 pytestmark = pytest.mark.slow
 

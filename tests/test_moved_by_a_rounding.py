@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pytest_fp8.worker.state.seed_weights import ROUNDING, copy_values  # noqa: E402
+from pytest_fp8.worker.state.weights import ROUNDING, copy_values  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ from torch.utils.checkpoint import checkpoint
 
 from helpers.arms import spec
 from pytest_fp8 import Case
-from pytest_fp8.worker.record.perturb import moved_operands
 from pytest_fp8.worker.server import ArmServer
+from pytest_fp8.worker.state.weights import moved_operands
 
 pytestmark = pytest.mark.slow
 

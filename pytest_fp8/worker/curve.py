@@ -16,11 +16,10 @@ from pytest_fp8.questions.loss.evidence import START, Course, LayerCalls, Moved,
 from pytest_fp8.worker.notes import weights_of
 from pytest_fp8.worker.record.gradients import norm_of
 from pytest_fp8.worker.record.operators import dtype_name
-from pytest_fp8.worker.record.perturb import moved_weights
 from pytest_fp8.worker.record.probe import StepLooks
-from pytest_fp8.worker.record.samples import values
 from pytest_fp8.worker.record.tables import counted_step
-from pytest_fp8.worker.tensors import gradient_part, part, partitioned_norm, plain_name, split, trained
+from pytest_fp8.worker.state.weights import moved_weights
+from pytest_fp8.worker.tensors import gradient_part, part, partitioned_norm, plain_name, split, trained, values
 from pytest_fp8.worker.training.restored import hooked
 from pytest_fp8.worker.training.step import innermost
 from pytest_fp8.zoo import data

@@ -17,9 +17,8 @@ from pytest_fp8.shipping import ship, unship_in_arm
 from pytest_fp8.worker.answers.alone import alone
 from pytest_fp8.worker.answers.layers import layers
 from pytest_fp8.worker.answers.ledger import ledger_of
-from pytest_fp8.worker.answers.numerics import numerics
+from pytest_fp8.worker.answers.numerics import moved, numerics
 from pytest_fp8.worker.answers.token_count import explain_rows, require_aligned_rows
-from pytest_fp8.worker.answers.yardstick import moved
 from pytest_fp8.worker.checkpoint import roundtrip
 from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.record import clock

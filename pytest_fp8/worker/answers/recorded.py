@@ -20,10 +20,9 @@ from pytest_fp8.worker.record.clock import compiled_frames
 from pytest_fp8.worker.record.gradients import GradientSketches, norm_of
 from pytest_fp8.worker.record.probe import ProductChecks
 from pytest_fp8.worker.record.recorder import StepRecorder
-from pytest_fp8.worker.record.samples import unwatched
 from pytest_fp8.worker.record.tables import work_of
 from pytest_fp8.worker.state.snapshot import unchanged
-from pytest_fp8.worker.tensors import plain_name, split
+from pytest_fp8.worker.tensors import plain_name, split, unwatched
 from pytest_fp8.worker.training.setup import seed_generators
 from pytest_fp8.worker.training.step import around_step
 from pytest_fp8.zoo.batch import with_tensors

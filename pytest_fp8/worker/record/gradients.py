@@ -13,8 +13,7 @@ import torch
 from pytest_fp8.floats import in_text
 from pytest_fp8.questions.numerics.evidence import BUCKETS
 from pytest_fp8.worker.notes import random_state
-from pytest_fp8.worker.record.samples import unwatched
-from pytest_fp8.worker.tensors import full, plain_name, split, values_of, whole_gradient
+from pytest_fp8.worker.tensors import full, plain_name, split, unwatched, values_of, whole_gradient
 from pytest_fp8.worker.training.restored import hooked, hooks_of
 from pytest_fp8.zoo import data
 

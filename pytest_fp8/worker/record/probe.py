@@ -29,8 +29,7 @@ from pytest_fp8.worker.record.accuracy import (
     square_amax,
 )
 from pytest_fp8.worker.record.held_out import not_evaluated
-from pytest_fp8.worker.record.samples import Lines, unwatched
-from pytest_fp8.worker.tensors import full, is_plain, is_sharded, plain_name
+from pytest_fp8.worker.tensors import full, is_plain, is_sharded, plain_name, unwatched
 from pytest_fp8.worker.training.restored import Hook, followed, hooked
 from pytest_fp8.worker.training.step import around_step, closure_of
 
@@ -167,6 +166,27 @@ def _can_be_viewed(weight: torch.Tensor) -> bool:
 
 def _is_quantized(weight: torch.Tensor) -> bool:
     return hasattr(weight, "qdata") or "Float8Tensor" in type(weight).__name__ or "Quantized" in type(weight).__name__
+
+
+class Lines:
+    """Indices of some rows or columns of matrices, on one device. Drawn once for each size: copying a draw to a GPU in
+    each call would make the host wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._drawn: dict[tuple[int, int, int], torch.Tensor] = {}
+
+    def __call__(self, size: int, most: int, draw: int = 0) -> torch.Tensor:
+        """All of ``size`` indices; of more than ``most`` as many at random, since a regular choice could miss a regular
+        fault, and both ends: a kernel's last tile is often a part of one. Each ``draw`` gives others."""
+        if (size, most, draw) not in self._drawn:
+            drawn = torch.arange(size)
+            if size > most:
+                generator = torch.Generator().manual_seed(size + 1_000_003 * draw)
+                ends = torch.tensor([0, size - 1])
+                drawn = torch.cat([torch.randint(size, (most,), generator=generator), ends]).unique()
+            self._drawn[size, most, draw] = drawn.to(self._device)
+        return self._drawn[size, most, draw]
 
 
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -26,9 +26,8 @@ from pytest_fp8.worker.notes import digest_of, random_state, shape_of
 from pytest_fp8.worker.record.accuracy import is_product
 from pytest_fp8.worker.record.libraries import te_product, watch_recomputation, watch_transformer_engine
 from pytest_fp8.worker.record.operators import OPERANDS, dtype_name, products_of_call
-from pytest_fp8.worker.record.samples import unwatched
 from pytest_fp8.worker.record.trace import SPACES, kind_of
-from pytest_fp8.worker.tensors import plain_name
+from pytest_fp8.worker.tensors import plain_name, unwatched
 from pytest_fp8.worker.training.restored import followed, hooked, replaced
 from pytest_fp8.worker.training.step import around_backward
 from pytest_fp8.zoo.batch import tensors_in

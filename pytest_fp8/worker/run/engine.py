@@ -28,8 +28,8 @@ from pytest_fp8.worker.first_step import definition_of, first_step
 from pytest_fp8.worker.notes import weights_of
 from pytest_fp8.worker.own_fp8 import OwnFp8, own_fp8
 from pytest_fp8.worker.run.dropped_behaviour import dropped_behaviour, with_behaviour
-from pytest_fp8.worker.state.seed_weights import copy_model, copy_values
 from pytest_fp8.worker.state.snapshot import Snapshot, unchanged
+from pytest_fp8.worker.state.weights import copy_model, copy_values
 from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training import ranks
 from pytest_fp8.worker.training.cpu_products import multiply_bfloat16_through_float32

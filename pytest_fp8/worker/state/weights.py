@@ -1,30 +1,86 @@
-"""Moves weights, or what Linears are given, at random by as much as FP8 moves products."""
+"""The weights of a live, converted model: those of a seed, and moved at random, by one rounding or by as much as FP8
+moves products. So is what Linears are given."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from pytest_fp8.worker.state.seed_weights import SEEDS_APART, factors, moved
-from pytest_fp8.worker.tensors import change, is_partitioned
+from pytest_fp8.backends.base import FusedParams
+from pytest_fp8.worker.tensors import assign, change, is_partitioned, split
 from pytest_fp8.worker.training.restored import followed, hooked
+from pytest_fp8.worker.training.setup import SeedValues
 
-if TYPE_CHECKING:
-    from pytest_fp8.worker.run.engine import Engine
-
+JITTER = 608_135_816
+"""Added to a seed, so that the factors are no numbers that a model draws."""
+ROUNDING = 2.0**-8
+"""About one unit in a weight's last BF16 place."""
+SEEDS_APART = 1_000_003
+"""Between the seeds of two weights, and of two draws, so that no factors are drawn twice."""
 PERTURBATION = 2.0**-4
 """Weights are moved by a random factor within 1 +- this: 3.6 % in the mean, as much as e4m3 casts of both operands
 change a product (28.6 dB)."""
 
 
+@torch.no_grad()
+def copy_model(model: torch.nn.Module, fresh: SeedValues, fused: FusedParams, jitter: int | None) -> None:
+    """Copy all parameters and buffers of ``fresh``, of an unconverted model, into ``model``. ``jitter``: as for
+    :func:`copy_values`.
+
+    Raises ``RuntimeError`` where ``model`` has a parameter that ``fresh`` does not have.
+    """
+    missing = copy_values(model, fresh[0], fused, jitter)
+    if missing:
+        raise RuntimeError(f"converted parameters that the fresh model does not have: {missing[:3]}")
+    buffers = dict(model.named_buffers())
+    for name, content in fresh[1].items():
+        if name in buffers:
+            buffers[name].copy_(content)
+
+
+@torch.no_grad()
+def copy_values(
+    model: torch.nn.Module, values: Mapping[str, torch.Tensor], fused: FusedParams, jitter: int | None
+) -> list[str]:
+    """Copy ``values``, by plain names, into the model's parameters; gives the names that ``values`` does not have.
+
+    ``jitter`` moves each weight by one rounding at most; the number is a seed.
+    """
+    live = dict(split(model.named_parameters(remove_duplicate=False), fused))
+    for index, (name, value) in enumerate(values.items()):
+        # A parameter that the conversion lost is reported by the layers question, from the ledger.
+        target = live.pop(name, None)
+        if target is None:
+            continue
+        if jitter is None:
+            assign(target, value)
+        else:
+            # On the target's device, since a CPU takes seconds to draw a billion factors.
+            assign(target, moved(value.to(target.device), JITTER + jitter + SEEDS_APART * index, ROUNDING))
+    return sorted(live)
+
+
+def moved(values: torch.Tensor, seed: int, by: float) -> torch.Tensor:
+    """A copy in which each value is multiplied by a factor of its own within 1 +- ``by``. ``seed`` draws the factors,
+    and no random generator of the arm is touched."""
+    drawn = factors(values, seed, by)
+    # In place: those of a whole embedding take twice its memory.
+    return (drawn * values if values.is_complex() else drawn.mul_(values)).to(values.dtype)
+
+
+def factors(values: torch.Tensor, seed: int, by: float) -> torch.Tensor:
+    generator = torch.Generator(device=values.device).manual_seed(seed)
+    return torch.rand(values.shape, generator=generator, device=values.device).mul_(2 * by).add_(1 - by)
+
+
 @contextmanager
 def moved_weights(
-    engine: Engine, seed: int, by: float = PERTURBATION, beside: Sequence[torch.nn.Module] = ()
+    engine: Any, seed: int, by: float = PERTURBATION, beside: Sequence[torch.nn.Module] = ()
 ) -> Iterator[Callable[[], None]]:
     """While open, the weights of all Linears are moved, also those of modules ``beside`` the model; ``seed`` draws how.
     They are put back at the end, or before, by what this gives: a training step goes forward and backward with moved
@@ -66,7 +122,7 @@ def _move(weight: torch.Tensor, seed: int, by: float) -> Callable[[], None]:
 
 
 @contextmanager
-def moved_operands(engine: Engine, seed: int) -> Iterator[None]:
+def moved_operands(engine: Any, seed: int) -> Iterator[None]:
     """While open, each value that a Linear is given is moved, and in the backward pass each value of the gradient that
     arrives at its output: what FP8 rounds besides weights. Runs uncompiled.
 
