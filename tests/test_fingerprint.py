@@ -108,19 +108,6 @@ def test_what_is_executed_changes_the_hash(changes):
     assert changed == first_step(reference(**changes)) != HEALTHY
 
 
-def test_names_classes_shapes_and_dtypes_are_told():
-    def integers(step):
-        import torch
-
-        return torch.ones(16, 32, dtype=torch.int64)
-
-    told = executed(reference(batch=integers, loss=lambda model, x: loss(model, x.bfloat16())))
-    assert told["batch"] == [[16, 32], "torch.int64"]
-    assert ["norm.num_batches_tracked", [], "torch.int64"] in told["buffers"]
-    assert ["up.weight", [64, 32], "torch.bfloat16", True] in told["parameters"]
-    assert ["up", "Linear"] in told["modules"]
-
-
 def test_rows_that_follow_from_the_numbers_do_not_count():
     assert executed(reference(build=functools.partial(build, routed=True)))["calls"] == VARY
     assert executed(reference())["calls"] == [

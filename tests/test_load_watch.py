@@ -67,7 +67,7 @@ def decision_of(convert, *stores, **parts):
     return carried(through(*stores), **{"loss": loss, "convert": convert, **parts})
 
 
-@pytest.mark.parametrize(("renewed_by", "everywhere"), [("backward", True), ("backward", False), ("nothing", False)])
+@pytest.mark.parametrize(("renewed_by", "everywhere"), [("backward", True), ("nothing", False)])
 def test_a_copy_that_load_state_dict_does_not_renew_is_named(renewed_by, everywhere):
     decision = decision_of(caching(renewed_by, everywhere), *LIBRARY)
     assert decision.verdict is Verdict.FAIL, decision.message
@@ -76,15 +76,11 @@ def test_a_copy_that_load_state_dict_does_not_renew_is_named(renewed_by, everywh
     assert "blocks.0.down" in decision.message
 
 
-@pytest.mark.nightly_beyond(2)
-@pytest.mark.parametrize("case", [CASE, replace(CASE, recipe="rowwise")], ids=["tensorwise", "rowwise"])
-@pytest.mark.parametrize("parts", [{"loss": loss}, {"step": loop(2)}], ids=["loss", "own step"])
-def test_a_sound_copy_is_left_alone(case, parts):
-    for renewed_by in ("version", "backward, load"):
-        decision = carried(
-            replace(case, checkpoint_formats=("safetensors", "dcp")), convert=caching(renewed_by), **parts
-        )
-        assert decision.verdict is Verdict.PASS, decision.message
+@pytest.mark.parametrize("renewed_by", ["version", "backward, load"])
+def test_a_sound_copy_is_left_alone(renewed_by):
+    case = replace(CASE, recipe="rowwise", checkpoint_formats=("safetensors",))
+    decision = carried(case, convert=caching(renewed_by), step=loop(2))
+    assert decision.verdict is Verdict.PASS, decision.message
 
 
 OWN = {name: getattr(saved, name) for name in ("build", "batch", "optimizer", "save", "load")}

@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("torchao")
 
 import torch
-from torchao.quantization.quantize_.common import KernelPreference
 
 from benchmarks.healthy.run import Runner
 from benchmarks.healthy.sound import Sound
@@ -22,8 +21,6 @@ from pytest_fp8.questions.ledger.compare import compare
 from pytest_fp8.recipes import ROLES
 
 pytestmark = pytest.mark.slow
-
-EMULATED = KernelPreference.EMULATED
 
 
 def squares(model, x):
@@ -57,7 +54,6 @@ SOUND = {
     "a function in place of layers": {"convert": own_fp8.with_function_in_blocks()},
     "raw parameters": {"build": own_fp8.Raw, "convert": own_fp8.with_raw_in_fp8},
     "torchao's weights": {"convert": own_fp8.with_wrapped_weights(float8_linear_recipe="tensorwise")},
-    "recomputed": {"build": partial(build, checkpointed=True), "convert": own_fp8.with_own_layers()},
     "a function, recomputed": {
         "build": partial(build, checkpointed=True),
         "convert": own_fp8.with_function_in_blocks(),
@@ -85,11 +81,6 @@ def test_sound_fp8_of_ones_own_passes_and_says_what_was_not_judged(name):
         ({"convert": lambda model: model}, L.NOTHING_CONVERTED, "5 Linears could be FP8 and are not"),
         ({"convert": own_fp8.with_own_layers("enter", "blocks.0.up")}, L.UNACCOUNTED, "blocks.0.down"),
         (
-            {"convert": own_fp8.with_own_layers(function=own_fp8.ForwardAlone)},
-            L.DGRAD_NOT_IN_FP8,
-            "bfloat16: blocks.0.up",
-        ),
-        (
             {"convert": own_fp8.with_function_in_blocks(own_fp8.ForwardAlone)},
             L.GRADIENTS_NOT_IN_FP8,
             "blocks.0.up by blocks.0",
@@ -112,11 +103,6 @@ def test_sound_fp8_of_ones_own_passes_and_says_what_was_not_judged(name):
             },
             L.FPROP_NOT_IN_FP8,
             "bfloat16: blocks.0.up",
-        ),
-        (
-            {"convert": own_fp8.with_wrapped_weights("MXFP8TrainingOpConfig", kernel_preference=EMULATED)},
-            L.NO_GRADIENT,
-            "up.bias",
         ),
         (
             {
@@ -145,12 +131,10 @@ def test_sound_fp8_of_ones_own_passes_and_says_what_was_not_judged(name):
     ids=[
         "nothing",
         "some",
-        "forward",
         "function forward",
         "wgrad",
         "other recipe of weights",
         "past a weight",
-        "MX loses biases",
         "recomputation",
         "evaluation",
         "each second",
@@ -209,12 +193,11 @@ def test_every_question_is_asked_of_layers_that_their_products_show(runner):
 @pytest.mark.parametrize(
     ("convert", "question", "code", "about"),
     [
-        (own_fp8.with_own_layers(function=own_fp8.HalfDgrad), "numerics", N.WRONG_SCALE, "dgrad"),
         (own_fp8.with_own_layers(function=own_fp8.OfOtherRows), "numerics", N.UNRELATED, "wgrad"),
         (own_fp8.with_own_layers(kind=own_fp8.KeepsItsWeight), "numerics", N.STALE, "fprop"),
         (own_fp8.with_own_layers(on=first_steps(8)), "loss", C.FP8_LOST, ""),
     ],
-    ids=["a scale applied twice", "other rows", "a weight that is kept", "FP8 ends after eight steps"],
+    ids=["other rows", "a weight that is kept", "FP8 ends after eight steps"],
 )
 def test_a_fault_inside_layers_of_ones_own_is_found_by_the_question_that_it_concerns(
     runner, convert, question, code, about

@@ -8,7 +8,6 @@ import torch
 pytest.importorskip("torchao")
 
 from helpers.loops import build, serve
-from pytest_fp8.worker.record.held_out import STEP, output_on
 from pytest_fp8.worker.training.step import WorkloadError
 
 pytestmark = pytest.mark.slow
@@ -76,24 +75,3 @@ def test_a_step_that_runs_the_model_without_gradients_first_has_an_output():
 
     server = serve(step=cached)
     assert server.logits(seed=0)
-
-
-def test_a_step_that_calls_parts_of_the_model_is_compared_by_its_loss():
-    def by_parts(model, rows, optimizer, precision):
-        with precision():
-            hidden = model.enter(rows)
-            for block in model.blocks:
-                hidden = block(hidden)
-        loss = hidden.float().pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    server = serve(step=by_parts)
-    engine = server.engine
-    engine.restart(0)
-    output = output_on(engine, engine.training_batch(0, STEP, whole=True))
-    assert output.numel() == 1
-    assert output > 0
-    assert not output.requires_grad

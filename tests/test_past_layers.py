@@ -34,10 +34,6 @@ def by_halves(x, layer):
     return torch.cat([x @ half.t() for half in layer.weight.chunk(2)], -1)
 
 
-def by_einsum(x, layer):
-    return torch.einsum("...i,oi->...o", x, layer.weight)
-
-
 def by_batches(x, layer):
     weight = layer.weight.t().to(torch.bfloat16).expand(2, -1, -1)
     return torch.bmm(x.to(torch.bfloat16).view(2, -1, x.shape[-1]), weight).flatten(0, 1)
@@ -47,34 +43,21 @@ def by_a_clone(x, layer):
     return functional.linear(x, layer.weight.clone(), layer.bias)
 
 
-class Backward(torch.autograd.Function):
-    """Calls the layer in the forward pass, and multiplies by hand in the backward pass."""
-
+class ByHand(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, layer):
-        ctx.save_for_backward(x, weight)
-        return layer(x)
-
-    @staticmethod
-    def backward(ctx, given):
-        x, weight = ctx.saved_tensors
-        return given @ weight.to(given.dtype), given.t() @ x.to(given.dtype), None
-
-
-class ByHand(Backward):
-    @staticmethod
-    def forward(ctx, x, weight, layer):
+    def forward(ctx, x, weight):
         x = x.to(torch.bfloat16)
         ctx.save_for_backward(x, weight)
         return x @ weight.t().to(torch.bfloat16)
 
-
-def by_own_backward(x, layer):
-    return Backward.apply(x, layer.weight, layer)
+    @staticmethod
+    def backward(ctx, given):
+        x, weight = ctx.saved_tensors
+        return given @ weight.to(given.dtype), given.t() @ x.to(given.dtype)
 
 
 def by_own_function(x, layer):
-    return ByHand.apply(x, layer.weight, layer)
+    return ByHand.apply(x, layer.weight)
 
 
 def model_of(past, where="forward", checkpointed=None):
@@ -113,31 +96,16 @@ FORWARD, RECOMPUTE = L.FPROP_NOT_IN_FP8, L.RECOMPUTE_NOT_IN_FP8
 @pytest.mark.parametrize(
     ("past", "how", "code"),
     [
-        *((past, {}, FORWARD) for past in (by_function, by_a_clone, by_transpose, by_halves, by_einsum, by_batches)),
-        (by_halves, {"where": "recompute", "checkpointed": True}, RECOMPUTE),
+        *((past, {}, FORWARD) for past in (by_function, by_transpose, by_halves, by_batches)),
         (by_batches, {"where": "recompute", "checkpointed": True}, RECOMPUTE),
         # torch itself refuses a non-reentrant recomputation that saves other tensors than the first forward pass.
         (by_a_clone, {"where": "recompute", "checkpointed": False}, RECOMPUTE),
-        (by_own_backward, {}, L.DGRAD_NOT_IN_FP8),
         (by_own_function, {}, L.DGRAD_NOT_IN_FP8),
     ],
 )
 def test_a_product_past_its_layer_is_found(past, how, code):
     decision = judge(serve(build=model_of(past, **how), step=loop()))
     verdict_of(decision, Verdict.FAIL, code, "of 1 of 3 layers", "past.inner, bfloat16 by past")
-
-
-def test_a_product_past_its_layer_is_found_in_a_compiled_model():
-    class Net(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.enter, self.past = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
-
-        def forward(self, x):
-            return functional.linear(self.enter(x), self.past.weight)
-
-    decision = judge(serve(build=lambda: torch.compile(Net()), loss=squares))
-    verdict_of(decision, Verdict.FAIL, L.FPROP_NOT_IN_FP8, "past, bfloat16 by the model itself")
 
 
 def test_a_loss_that_multiplies_with_the_head_itself_is_found():
@@ -152,19 +120,6 @@ def test_a_loss_that_multiplies_with_the_head_itself_is_found():
 
     decision = judge(serve(build=model_of(None, "evaluation"), step=step))
     verdict_of(decision, Verdict.FAIL, L.FPROP_NOT_IN_FP8, "down, bfloat16 by code outside all modules")
-
-
-def test_an_unconverted_layer_that_is_kept_beside_converted_ones_is_found():
-    class Net(model_of(None, "evaluation")):
-        def __init__(self):
-            super().__init__()
-            self.kept = [self.down]
-
-        def block(self, x):
-            return self.kept[0](functional.gelu(self.past(x)))
-
-    decision = judge(serve(build=Net, step=loop()))
-    verdict_of(decision, Verdict.FAIL, L.FPROP_NOT_IN_FP8, "down, bfloat16 by (Linear 1)")
 
 
 def test_a_model_that_multiplies_with_all_weights_itself_is_told_so():
@@ -185,13 +140,6 @@ def test_a_model_that_multiplies_with_all_weights_itself_is_told_so():
 # -- sound ------------------------------------------------------------------------------------------------------------
 
 
-def with_error(x, layer):
-    """Logs how far FP8 is from BF16; nobody thought of no_grad."""
-    output = layer(x)
-    layer.error = (functional.linear(x, layer.weight, layer.bias) - output).float().square().mean().item()
-    return output
-
-
 def held_to_error(x, layer):
     """FP8's error is a part of the loss, through the output."""
     output = layer(x)
@@ -203,7 +151,7 @@ def tied(x, layer):
     return layer(functional.linear(layer(x), layer.weight.t()))
 
 
-@pytest.mark.parametrize("past", [with_error, held_to_error, tied], ids=lambda past: past.__name__)
+@pytest.mark.parametrize("past", [held_to_error, tied], ids=lambda past: past.__name__)
 def test_a_product_beside_the_layers_own_is_not_in_its_place(past):
     verdict_of(judge_both(build=model_of(past), loss=squares), Verdict.PASS, "3 of 3 Linears in FP8")
 
@@ -231,18 +179,13 @@ def spectral(model):
     return (model.u @ model.rest.weight @ v).square().mean()
 
 
-def of_the_product(model):
-    """The low rank of two weights multiplied."""
-    return (model.rest.weight @ model.enter.weight).square().mean()
-
-
 def with_merged_adapter(model):
     merged = model.rest.weight.clone()
     merged += torch.ones(64, 4) @ torch.ones(4, 32)
     return functional.linear(torch.randn(16, 32, dtype=merged.dtype), merged).square().mean()
 
 
-@pytest.mark.parametrize("penalty", [orthogonal, spectral, of_the_product, with_merged_adapter])
+@pytest.mark.parametrize("penalty", [orthogonal, spectral, with_merged_adapter])
 def test_a_penalty_on_the_weight_of_a_layer_that_rests_is_no_product_of_the_layer(penalty):
     def loss(model, x):
         return squares(model, x) + penalty(model).float()

@@ -185,14 +185,6 @@ def test_torchs_own_checkpointing_is_explained(monkeypatch):
     assert manager().get_fp8_recipe() is None
 
 
-def test_a_model_that_recomputes_nothing_is_refused():
-    switched_off = llama()
-    switched_off.gradient_checkpointing_disable()
-    for model in (torch.nn.Linear(2, 2), switched_off):
-        with pytest.raises(NothingRecomputes, match="has gradient checkpointing enabled"):
-            recompute_with(model, lambda function, *args: function(*args))
-
-
 def test_a_model_without_a_switch_for_recomputation_says_what_to_do():
     workload = Workload(build=lambda: torch.nn.Linear(32, 32), batch=lambda step: torch.randn(32, 32))
     with pytest.raises(NothingRecomputes, match="Linear has no gradient_checkpointing_enable") as error:

@@ -81,14 +81,6 @@ def test_a_librarys_own_products_are_their_layers_in_each_role(library):
     assert not found.foreign
 
 
-def test_micro_batches_are_told_apart():
-    model = torch.nn.Sequential(torch.nn.Linear(32, 32))
-    table = record(model, lambda: model(torch.randn(64, 32)).sum(), {"0": (32, 32)}, backwards=3)
-    calls = layer_table(table, {"0": (32, 32)}).calls
-    assert len(calls) == 3
-    assert all({*call.ran} == {"fprop", "wgrad"} for call in calls)
-
-
 class InParts(torch.nn.Linear):
     def forward(self, x):
         return torch.cat([torch.nn.functional.linear(part, self.weight) for part in x.chunk(2)])
@@ -177,13 +169,6 @@ def called_twice(model):
     return model["b"](hidden).sum() + model["b"](hidden.detach() + 1).detach().sum()
 
 
-def changed_in_place(model):
-    hidden = model["a"](X)
-    hidden[..., :2] *= 2
-    hidden += 1
-    return model["b"](hidden).sum()
-
-
 def changed_in_a_view(model):
     """Three dimensions with a bias: the output is a view, whose own node the backward pass goes past."""
     hidden = model["a"](X.view(2, 2, 8))
@@ -204,7 +189,6 @@ X = torch.randn(4, 8)
     [
         (detached, [("a", False, False), ("b", False, True)]),
         (called_twice, [("a", False, True), ("b", True, True), ("b", False, False)]),
-        (changed_in_place, [("a", False, True), ("b", True, True)]),
         (changed_in_a_view, [("a", False, True), ("b", True, True)]),
         (no_tensor, [("a", False, True)]),
     ],
@@ -266,14 +250,13 @@ def test_a_step_whose_halves_train_one_part_each_passes():
     assert decision.numbers["roles"]["wgrad"] == {"expected": 6, "fp8": 6}
 
 
-@pytest.mark.parametrize("cut", ["blocks.0", "blocks.1.down"])
-def test_what_the_fp8_arm_alone_cuts_off_from_the_loss_is_named(cut):
-    """By a hook, of a block or of a layer whose sizes another layer has too."""
+def test_what_the_fp8_arm_alone_cuts_off_from_the_loss_is_named():
+    """By a hook of a layer whose sizes another layer has too."""
 
     def convert(model):
         convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
-        model.get_submodule(cut).register_forward_hook(lambda module, given, output: output.detach())
+        model.blocks[1].down.register_forward_hook(lambda module, given, output: output.detach())
         return model
 
     decision = judge_both(CASE, convert=convert, loss=lambda model, x: (model(x) - x.sin()).float().square().mean())
-    verdict_of(decision, Verdict.FAIL, L.NO_GRADIENT, cut)
+    verdict_of(decision, Verdict.FAIL, L.NO_GRADIENT, "blocks.1.down")

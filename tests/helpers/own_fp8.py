@@ -51,15 +51,6 @@ class NoWgrad(Fp8):
         return multiply(given, weight), given.t() @ x
 
 
-class HalfDgrad(Fp8):
-    """The input's gradient is half as large as it should be: a scale that is applied twice."""
-
-    @staticmethod
-    def backward(ctx, given):
-        x, weight = ctx.saved_tensors
-        return multiply(given, weight) / 2, multiply(given.t(), x)
-
-
 class OfOtherRows(Fp8):
     """The weight's gradient is that of the rows in another order."""
 
