@@ -122,19 +122,6 @@ def test_each_call_is_compared_by_itself(parts, roles):
     assert max(off(found)) < 0.1
 
 
-def test_pad_rows_leave_nothing_of_a_product_by_the_recipe_s_own_casts():
-    def padded(step):
-        return torch.cat([0.1 * torch.randn(48, 32), torch.full((16, 32), 1e6)])
-
-    def loss(model, x):
-        return model(x)[:48].float().square().mean()
-
-    found = products(serve(build=lambda: torch.nn.Linear(32, 32), batch=padded, loss=loss))
-    [wgrad] = [each for each in found if each["role"] == WGRAD]
-    assert wgrad["gain"] == wgrad["own_gain"] == 0.0
-    assert wgrad["underflow"] == 0.75
-
-
 def test_an_evaluation_is_looked_at_and_leaves_the_arm_as_it_was():
     server = serve()
     found = server.numerics(moved=False)
@@ -217,31 +204,6 @@ def test_gradients_repeat_and_moved_weights_give_others():
     assert one == both["gradients"] == gradients(server)
     assert all(type(p) is torch.nn.Parameter and torch.equal(before[n], p) for n, p in model.named_parameters())
     assert hooks == [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
-
-
-def micro_batches(model, batch, optimizer, precision):
-    total = 0.0
-    for part in batch.chunk(2):
-        with precision():
-            loss = (model(part) - part).float().pow(2).mean() / 2
-        loss.backward()
-        total = total + loss.detach()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-6)
-    optimizer.step()
-    optimizer.zero_grad()
-    return total
-
-
-def large_batch(step):
-    return torch.randn(32, 32)
-
-
-def test_gradients_of_micro_batches_are_summed_and_not_clipped():
-    whole = gradients(serve(batch=large_batch))["sketches"]
-    parts = gradients(serve(batch=large_batch, loss=None, step=micro_batches))["sketches"]
-    for name in whole:
-        one, two = (np.frombuffer(b64decode(each[name]), dtype=np.float32) for each in (whole, parts))
-        assert np.linalg.norm(one - two) < 0.1 * np.linalg.norm(one)
 
 
 def test_a_sketch_keeps_lengths_and_angles():

@@ -121,22 +121,6 @@ def kernel(start, end):
     return TraceEvent("kernel", True, start * MS, end * MS, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("kernels", "busy"),
-    [
-        ([], 0),
-        ([kernel(3, 5)], 2),
-        ([kernel(3, 5), kernel(10, 11)], 3),
-        ([kernel(3, 5), kernel(4, 7)], 4),
-        ([kernel(3, 9), kernel(4, 5), kernel(8, 10)], 7),
-        ([kernel(10, 11), kernel(3, 9), kernel(4, 5)], 7),
-    ],
-    ids=["none", "one", "a pause", "two streams", "one within another", "as they come"],
-)
-def test_the_gpu_is_busy_while_any_kernel_runs(kernels, busy):
-    assert kernel_times({}, kernels, [])["busy"] == busy
-
-
 def test_the_rest_is_what_runs_beside_no_product():
     """As under FSDP2, which casts on a gather's stream what is gathered."""
     product, beside, partly, alone = kernel(0, 5), kernel(1, 3), kernel(4, 6), kernel(20, 23)
@@ -250,16 +234,6 @@ def test_a_kernel_without_its_operator_says_what_it_is():
         ]
     )["wire"]
     assert rows == [WireTime("reduce-scatter", "", 1, 0, 0, 4.0), WireTime("other", "", 1, 0, 0, 1.0)]
-
-
-@pytest.mark.parametrize(
-    ("product", "exposed"),
-    [((0, 10), 0.0), ((10, 20), 10.0), ((4, 20), 4.0), ((2, 5), 7.0)],
-    ids=["hidden", "after it", "its end hidden", "its middle hidden"],
-)
-def test_what_no_other_kernel_runs_beside_is_not_hidden(product, exposed):
-    events = [*gather(1, 10, 0, 10), *launched(2, 40, "nvjet_sm90", *product)]
-    assert read_profile(events)["exposed_ms"] == exposed
 
 
 # -- a step of the 1B model --------------------------------------------------------------------------------------------
