@@ -7,7 +7,7 @@ import pytest
 from pytest_fp8 import ArmError, Case, Workload
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.worker.error_trace import telling_lines, trace_of, workloads_function
+from pytest_fp8.worker.error_trace import telling_line, trace_of, workloads_function
 
 CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True)
 
@@ -128,4 +128,4 @@ def test_a_trace_keeps_the_users_frame_above_many_of_torchs():
     assert "  ...\n" in trace
     assert "in forward" in trace
     assert trace.rstrip().endswith("shapes cannot be multiplied (2x3 and 4x4)")
-    assert "# the user's line" in telling_lines(error)
+    assert "# the user's line" in telling_line(error)

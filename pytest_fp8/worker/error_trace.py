@@ -22,8 +22,6 @@ USERS = 2
 """Innermost frames of the user's own code that are shown as well."""
 SHOWN = 2500
 """Characters of a trace."""
-PRODUCTS = re.compile(r"[/\\](torch|torchao|transformer_engine|accelerate|triton|deepspeed|peft|pytest_fp8)[/\\]")
-"""Libraries below a model, and this package: a line of theirs says what failed, and not where."""
 
 
 def trace_of(error: BaseException) -> str:
@@ -45,14 +43,11 @@ def trace_of(error: BaseException) -> str:
     return "".join(lines)[-SHOWN:] + exception[: SHOWN // 3]
 
 
-def telling_lines(error: BaseException) -> str:
-    """The innermost line of the user's own code, as ``File "...", line 9, in forward`` with its text, and below it that
-    of the library whose model the user's code calls, where it is deeper; or an empty string."""
-    frames = traceback.extract_tb(error.__traceback__)
-    users = [index for index, frame in enumerate(frames) if is_users(frame.filename)]
-    models = [index for index, frame in enumerate(frames) if _is_of_models(frame.filename)]
-    deepest = [*users[-1:], *(index for index in models[-1:] if not users or index > users[-1])]
-    return "\n".join(traceback.format_list([frames[index]])[0].strip() for index in deepest)
+def telling_line(error: BaseException) -> str:
+    """The innermost line of the user's own code, as ``File "...", line 9, in forward`` with its text; or an empty
+    string."""
+    users = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    return traceback.format_list(users[-1:])[0].strip() if users else ""
 
 
 def workloads_function(error: BaseException) -> str:
@@ -82,12 +77,6 @@ def _code_of(function: Any) -> CodeType | None:
 def is_users(filename: str) -> bool:
     """Whether a file is the user's: not a library's, not Python's own, and not this package's."""
     return not filename.startswith("<") and not is_library_file(filename)
-
-
-def _is_of_models(filename: str) -> bool:
-    """Whether a file is of an installed library that is not below a model, such as transformers."""
-    installed = re.search(r"(site|dist)-packages", filename)
-    return installed is not None and not PRODUCTS.match(filename, installed.end())
 
 
 # -- what is known of errors ------------------------------------------------------------------------------------------

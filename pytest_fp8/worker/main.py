@@ -190,7 +190,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
         + f"{type(error).__name__}: {str(error).lstrip()[:2000]}",
         "code": code,
         "trace": error_trace.trace_of(error),
-        "line": error_trace.telling_lines(error),
+        "line": error_trace.telling_line(error),
         "cause": cause,
         "next": next_step,
     }
