@@ -452,9 +452,11 @@ class StaleCopies:
 
     def stale(self) -> list[str]:
         """Evaluate again; plain names of the layers whose product is not that of their weights."""
+        if not self._ready:
+            return []
         checks = ProductChecks(self._engine, self.layers)
         with checks.watching():
-            if not (self._ready and self._evaluated()):
+            if not self._evaluated():
                 return []
         found = {check["layer"]: check["sqnr"] for check in checks.checks()}
         missed = [plain_name(name) for name in self.layers if name not in found]
