@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import torch
 
-from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, fits
+from pytest_fp8.questions.layers.products import FP8, TRAINING, LayerCall, Product, fits
 from pytest_fp8.questions.ledger.evidence import Collective, Draw, ModuleCalls, OwnedProduct, enclosing
 from pytest_fp8.questions.loss.evidence import ProductCount
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
@@ -186,7 +187,7 @@ def layer_table(table: StepTable, linears: Mapping[str, tuple[int, int]], live: 
     own, foreign = _own_products(foreign, {n: size for n, size in linears.items() if not latest[plain_name(n)]})
     in_fp8 = {*live, *multiply, *(call.name for call in own)}
     past = [each for each in foreign if each.weight in in_fp8 and each.product.kind != FP8]
-    past = [each for each in past if each.product.phase in PHASES]
+    past = [each for each in past if each.product.phase in TRAINING]
     calls += own + [_past_its_layer(each, *linears[each.weight]) for each in past]
     return LayerTable(calls, others, [each for each in foreign if not any(each is other for other in past)])
 
@@ -205,7 +206,7 @@ def _with_products(
         name,
         inputs,
         outputs,
-        rows=_rows(shape),
+        rows=prod(shape[:-1]),
         owed=owed,
         fp8=entry.call.fp8,
         training=entry.call.training,
@@ -224,10 +225,6 @@ def _with_products(
     left = [product for role, product in ran.items() if role not in owed]
     left += [product for phase in ("forward", RECOMPUTE, "backward") for product in by_phase[phase]]
     return replace(call, ran={role: product for role, product in ran.items() if role in owed}), left
-
-
-def _rows(shape: Sequence[int]) -> int:
-    return torch.Size(shape[:-1]).numel()
 
 
 def _of_role(products: Sequence[Product], call: LayerCall, role: Role) -> Product | None:
@@ -271,28 +268,28 @@ def _own_products(
     becomes fp8_linear(x, q.weight)."""
     by_owner: dict[str, list[OwnedProduct]] = defaultdict(list)
     for owned in foreign:
-        if owned.product.batch == 1 and owned.product.phase in PHASES:
+        if owned.product.batch == 1 and owned.product.phase in TRAINING:
             by_owner[owned.owner].append(owned)
     calls, taken = list[LayerCall](), set[int]()
     for owner, mine in by_owner.items():
-        forward = [each for each in mine if each.product.phase == "forward"]
-        if all(each.product.kind != FP8 for each in forward):
-            continue
-        left = [each for each in mine if each.product.phase != "forward"]
-        # What ran in the precision of its forward product is its gradient's first.
+        # Products in FP8 first: of equal sizes they are those of a forward product in FP8.
+        left = sorted((o for o in mine if o.product.phase != "forward"), key=lambda owned: owned.product.kind != FP8)
+        forward = [each for each in mine if each.product.phase == "forward" and each.product.kind == FP8]
         made = [(_own_call(each.product, owner, uncalled), dict[Role, OwnedProduct]({FPROP: each})) for each in forward]
-        for alike in (True, False):
-            for (call, _), ran in reversed(made):
-                _take(call, ran, left, alike)
+        for (call, _), ran in reversed(made):
+            for role in (RECOMPUTE, DGRAD, WGRAD):
+                expected = call.expected(role, RECOMPUTE)
+                index = next((n for n, each in enumerate(left) if each.product.extents == expected), None)
+                if index is not None:
+                    ran[role] = left.pop(index)
         # Several micro-batches call in turn.
         turns: Counter[str] = Counter()
         for (call, names), ran in made:
-            if ran[FPROP].product.kind == FP8:
-                name = names[turns[call.name] % len(names)] if names else call.name
-                turns[call.name] += 1
-                products = {role: each.product for role, each in ran.items()}
-                calls.append(replace(call, name=name, owed=list(ran), ran=products))
-                taken.update(id(owned) for owned in ran.values())
+            name = names[turns[call.name] % len(names)] if names else call.name
+            turns[call.name] += 1
+            products = {role: each.product for role, each in ran.items()}
+            calls.append(replace(call, name=name, owed=list(ran), ran=products))
+            taken.update(id(owned) for owned in ran.values())
     return calls, [each for each in foreign if id(each) not in taken]
 
 
@@ -308,26 +305,12 @@ def _own_call(product: Product, owner: str, uncalled: Mapping[str, tuple[int, in
     return LayerCall(f"{by} ({inputs} to {outputs})", inputs, outputs, rows, fp8=True, by=by), names
 
 
-def _take(call: LayerCall, ran: dict[Role, OwnedProduct], left: list[OwnedProduct], alike: bool) -> None:
-    """Take from what is ``left`` what follows from a forward product. ``alike``: of its precision alone."""
-    fp8 = ran[FPROP].product.kind == FP8
-    for role in (RECOMPUTE, DGRAD, WGRAD):
-        expected = call.expected(role, RECOMPUTE)
-        fitting = (n for n, each in enumerate(left) if each.product.extents == expected)
-        index = next((n for n in fitting if not alike or fp8 == (left[n].product.kind == FP8)), None)
-        if index is not None and role not in ran:
-            ran[role] = left.pop(index)
-
-
 # -- curves -----------------------------------------------------------------------------------------------------------
-
-PHASES = ("forward", "backward", RECOMPUTE)
-"""Evaluations inside a step are left out: they need not come in each step."""
 
 
 def count(products: Sequence[Product]) -> dict[str, ProductCount]:
-    """Products by phase."""
-    found = {phase: [p for p in products if p.phase == phase] for phase in PHASES}
+    """Products by phase. Evaluations inside a step are left out: they need not come in each step."""
+    found = {phase: [p for p in products if p.phase == phase] for phase in TRAINING}
     return {
         phase: ProductCount(fp8=sum(p.kind == FP8 for p in ran), other=sum(p.kind != FP8 for p in ran))
         for phase, ran in found.items()
