@@ -23,9 +23,10 @@ from pytest_fp8.worker.answers.recorded import (
     recorded_batch,
     start_over,
 )
-from pytest_fp8.worker.notes import digest_of, shape_of
+from pytest_fp8.worker.notes import digest_of
 from pytest_fp8.worker.record.gradients import norm_of, rotated, sketch
 from pytest_fp8.worker.record.operators import dtype_name
+from pytest_fp8.worker.record.recorder import note_of
 from pytest_fp8.worker.record.tables import (
     draws_of,
     may_route,
@@ -140,10 +141,6 @@ def _moved(engine: Engine, record: Recorded, batch: Sequence[TensorNote]) -> tup
 
 def _digests(calls: Sequence[Entered]) -> set[str]:
     return {note.digest for call in calls for note in call.tensors} - {""}
-
-
-def note_of(tensor: torch.Tensor) -> TensorNote:
-    return TensorNote(shape_of(tensor), dtype_name(tensor), digest_of(tensor))
 
 
 def fp8_layers(engine: Engine) -> list[str]:

@@ -136,10 +136,9 @@ COPIES = """
     clone contiguous _to_copy copy_ _copy_from empty empty_like empty_strided new_empty new_empty_strided zeros
     zeros_like ones ones_like full full_like new_zeros new_ones new_full scalar_tensor zero_ fill_ set_ resize_
     is_same_size record_stream pin_memory"""
-MARKS = """
-    profiler::_record_function_enter profiler::_record_function_enter_new profiler::_record_function_exit"""
-"""torch sets them around an optimizer's step."""
-NOT_COUNTED = {*VIEWS.split(), *COPIES.split(), *MARKS.split(), READ}
+NOT_COUNTED = {*VIEWS.split(), *COPIES.split(), READ}
+MARKS = "profiler::"
+"""Of what torch sets around an optimizer's step."""
 SHARDING = f"{os.sep}torch{os.sep}distributed{os.sep}fsdp{os.sep}"
 """FSDP2's own copies, which differ where weights are gathered in FP8."""
 LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("transformer_engine", "torchao", "accelerate"))
@@ -235,7 +234,7 @@ class StepRecorder(TorchDispatchMode):
             self.on_first_call()
         call = self._note_call(module, tensors)
         if call.outermost and not self._in_backward:
-            given = tuple(_entered(tensor) for tensor in tensors_in((args, kwargs)))
+            given = tuple(note_of(tensor) for tensor in tensors_in((args, kwargs)))
             gradients = torch.is_grad_enabled()
             self.table.entered.append(Entered(call.module, call.phase, module.training, gradients, given))
         index = len(self.table.calls) - 1
@@ -368,7 +367,7 @@ class StepRecorder(TorchDispatchMode):
         event.waits = operator == READ or on_host
         if draws:
             event.state = before if random_state() != before else ""
-        uncounted = operator in NOT_COUNTED or event.products or event.bytes
+        uncounted = operator in NOT_COUNTED or operator.startswith(MARKS) or event.products or event.bytes
         if event.phase == "forward" and not uncounted and not _by_a_library():
             event.counted = True
             event.numbers = [value for value in args if isinstance(value, (int, float))]
@@ -456,7 +455,7 @@ _WITHOUT_SETTINGS = (torch.nn.Module, torch.nn.Sequential, torch.nn.ModuleList, 
 """Classes of torch's from which users derive modules of every kind."""
 
 
-def _entered(tensor: torch.Tensor) -> TensorNote:
+def note_of(tensor: torch.Tensor) -> TensorNote:
     """Without a digest where autograd computed it: products round it otherwise in each arm."""
     with unwatched():
         return TensorNote(shape_of(tensor), dtype_name(tensor), digest_of(tensor) if tensor.grad_fn is None else "")
