@@ -63,22 +63,10 @@ def test_the_parts_of_the_difference_sum_to_it(bf16, fp8, fp8_ms):
         assert sum(arm.classes.values()) == pytest.approx(arm.busy, rel=0.02)
 
 
-def test_the_limit_is_amdahls():
-    found = account("1b-bf16", "1b-torchao-tensorwise", 106.0)
-    share, gain = found.covered / found.bf16.step, found.covered / found.in_fp8
-    assert found.limit == pytest.approx(1 / (1 - share * (1 - 1 / gain)))
-
-
 def test_the_report_holds_the_account_as_plain_data():
     numbers = asked().numbers["account"]
     assert json.loads(json.dumps(numbers)) == numbers
     assert numbers["fp8"]["classes"]["fp8 products"] > 0
-
-
-def test_without_a_profile_there_is_no_account():
-    decision = asked(bf16=None)
-    assert decision.numbers["account"] is None
-    verdict_of(decision, Verdict.PASS, "1.146x")
 
 
 def test_roles_that_share_their_extents_share_the_time():

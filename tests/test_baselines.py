@@ -210,12 +210,3 @@ def test_a_writer_that_is_killed_leaves_the_old_file_or_the_new_one(stored, step
     assert list(read_folder(stored)) == [FILE], "what is unfinished is no baseline"
     with updating(stored):
         write_baseline(stored, replace(GOOD, case_hash="new"))
-
-
-def test_two_updates_at_once_the_second_is_told(pytester):
-    with updating(pytester.path / "baselines"):
-        result = pytester.runpytest("--fp8-update=x")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*another run is updating the baselines*"])
-    with updating(pytester.path / "baselines"):
-        pass

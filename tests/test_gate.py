@@ -14,7 +14,7 @@ from benchmarks.gate.noise import Condition, draw, fit
 from benchmarks.gate.record import free_name, from_report
 from benchmarks.gate.record import main as record_main
 from benchmarks.gate.recordings import BASELINES, from_recording, histories, load
-from benchmarks.gate.simulate import TODAY, ours, process_seconds, replay
+from benchmarks.gate.simulate import TODAY, ours, replay
 from helpers.fakes import H200, SUITE, install
 from helpers.gate import BLOCKS, histories_of, noise_put_in, recording, verdicts
 from pytest_fp8 import Case
@@ -50,17 +50,6 @@ def test_an_abba_block_is_cut_out_in_the_order_taken_and_a_disturbed_process_lef
     data["processes"][0]["throttles"] = ["thermal"]
     with pytest.raises(ValueError, match="no undisturbed process"):
         from_recording(data)
-
-
-def test_neighbouring_blocks_stay_neighbours():
-    data = recording(processes=4)
-    for entry in data["processes"]:
-        wave = np.exp(0.02 * np.sin(np.arange(BLOCKS) / 3)).repeat(2)
-        entry["bf16"] = [float(x) for x in wave * np.asarray(entry["bf16"])]
-    waved = fit({"1b-x": [from_recording(data)]}, MEASURED)["1b-x"]
-    x = draw(np.random.default_rng(2), waved, (300, 1, 12)).log_ratios[:, 0]
-    x = x - x.mean(axis=1, keepdims=True)
-    assert (x[:, 1:] * x[:, :-1]).sum() / (x**2).sum() > 0.4
 
 
 def test_a_change_is_the_fp8_arm_s_alone_and_a_session_moves_the_ratio(noise):
@@ -134,12 +123,6 @@ def test_the_rule_looks_again_and_fails_what_is_slower(noise):
     assert same.count((Verdict.PASS, 1)) > 15
 
 
-def test_gpu_seconds_count_every_step(noise):
-    # 6 blocks of 2 x 3 steps and 9 warm-up steps per arm; 8 and 7 steps dropped at the arms' turns.
-    expected = (45 + 8) * noise.bf16_ms + (45 + 7) * noise.fp8_ms
-    assert process_seconds(noise, 6) == pytest.approx(expected / 1000)
-
-
 def test_cases_that_fail_together_count_for_fewer():
     alike, apart = (simulate.Tally("x", "quiet", -0.02, 4, shared) for shared in (1.0, 0.0))
     for _ in range(10):
@@ -199,11 +182,3 @@ def test_a_runs_report_gives_a_recording_of_each_timed_case(pytester, monkeypatc
     assert record_main([str(report), "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "tiny-torchao-rowwise.2.json", "none is overwritten"
     assert free_name(tmp_path, "tiny-torchao-rowwise").name == "tiny-torchao-rowwise.3.json"
-
-
-def test_blocks_of_a_run_beside_a_stranger_are_recorded_and_not_used(pytester, monkeypatch, tmp_path):
-    [path] = from_report(reported(pytester, monkeypatch, strangers=(4242, 4243)), tmp_path)
-    [process] = json.loads(path.read_text())["processes"]
-    assert process["strangers"] == 2
-    with pytest.raises(ValueError, match="no undisturbed process"):
-        from_recording(json.loads(path.read_text()))

@@ -25,7 +25,7 @@ from pytest_fp8.questions.speed.host import Beside, Turn, scatters
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.report.table import stored_of
 from pytest_fp8.stats.components import MEASURED
-from pytest_fp8.stats.looks import GATE, processes_hold
+from pytest_fp8.stats.looks import GATE
 
 TE = recorded_step("1b-transformer_engine-current")
 
@@ -82,35 +82,6 @@ def test_an_update_has_busy_times_of_every_pair_and_judges_by_them_where_any_wai
     account = decision.numbers["account"]
     assert rows["speedup_limit"] == [account["busy_limit" if judged else "limit"]]
     assert [rows["earned_ms"], rows["casts_ms"]] == [[account["earned_ms"]], [account["casts_ms"]]]
-
-
-class LongSteps(Waiting):
-    """Steps of 8B."""
-
-    takes = 360.0
-
-    def blocks(self, count, steps, dropped):
-        return timed([self.takes] * count)
-
-    def busy(self, steps):
-        return {**super().busy(steps), "step_ms": [self.takes] * steps}
-
-
-@pytest.mark.parametrize(
-    ("takes", "steps", "scatter"),
-    [(360.0, 30, 0.022), (800.0, 16, 0.014), (6500.0, 2, 0.0)],
-    ids=["8B", "8B as published", "very long"],
-)
-def test_long_steps_are_as_many_as_a_tolerance_needs(monkeypatch, takes, steps, scatter):
-    """Seen at 8B with Transformer Engine's current scaling: ten steps of each of six processes could hold 2.6 %. Single
-    log ratios scattered by 2.2 %. Steps of 0.75 s and more scatter by 1.4 % at most: thirty of them take a minute."""
-    run_on(monkeypatch, LongSteps, kernels_alone=True)
-    monkeypatch.setattr(LongSteps, "takes", takes)
-    _, stored = updated(2)
-    assert {len(process) for process in stored["busy_speedup"]} == {steps}
-    random = np.random.default_rng(0)
-    drawn = (random.normal(random.normal(0.28, MEASURED.process, (4, 1)), scatter, (4, steps)) for _ in range(100))
-    assert sum(processes_hold(update.tolist(), busy=True) <= 0.02 for update in drawn) >= 90
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -178,14 +149,6 @@ def test_a_baseline_of_a_quiet_host_is_asked_on_a_slow_one(monkeypatch, kind, ke
     assert decision.numbers["on_busy"] is (kept is BOTH)
 
 
-def test_blocks_that_do_not_scatter_are_asked_for_no_busy_times(monkeypatch):
-    run_on(monkeypatch, Quiet)
-    _, stored = updated(2)
-    run_on(monkeypatch, Quiet)
-    assert asked_of(stored).verdict is Verdict.PASS
-    assert Waiting.asked_busy == []
-
-
 # -- how often that is right ----------------------------------------------------------------------------------------
 
 
@@ -217,17 +180,17 @@ def gate(rng, lost=0.0, busy_stored=True):
 
 
 def gates(lost, **how):
-    return Counter(gate(np.random.default_rng(seed), lost, **how) for seed in range(200))
+    return Counter(gate(np.random.default_rng(seed), lost, **how) for seed in range(100))
 
 
 def test_a_healthy_case_on_such_a_host_passes_and_hardly_fails():
     found = gates(0.0)
-    assert found[Verdict.PASS] >= 190
-    assert found[Verdict.FAIL] <= 2
+    assert found[Verdict.PASS] >= 94
+    assert found[Verdict.FAIL] <= 1
     assert gates(0.0, busy_stored=False)[Verdict.FAIL] == 0, "nor without busy times to ask"
 
 
-@pytest.mark.parametrize(("lost", "fails", "passes"), [(0.05, 120, 20), (0.08, 190, 0)])
+@pytest.mark.parametrize(("lost", "fails", "passes"), [(0.08, 94, 0)])
 def test_a_loss_of_what_one_session_of_busy_times_can_hold_is_caught_on_such_a_host(lost, fails, passes):
     found = gates(lost)
     assert found[Verdict.FAIL] >= fails
@@ -336,16 +299,6 @@ def test_an_arm_that_waits_for_memory_is_told_so_and_not_of_its_host(retries, me
     decision = launch_bound(120.0, beside=Beside(turns=turns))
     verdict_of(decision, Verdict.FAIL, "FP8 is not faster than the best BF16")
     assert ("too little memory for a step of FP8's arm" in decision.cause) is memory
-
-
-@pytest.mark.parametrize("clocks", [(0.97, 1.0), (0.94, 1.0), (1.0, 0.94), (0.94, 0.94)])
-def test_busy_times_at_other_clocks_accuse_no_healthy_reference(clocks):
-    """Its step calls the CUDA runtime once more, at no cost; and no arm waits by the clocks alone."""
-    fp8 = replace(recorded_step("1b-transformer_engine-delayed"), busy_ms=[95.6] * 5, step_ms=[97.6] * 5)
-    works = {"bf16_busy": [[119.0 * clocks[0]] * 26] * 2, "fp8_busy": [[95.6 * clocks[1]] * 26] * 2}
-    bf16 = replace(BF16, step_ms=[121.0] * 5, busy_ms=[119.0] * 5, waits={"cudaStreamSynchronize": 1})
-    decision = asked(bf16=bf16, fp8=fp8, bf16_ms=121.0, fp8_ms=97.6, **works)
-    verdict_of(decision, Verdict.PASS)
 
 
 def test_a_stored_session_asks_for_busy_times_and_one_without_them_for_step_times():

@@ -92,12 +92,6 @@ def test_what_base_does_not_have_it_does_not_import(project, tmp_path):
         assert imported(base, "in_new", tmp_path) == "ModuleNotFoundError"
 
 
-def test_what_is_generated_is_no_commits_and_both_sides_have_it(project, tmp_path):
-    with ExitStack() as held:
-        base, _ = environments(Side(revision="base"), Side(), project, held)
-        assert imported(base, "in_generated", tmp_path) == "head"
-
-
 def test_another_interpreter_has_the_tests_own_folder_too(project, tmp_path):
     other = tmp_path / "python"
     other.symlink_to(sys.executable)
@@ -125,12 +119,6 @@ def test_what_is_installed_inside_the_project_is_not_its_code(project, monkeypat
         project.parent: False,
     }.items():
         assert own_code(path, project) is own, path
-
-
-def test_a_project_below_the_interpreters_own_folder_is_a_project(project, monkeypatch):
-    """/usr/src/app, where /usr is the prefix of the system's Python."""
-    monkeypatch.setattr("sys.prefix", str(project.parent))
-    assert own_code(project / "lib", project)
 
 
 @pytest.mark.slow

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 
 import pytest
 
-from helpers.baselines import edit
 from helpers.fakes import H200, SUITE, install
 from helpers.sessions import FILE, sessions, update, with_baselines
 from pytest_fp8.baselines.atomic import updating
@@ -85,13 +83,6 @@ def test_a_speedup_that_moved_begins_a_level_and_is_shown_old_to_new(stored, mon
     stored.runpytest(*GATE).assert_outcomes(passed=1, deselected=9)
 
 
-def test_a_file_of_another_definition_is_replaced_whole(stored):
-    edit(stored.path / FILE, lambda data: data.update(case_hash="0" * 16))
-    result = stored.runpytest(*update("redefined"))
-    result.stdout.fnmatch_lines(["*tiny-torchao-rowwise is new (the earlier file cannot be compared with: *"])
-    assert [session["reason"] for session in sessions(stored)] == ["redefined"]
-
-
 def test_busy_time_is_stored_and_gated_on_where_the_host_makes_step_times_scatter(suite, monkeypatch):
     # Step times alone would be refused: their processes spread too much.
     install(monkeypatch, H200, busy=95.0, kernels_alone=True, host=0.8)
@@ -135,7 +126,6 @@ def test_step_times_alone_of_a_host_bound_session_blame_no_fp8(suite, monkeypatc
     ("world", "only", "why"),
     [
         ({"strangers": (4242,)}, "(layers or speedup)", "the timing is invalid (another process used the GPU)"),
-        ({"strangers": (4242,)}, "(layers or faster)", "the timing is invalid (another process used the GPU)"),
         ({"nan_at": 20}, "tiny", "the loss question failed"),
         ({"executed_roles": ("fprop",)}, "tiny", "FP8 was not shown to run"),
     ],
@@ -191,9 +181,8 @@ def test_a_folder_that_cannot_be_made_is_a_usage_error_at_the_start(suite, monke
 # -- missing, of no case, taken another way -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", ["", "0", "false", "False", "no"])
-def test_a_variable_that_says_no_is_not_ci(value):
-    assert ci_variable({"CI": value}) == ""
+def test_a_variable_that_says_no_is_not_ci():
+    assert [ci_variable({"CI": value}) for value in ("", "0", "false", "False", "no")] == [""] * 5
 
 
 @pytest.mark.parametrize("ci", ["", "true"])
@@ -221,15 +210,6 @@ def test_orphaned_and_unexercised_baselines_are_named_after_a_whole_run(stored, 
     assert stored.runpytest("--fp8-gpu=h200").ret == 0
     monkeypatch.setenv("CI", "true")
     assert stored.runpytest("--fp8-gpu=h200").ret == 1, "nobody reads notes there"
-
-
-def test_no_number_in_a_baseline_ends_the_case_s_tests(stored):
-    text, found = re.subn(r'("memory_ratio": [\[\s]+)[-0-9.e]+', r"\1NaN", (stored.path / FILE).read_text())
-    assert found == 1
-    (stored.path / FILE).write_text(text)
-    result = stored.runpytest("--fp8-gpu=h200", "--fp8-strict")
-    result.assert_outcomes(passed=5, errors=5)
-    result.stdout.fnmatch_lines(["*tiny-torchao-rowwise.json is not a readable baseline*", "*NaN is no number*"])
 
 
 # -- with --fp8-base the change under test does not bring its own --------------------------------------------------

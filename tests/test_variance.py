@@ -67,12 +67,6 @@ def test_few_sessions_fall_back_on_what_was_measured_so_far():
     assert estimate([]) == MEASURED
 
 
-def test_busy_times_have_a_sessions_part_of_their_own():
-    assert MEASURED.of_busy().session == MEASURED.busy > MEASURED.session
-    assert (MEASURED.of_busy().process, MEASURED.of_busy().block) == (MEASURED.process, MEASURED.block)
-    assert estimate(drawn()).of_busy().session == MEASURED.busy, "steps say nothing of them"
-
-
 def busy_baseline(ratios):
     metrics = [
         {

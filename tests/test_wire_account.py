@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.evidence import SIZES, arm_ledger, layers_evidence, verdict_of
-from helpers.steps import changed, recorded_step
+from helpers.steps import recorded_step
 from pytest_fp8 import Case, Verdict
 from pytest_fp8.codes import L
 from pytest_fp8.questions.layers.beside import same_on_all_ranks
@@ -47,13 +47,6 @@ def test_both_arms_wires_are_in_the_account():
     assert wire["exposed"] == pytest.approx(4.0, rel=0.1)
 
 
-def test_on_one_gpu_nothing_is_said_of_a_wire():
-    decision = asked(BF16, FP8_ARM)
-    verdict_of(decision, Verdict.PASS)
-    assert "wire" not in decision.headline
-    assert decision.numbers["account"]["fp8"]["wire"]["rows"] == []
-
-
 def test_a_wire_that_is_slower_in_the_fp8_arm_alone_is_named():
     decision = asked(travelling(BF16, 12.0, 8.0, 2.0), travelling(FP8_ARM, 32.0, 8.0, 22.0), 123.5, 128.0)
     verdict_of(decision, Verdict.FAIL, "not faster than the best BF16", "the FP8 arm's collectives take", "longer than")
@@ -62,12 +55,6 @@ def test_a_wire_that_is_slower_in_the_fp8_arm_alone_is_named():
 def test_a_wire_that_products_hid_in_bf16_is_named():
     decision = asked(travelling(BF16, 20.0, 10.0, 0.0), travelling(FP8_ARM, 20.0, 10.0, 18.0), 121.5, 124.0)
     verdict_of(decision, Verdict.FAIL, "less to hide behind", "18.", "more tokens on each rank")
-
-
-def test_a_wire_that_is_alike_is_no_cause():
-    slow = changed(FP8_ARM, rest=FP8_ARM.milliseconds["rest"] + 20)
-    decision = asked(travelling(BF16, 20.0, 10.0, 9.0), travelling(slow, 20.0, 10.0, 9.0), 130.5, 133.0)
-    verdict_of(decision, Verdict.FAIL, "products too small")
 
 
 def test_weights_gathered_in_fp8_are_no_less_work():
@@ -88,16 +75,6 @@ def test_ranks_that_wait_for_each_other_while_they_are_profiled_are_no_other_wor
     assert account["classes"]["attention"] == pytest.approx(FP8_ARM.milliseconds["attention"], rel=0.03)
     hidden_not = account["busy"] * (1 - FP8_ARM.milliseconds["busy"] / 109.0)
     assert account["wire"]["exposed"] == pytest.approx(hidden_not), "not the 105 ms of the profiled step"
-
-
-def test_other_clocks_are_no_wire():
-    """Steps that follow each other are profiled at other clocks than the blocks: 5 % in the FP8 arm."""
-    bf16, fp8 = travelling(BF16, 20.0, 8.0, 4.0), travelling(FP8_ARM, 20.0, 8.0, 4.0)
-    busy = fp8.milliseconds["busy"]
-    steps = {"step_ms": [busy + 2] * 5, "busy_ms": [busy] * 5, "compute_ms": [busy - 4] * 5}
-    decision = asked(bf16, replace(fp8, **steps), 125.5, 1.05 * busy + 2)
-    account = decision.numbers["account"]["fp8"]
-    assert account["wire"]["exposed"] == pytest.approx(4.0 * 1.05, rel=0.02)
 
 
 def test_an_fp8_arm_that_sends_less_is_other_work():

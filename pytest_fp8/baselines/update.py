@@ -43,14 +43,14 @@ def update_baselines(record: Record, folder: Path, origin: Mapping[str, Any]) ->
     for name, entry in record.entries.items():
         if not entry.metrics and not entry.errors:
             continue
-        why = why_not_stored(record, name, known[entry.gpu])
+        new, components = measured(entry, origin), known[entry.gpu]
+        why = why_not_stored(record, name) or _unfit(entry, new, components)
         if not why:
-            new = measured(entry, origin)
-            why = _store(done, folder, entry, new, known[entry.gpu])
-            if not why and "speedup" in new.metrics and new.newest.host_bound:
-                done.notes.append(_host_bound(entry))
+            why = _store(done, folder, entry, new, components)
         if why:
             done.problems.append(f"baseline of {name} was not updated: {why}")
+        elif "speedup" in new.metrics and new.newest.host_bound:
+            done.notes.append(_host_bound(entry, new))
     return done
 
 
@@ -108,13 +108,12 @@ def measured(entry: Row, origin: Mapping[str, Any]) -> Baseline:
     """What this session measured of a case, as a baseline of one session. An emulated case used no GPU."""
     values = {name: metric["values"] for name, metric in entry.metrics.items()}
     gpu = {"name": "emulated"} if entry.gpu == "emulated" else origin["gpu"]
-    host_bound = bool(_speed(entry).get("host_bound"))
-    session = StoredSession(**{**origin, "gpu": gpu}, metrics=values, host_bound=host_bound)
+    session = StoredSession(**{**origin, "gpu": gpu}, metrics=values, host_bound=bool(_speed(entry, "host_bound")))
     return Baseline(entry.case, entry.case_hash, entry.gpu, (session,))
 
 
-def why_not_stored(record: Record, case: str, components: Components) -> str:
-    """Why this session's measurements of a case are no baseline, or an empty string. ``components``: the GPU's."""
+def why_not_stored(record: Record, case: str) -> str:
+    """Why this session's answers to a case are no baseline, or an empty string."""
     entry = record.entries[case]
     if entry.namesakes:
         return (
@@ -136,41 +135,33 @@ def why_not_stored(record: Record, case: str, components: Components) -> str:
             return f"the {what} is invalid ({decision.headline})"
         if decision.verdict == "FAIL" and question in ("numerics", "loss", "checkpoints"):
             return f"the {question} question failed ({decision.headline})"
-    for name, metric in entry.metrics.items():
-        flat = (x for row in metric["values"] for x in (row if isinstance(row, list) else [row]))
+    return ""
+
+
+def _unfit(entry: Row, new: Baseline, components: Components) -> str:
+    """Why its figures cannot be gated on, or an empty string."""
+    for name, values in new.newest.metrics.items():
+        flat = (x for row in values for x in (row if isinstance(row, list) else [row]))
         if not all(map(math.isfinite, flat)):
             return f"{name} is not finite"
-    return _unfit(entry, components)
-
-
-def _unfit(entry: Row, components: Components) -> str:
-    """Why its speedup cannot be gated on, or an empty string."""
-    metric = _gated(entry)
-    speedup = entry.metrics.get(metric)
-    if speedup is None:
+    if not new.gated:
         return ""
-    if len(speedup["values"]) < RUNS_TO_FAIL:
+    values = new.values(new.gated)
+    if len(values) < RUNS_TO_FAIL:
         return "its speedup stands on one process, which may be slow by chance"
-    why = too_coarse(metric, speedup["values"], speedup["tolerance"], components)
-    scattered = _speed(entry).get("scattered", "")
-    return f"{why}; {scattered}" if why and scattered else why
+    why = too_coarse(new.gated, values, entry.metrics[new.gated]["tolerance"], components)
+    return "; ".join(filter(None, (why, _speed(entry, "scattered")))) if why else ""
 
 
-def _speed(entry: Row) -> Mapping[str, Any]:
-    """The numbers of its speed."""
-    return entry.speed.numbers if entry.speed is not None else {}
+def _speed(entry: Row, name: str) -> Any:
+    """A number of its speed; empty where it has none."""
+    return entry.speed.numbers.get(name, "") if entry.speed is not None else ""
 
 
-def _gated(entry: Row) -> str:
-    """The metric that a baseline of it is gated on."""
-    return "busy_speedup" if _speed(entry).get("host_bound") and "busy_speedup" in entry.metrics else "speedup"
-
-
-def _host_bound(entry: Row) -> str:
+def _host_bound(entry: Row, new: Baseline) -> str:
     """A note where the step time that was stored depends on the host as much as on the GPU."""
-    numbers = _speed(entry)
-    waits = numbers.get("waits_for_host") or numbers.get("scattered") or "so an earlier session says"
+    waits = _speed(entry, "waits_for_host") or _speed(entry, "scattered") or "so an earlier session says"
     what = f"baseline of {entry.case} is this host's as much as the GPU's in step time: {waits}"
-    if _gated(entry) == "busy_speedup":
+    if new.gated == "busy_speedup":
         return f"{what}; it is gated on busy time\n  next: a larger batch, if step time is to be gated"
     return f"{what}\n  next: store one with a larger batch; on a slower host this one's gate may fail"
