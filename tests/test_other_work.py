@@ -9,6 +9,7 @@ from helpers.recorded_arms import BF16, FP8_ARM, asked
 from helpers.steps import changed, on_half_the_rows, with_products
 from pytest_fp8 import Verdict
 from pytest_fp8.questions.layers.products import FP8, Product
+from pytest_fp8.questions.speed.host import Beside, Turn
 
 
 def test_half_the_batch_is_other_work():
@@ -62,9 +63,9 @@ def test_a_reference_that_sleeps_is_named():
 
 
 def test_code_that_is_compiled_in_the_blocks_is_named():
-    decision = asked(compilations={"reference": 0, "FP8": 4})
+    decision = asked(beside=Beside(turns=[Turn("BF16"), Turn("FP8", compilations=4)]))
     verdict_of(decision, Verdict.INVALID, "compiled inside the timed blocks", "4 in the FP8 arm", "TORCH_LOGS")
-    verdict_of(asked(compilations={"reference": 0, "FP8": 0}), Verdict.PASS)
+    verdict_of(asked(beside=Beside(turns=[Turn("BF16"), Turn("FP8")])), Verdict.PASS)
 
 
 def test_a_speedup_above_its_limit_is_too_good():
