@@ -19,9 +19,6 @@ class Fp8Error(Exception):
       next:     nvidia-smi -L
     """
 
-    told: object = None
-    """What stands for an answer in the session's record, where it ended a test's question."""
-
     def __init__(
         self,
         code: Code,

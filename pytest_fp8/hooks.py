@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_fp8.report.record import Answer
+    from pytest_fp8.report.rows import Answer
 
 
 def pytest_fp8_answer(config: pytest.Config, report: pytest.TestReport, answer: Answer) -> None:

@@ -306,9 +306,9 @@ class Fp8Pair:
         except Fp8Error as error:
             self.notes.error(question, error)
             raise error.with_traceback(None) from None
-        answer = self.notes.asserted(question)
+        self.notes.asserted(question)
         if decision.verdict is Verdict.FAIL or (self._settings.strict and not decision.verdict.passes):
-            raise CheckFailed(decision.message, decision.verdict, told=answer)
+            raise CheckFailed(decision.message, decision.verdict)
         return decision
 
     def _note(self, question: str, decision: Decision, rows: Iterable[Row] = ()) -> Decision:

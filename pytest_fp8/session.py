@@ -34,18 +34,21 @@ from pytest_fp8.items import (
 )
 from pytest_fp8.options import Settings
 from pytest_fp8.pairs import Pairs
+from pytest_fp8.plain import from_plain
 from pytest_fp8.report.record import (
     JOURNAL,
-    Answer,
+    SCHEMA,
     Began,
     Closing,
     Collected,
     Ended,
     Notes,
+    Origin,
     Record,
     Seconds,
     plain_line,
 )
+from pytest_fp8.report.rows import Answer
 from pytest_fp8.verdicts import SHOWN_AS, CheckFailed
 
 if TYPE_CHECKING:
@@ -230,20 +233,18 @@ class Session:
             headline_first(report, error)
         case = case_of(item)
         if case is not None:
-            self._tell(item, case, report, error)
+            self._tell(item, case, report)
         return report
 
-    def _tell(self, item: pytest.Item, case: Case, report: Any, error: BaseException | None) -> None:
+    def _tell(self, item: pytest.Item, case: Case, report: Any) -> None:
         """Put what the test was told on its report."""
-        known = report.skipped and hasattr(report, "wasxfail")
-        as_told = (known or report.failed) and self.told.failed_with(error, "known" if known else "failed")
         if item.stash.get(RUNNING, False):
             # Before the test ends pytest asks for reports of its subtests. What these asked counts with the test.
             return
         lines = [*self._news, *self.told.take()]
         self._news.clear()
         if report.when == "call" or not report.passed:
-            lines.append(plain_line(self._ended(item, case, report, known, as_told)))
+            lines.append(plain_line(self._ended(item, case, report)))
         if report.when == "teardown" and (seconds := self.pairs.seconds()):
             lines.append(plain_line(Seconds(**seconds)))
         report.fp8 = lines
@@ -251,33 +252,31 @@ class Session:
             from pytest_fp8.report.files import properties, told_verdict
 
             asked = {each.question: each for each in self.told.answers if each.judged}
-            report.fp8_verdict = verdict = told_verdict(report, asked)
+            report.fp8_verdict = verdict = told_verdict(report, list(asked.values()))
             # JUnit writes them as the test's properties.
-            found = properties(case.id, verdict, asked)
+            found = properties(case.id, verdict, list(asked.values()))
             item.user_properties += found
             report.user_properties += found
 
-    def _ended(self, item: pytest.Item, case: Case, report: Any, known: bool, as_told: bool) -> Ended:
+    def _ended(self, item: pytest.Item, case: Case, report: Any) -> Ended:
         """How a test came to its end. One that is expected to fail ran where it asked its arms something."""
         answers, cannot = self.told.answers, item.stash.get(CANNOT, "")
-        reason = cannot
+        known, reason = report.skipped and hasattr(report, "wasxfail"), cannot
         if known:
             reason = first_line(report.wasxfail.removeprefix("reason: "), 300) or "expected to fail"
         elif report.skipped:
             said = report.longrepr
             reason = str(said[2] if isinstance(said, tuple) else said).removeprefix("Skipped: ")
-        ran = not cannot and (not report.skipped or bool(answers) or (known and self.told.timed))
+        ran = not cannot and (not report.skipped or bool(answers))
         # On a declared GPU every emulated test is skipped.
         counts = report.when != "teardown" and (case.needs_gpu or not self.settings.declared)
         return Ended(
             item.nodeid,
             case.id,
-            next((each.model for each in answers), ""),
-            "known" if known and (as_told or report.when == "call") else report.outcome,
+            "known" if known and (answers or report.when == "call") else report.outcome,
             reason,
             ran if counts else None,
             case.needs_gpu,
-            otherwise=report.failed and not as_told,
         )
 
     @pytest.hookimpl(tryfirst=True)
@@ -379,7 +378,10 @@ class Session:
         return self._origin
 
     def _begins(self) -> Began:
-        return Began(self.origin())
+        origin, rows = self.origin(), list(self.record.entries.values())
+        # An emulated case used no GPU.
+        gpu = {"name": "emulated"} if rows and rows[0].gpu == "emulated" else origin["gpu"]
+        return Began(SCHEMA, from_plain(Origin, {**origin, "gpu": gpu}))
 
     def _finish(self, interrupted: bool) -> None:
         """Write baselines and the report; note what makes a session fail by itself."""
@@ -396,7 +398,7 @@ class Session:
         elif not settings.declared and not settings.strict:
             from pytest_fp8.report.terminal import passed_without
 
-            self.said.notes += passed_without(record.answers())
+            self.said.notes += passed_without(record.asserted())
         if settings.update:
             self.origin()
         report, asked = settings.report_dir, bool(record.lines)
@@ -464,7 +466,7 @@ class Session:
 
         settings = self.settings
         problems, notes = unanswered(
-            self.record.answers(),
+            self.record.asserted(),
             gpu=self.pairs.gpu_key + (f" at base {settings.base}" if self.pairs.at_base else ""),
             in_ci=bool(ci_variable(os.environ)),
             first_steps=f'store them (pytest --fp8-gpu={settings.gpu} --fp8-update="first"), '
@@ -507,12 +509,11 @@ class Session:
             self.said.problems.append(error.message)
 
     def _write_report(self, folder: Path, finished: bool) -> None:
-        from pytest_fp8.report.files import report_of, write_beside, write_report
+        from pytest_fp8.report.files import write_beside, write_report
 
-        report = report_of(self.record, self.origin(), self.said.problems, finished)
-        path = write_report(folder, report)
-        (folder / JOURNAL).unlink(missing_ok=True)
-        written, notes = write_beside(folder, report, os.environ)
+        self.record.finish(finished, self.said.problems)
+        path = write_report(folder, self.record)
+        written, notes = write_beside(folder, self.record, os.environ)
         self.said.written += map(str, (path, *written))
         self.said.notes += notes
 

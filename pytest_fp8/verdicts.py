@@ -111,7 +111,6 @@ def passed(headline: str) -> Finding:
 class CheckFailed(AssertionError):
     """A check's ``verdict`` is FAIL (or, under ``--fp8-strict``, INCONCLUSIVE, INVALID or NOT_EXERCISED)."""
 
-    def __init__(self, message: str, verdict: Verdict, told: object = None) -> None:
-        """``told``: the answer in the session's record."""
-        self.verdict, self.told = verdict, told
+    def __init__(self, message: str, verdict: Verdict) -> None:
+        self.verdict = verdict
         super().__init__(message)

@@ -96,7 +96,7 @@ def pytest_runtest_makereport(item, call):
         from pytest_fp8.report.record import Ended, plain_line
 
         why = report.longrepr[2].removeprefix("Skipped: ") if report.skipped else ""
-        ended = Ended(item.nodeid, "", "", report.outcome, why, not report.skipped, asks_gpu, otherwise=False)
+        ended = Ended(item.nodeid, "", report.outcome, why, not report.skipped, asks_gpu)
         report.fp8 = [plain_line(ended)]
     return report
 

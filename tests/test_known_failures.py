@@ -89,9 +89,9 @@ SESSIONS = {
         (own("fp8_pair.layers(); fp8_pair.loss(); assert False"),),
         {"nan_at": 3},
         "1 FAIL",
-        "FAIL; a test fails as known",
+        "FAIL; fails as known: layers",
     ),
-    "none of its own": ((own("fp8_pair.layers(); pytest.xfail('no')"),), {}, "1 FAIL", "FAIL; a test fails as known"),
+    "looked at": ((own("fp8_pair.layers(); pytest.xfail('no')"),), {}, "1 PASS", "PASS; fails as known: layers"),
     "no answer is never known": (
         (own("fp8_pair.assert_speedup(); assert False"),),
         {"strangers": (4242,), "executed_roles": None},
@@ -122,13 +122,24 @@ def test_what_a_run_says_of_it(pytester, monkeypatch, name):
     assert result.ret == (pytest.ExitCode.TESTS_FAILED if name in RED else pytest.ExitCode.OK)
 
 
-def test_a_question_that_fails_as_known_and_otherwise_is_both_in_any_order():
-    for order in (("known", "failed"), ("failed", "known"), ("known", "failed", "known")):
-        told = Told()
-        for ended in order:
-            told.answer("case", Decision(L.NOTHING_CONVERTED, Verdict.FAIL, "no", question="layers"), ended=ended)
-        [row] = told.entries.values()
-        assert (row.known, row.failed) == (["layers"], ["layers"])
+@pytest.mark.parametrize(
+    ("ended", "known"),
+    [
+        (("known",), True),
+        (("known", "passed"), True),
+        (("known", "failed"), False),
+        (("failed", "known"), False),
+        (("skipped", "known"), False),
+        (("passed",), False),
+    ],
+)
+def test_a_question_is_known_that_no_test_failed_with_but_such_as_were_expected_to(ended, known):
+    told = Told()
+    for test, outcome in enumerate(ended):
+        told.notes.begin(str(test))
+        told.answer("case", Decision(L.NOTHING_CONVERTED, Verdict.FAIL, "no", question="layers"))
+        told.ended(str(test), "case", outcome)
+    assert told.entries["case"].known == ["layers"] * known
 
 
 def test_the_reason_of_a_known_failure_is_one_line_of_plain_text(pytester, monkeypatch):

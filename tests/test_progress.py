@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-
-from pytest_fp8.report.progress import Progress
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +19,7 @@ SLOW_ARMS = """
     install(pytest.MonkeyPatch(), H200)
     receive = FakeProcess.receive
     FakeProcess.receive = lambda self, timeout=0: time.sleep({build}) or receive(self, timeout)
-    progress.LASTS_SECONDS = progress.APART_SECONDS = {lasts}
+    progress.FIRST_SECONDS = progress.APART_SECONDS = {lasts}
 """
 SUITE = """
     import pytest
@@ -98,16 +95,3 @@ def test_a_log_has_whole_lines_between_those_of_pytest(run, args):
 
 def test_what_is_short_has_no_line(run):
     assert "fp8: tiny" not in run(build=0.01, lasts=3)
-
-
-def test_there_is_a_line_for_what_lasts_and_one_a_minute_at_least(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("pytest_fp8.report.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
-    progress = Progress(lambda line: None)
-    assert progress.due() == 105, "something that lasts"
-    progress._last_line = 99.0
-    assert progress.due() == 109, "not more than a handful a minute"
-    progress._stage_began = 157.0
-    assert progress.due() == 159, "many short ones after each other"
-    progress._told = True
-    assert progress.due() == 159, "nothing new"

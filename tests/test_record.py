@@ -7,10 +7,12 @@ import json
 
 import pytest
 
+from helpers.report_data import ORIGIN
 from helpers.told import Told
 from pytest_fp8.codes import C, R
 from pytest_fp8.errors import Fp8Error
-from pytest_fp8.report.record import JOURNAL, Began, Record, read_journal
+from pytest_fp8.report.files import read_report
+from pytest_fp8.report.record import JOURNAL, SCHEMA, Began, Record
 from pytest_fp8.verdicts import Decision, Verdict, passed
 
 
@@ -45,8 +47,7 @@ def test_of_several_asserted_answers_the_worst_is_kept(order):
     told = Told()
     for verdict in order:
         told.answer("case", decision(Verdict(verdict)), asserted=True)
-    assert [answer.verdict for answer in told.answers()] == ["INVALID"]
-    assert told.entries["case"].asserted == ["loss"]
+    assert [answer.verdict for answer in told.asserted()] == ["INVALID"]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS))))
@@ -55,7 +56,7 @@ def test_a_missing_answer_is_kept_beside_the_fail_of_another_test(order):
     for verdict in order:
         told.answer("case", decision(verdict), asserted=True)
     assert told.entries["case"].decisions["loss"].verdict == "FAIL"
-    assert [answer.verdict for answer in told.answers()] == ["INCONCLUSIVE"]
+    assert [answer.verdict for answer in told.asserted()] == ["INCONCLUSIVE"]
 
 
 @pytest.mark.parametrize("order", [("look", "assert"), ("assert", "look")])
@@ -68,8 +69,7 @@ def test_what_a_test_only_looked_at_takes_no_place_of_what_was_asserted(order):
 
 def test_a_test_that_passes_when_it_is_run_again_is_none_that_failed():
     told = Told()
-    failed = {"test": "t", "case": "tiny", "model": "", "reason": "", "ran": True, "on_gpu": True}
-    told.add([{"kind": "Ended", **failed, "outcome": "failed", "otherwise": True}])
+    told.ended("t", "tiny", "failed")
     assert told.failed_tests == ["t"]
     told.ended("t", "tiny")
     assert (told.failed_tests, told.ran) == ([], 1)
@@ -88,7 +88,7 @@ def test_seconds_of_workers_are_added():
 
 def test_a_journal_holds_all_but_a_line_that_was_cut_off(tmp_path):
     path = tmp_path / JOURNAL
-    record = Record(path, lambda: Began({"commit": "abc"}))
+    record = Record(path, lambda: Began(SCHEMA, ORIGIN))
     told = Told()
     told.collected({"t": "case", "u": "case"})
     record.add(told.to_lines())
@@ -97,8 +97,11 @@ def test_a_journal_holds_all_but_a_line_that_was_cut_off(tmp_path):
     told.ended("t", "case")
     for line in told.to_lines()[1:]:
         record.add([line])
-    assert read_journal(path, 1 << 20).entries == record.entries
-    assert read_journal(path, 1 << 20).partial
+    read = read_report(tmp_path)
+    assert read.entries == record.entries
+    assert (read.partial, read.finished, read.provenance) == (True, False, ORIGIN)
+    record.finish(True, ["nothing timed"])
+    assert read_report(tmp_path).beside[1:] == ["nothing timed"]
     with path.open("a") as file:
         file.write(json.dumps(told.to_lines()[-1])[:40])
-    assert read_journal(path, 1 << 20).open_tests == {"case": ["u"]}
+    assert read_report(tmp_path).open_tests == {"case": ["u"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import re
@@ -15,16 +14,16 @@ import pytest
 
 from helpers.fakes import H200, SUITE, install
 from helpers.mutants import mutants
-from helpers.report_data import HOSTILE, NAME, report_of, row_of, said
+from helpers.report_data import HOSTILE, NAME, case_of, report_of, said, write_journal
 from pytest_fp8.cli import main
 from pytest_fp8.codes import R
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.libraries import documentation
-from pytest_fp8.plain import finite, to_plain
+from pytest_fp8.plain import finite
 from pytest_fp8.report.files import properties, read_report, write_beside, write_report
 from pytest_fp8.report.page import render, ticks
-from pytest_fp8.report.record import Answer
-from pytest_fp8.report.rows import Curve, Evidence
+from pytest_fp8.report.record import SCHEMA
+from pytest_fp8.report.rows import Answer, Curve, Evidence
 
 COUNT = 100
 
@@ -43,12 +42,13 @@ def session(pytester, monkeypatch):
 
 
 def test_a_session_writes_a_report_that_is_read_again(session):
-    assert {path.name for path in session.iterdir()} == {"report.json", "summary.md", "index.html"}
+    assert {path.name for path in session.iterdir()} == {"journal.jsonl", "report.json", "summary.md", "index.html"}
     report = read_report(session)
     evidence = [row.evidence for row in report.entries.values()]
     assert any(curve.bf16 and len(curve.bf16) == len(curve.fp8) for each in evidence for curve in each.curves)
     assert {kind for each in evidence for layer in each.layers for kind in layer.ran.values()} >= {"fp8"}
-    assert json.loads(json.dumps(to_plain(report))) == json.loads((session / "report.json").read_text())
+    told = (session / "report.json").read_text()
+    assert write_report(session, report).read_text() == told
     text = (session.parent / "junit.xml").read_text()
     assert '<property name="fp8_speedup" value="0.8' in text
     assert '<property name="fp8_headline" value="' in text
@@ -66,28 +66,34 @@ def refusal_of(path):
     return []
 
 
-def test_a_mutated_report_is_drawn_or_refused_in_one_line(tmp_path):
-    path, refused = write_report(tmp_path, report_of(row_of())), []
-    for _, data in mutants(path.read_text(), COUNT, seed=1):
-        path.write_bytes(data)
-        refused += refusal_of(path) or [render([("x", read_report(path))])][:0]
+def test_a_mutated_journal_is_drawn_or_refused_in_one_line(tmp_path):
+    path, refused = write_journal(tmp_path, report_of(case_of())), []
+    lines = path.read_bytes().splitlines(keepends=True)
+    for place, line in enumerate(lines):
+        for _, data in mutants(line.decode(), COUNT // len(lines), seed=place):
+            path.write_bytes(b"".join([*lines[:place], data, b"\n", *lines[place + 1 :]]))
+            refused += refusal_of(path) or [render([("x", read_report(path))])][:0]
     assert len(refused) > COUNT / 4
     assert all(headline.isprintable() and len(headline) <= 500 for headline in refused)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": true}', '{"entries": {}}', '{"schema": NaN}', "\x00"])
-def test_what_is_no_report_is_refused_and_writes_nothing(tmp_path, capsys, text):
-    (tmp_path / "report.json").write_text(text)
+@pytest.mark.parametrize(
+    "text", ["", "[]\n", "{}\n", '{"schema": true}\n', '{"kind": "Answer"}\n', '{"schema": NaN}\n', "\x00\n"]
+)
+def test_what_is_no_journal_is_refused_and_writes_nothing(tmp_path, capsys, text):
+    (tmp_path / "journal.jsonl").write_text(text)
     assert main(["report", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"{R.NOT_A_REPORT}: ")
     assert said.count("\n") == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["journal.jsonl"]
     assert main(["report", "nope"]) == 2
 
 
-def test_a_report_of_another_schema_is_refused(tmp_path):
-    assert "schema is 1, not 2" in refusal_of(write_report(tmp_path, replace(report_of(), schema=1)))[0]
+def test_a_journal_of_another_schema_is_refused(tmp_path):
+    path = write_journal(tmp_path, report_of())
+    path.write_text(path.read_text().replace(f'"schema": {SCHEMA}', '"schema": 1'))
+    assert f"does not begin with schema {SCHEMA}" in refusal_of(path)[0]
 
 
 def test_properties_hold_the_figures():
@@ -97,7 +103,7 @@ def test_properties_hold_the_figures():
         "speedup": {"speedup": 1.13, "low": 1.12, "account": {"limit": 1.3}},
         "memory": {"ratio": 0.9},
     }
-    asked = {q: Answer("t", "c", "", q, "PASS", None, "h", "", each) for q, each in numbers.items()}
+    asked = [Answer("t", "c", "", q, "PASS", None, "h", "", each) for q, each in numbers.items()]
     found = dict(properties("c", "PASS", asked))
     assert found == {
         "fp8_case": "c",
@@ -118,7 +124,7 @@ def test_properties_hold_the_figures():
 def test_github_s_summary_is_appended_to_and_what_cannot_be_written_is_a_note(tmp_path):
     step = tmp_path / "step.md"
     step.write_text("before\n")
-    _, notes = write_beside(tmp_path, report_of(row_of()), {"GITHUB_STEP_SUMMARY": str(step)})
+    _, notes = write_beside(tmp_path, report_of(case_of()), {"GITHUB_STEP_SUMMARY": str(step)})
     assert not notes
     assert step.read_text() == "before\n" + (tmp_path / "summary.md").read_text()
     _, [note] = write_beside(tmp_path, report_of(), {"GITHUB_STEP_SUMMARY": str(tmp_path / "no" / "folder")})
@@ -135,7 +141,7 @@ def test_a_full_disk_is_told_in_the_system_s_words(tmp_path, monkeypatch, file):
         replaced(source, target)
 
     monkeypatch.setattr("os.replace", full)
-    [written], [note] = write_beside(tmp_path, report_of(row_of()), {})
+    [written], [note] = write_beside(tmp_path, report_of(case_of()), {})
     assert note == f"not all of the report was written: could not write {tmp_path / file}: No space left on device"
     assert written.name != file
 
@@ -146,7 +152,7 @@ def test_files_of_others_stay_and_an_earlier_report_s_go(session, pytester, monk
     mine.write_text("{}")
     monkeypatch.setattr("pytest_fp8.gpu.detect", lambda: (None, "no NVIDIA GPU (driver not loaded)"))
     pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out")
-    assert {path.name for path in session.iterdir()} == {"report.json", "summary.md", "mine"}
+    assert {path.name for path in session.iterdir()} == {"journal.jsonl", "report.json", "summary.md", "mine"}
     other = pytester.mkdir("other")
     (other / "index.html").write_text("somebody's")
     pytester.runpytest("--fp8-gpu=h200", "--fp8-report=other")
@@ -185,7 +191,7 @@ def page(*rows, **changed):
 
 
 def test_one_file_without_network_and_scripts_that_links_to_the_documentation():
-    text = page(row_of(decisions={"faster": said("FAIL", code="FP8-S09")}, evidence=Evidence()))
+    text = page(case_of("c", said("faster", "FAIL", code="FP8-S09"), evidence=Evidence()))
     read = Tags(text)
     assert not {"script", "iframe", "img", "object", "link"} & {tag for tag, _ in read.tags}
     links = {a[name] for _, a in read.tags for name in ("href", "src", "xlink:href") if name in a}
@@ -198,21 +204,19 @@ def test_one_file_without_network_and_scripts_that_links_to_the_documentation():
     assert "prefers-color-scheme: dark" in text
 
 
-def test_a_case_has_its_charts_figures_layers_and_differences():
-    text = page(row_of())
+def test_a_case_has_its_charts_figures_and_layers():
+    text = page(case_of())
     assert text.count("<figure>") == 3
     assert "baseline 1.120x" in text
     assert "margin of the end" in text
     assert f'<td class="n">{NAME}</td><td class="n">fp8 28.5 dB (28.6)</td>' in text
     assert '<td class="n">0.08 (&lt;0.25)</td>' in text
-    assert "What the arms did differently" in text
     assert "&#34;forward&#34;: 1.0" in text, "all figures of an answer, to copy"
 
 
 def test_a_baseline_of_busy_time_is_not_drawn_beside_step_times():
-    row = row_of()
-    row.decisions["speedup"].numbers.update(on_busy=True, gated_speedup=1.185, gated_baseline=1.19)
-    text = page(row)
+    numbers = {"speedup": 1.13, "low": 1.12, "high": 1.14, "baseline": 1.12}
+    text = page(case_of("c", said("speedup", **numbers, on_busy=True, gated_speedup=1.185, gated_baseline=1.19)))
     assert "baseline 1.120x" not in text
     assert "the baseline is one of busy time" in text
     assert "1.130x (1.190 busy)" in text
@@ -220,12 +224,10 @@ def test_a_baseline_of_busy_time_is_not_drawn_beside_step_times():
 
 
 def test_the_top_says_what_ran_what_did_not_and_where_the_time_went():
-    spent = {"waited": {"1b-bf16": {"build": 30.0, "curve": 0.1}, "odd": 7}}
-    left = {"b": ["t"] * 4, "8b": ["t"] * 44}
     text = page(
-        *(row_of("a"), row_of("b", open_tests=4)),
-        durations=spent,
-        open_tests=left,
+        *(case_of("a"), case_of("b")),
+        waited={"1b-bf16": {"build": 30.0, "curve": 0.1}},
+        open_tests={"b": map(str, range(4)), "8b": map(str, range(44))},
         not_run={"needs 2 GPUs": ["x"]},
         problems=["nothing timed"],
     )
@@ -239,10 +241,10 @@ def test_the_top_says_what_ran_what_did_not_and_where_the_time_went():
 
 def test_what_needs_a_look_is_open_coloured_and_comes_first():
     rows = [
-        row_of("d-passes"),
-        row_of("c-slower", decisions={"speedup": said(speedup=0.9, low=0.8, high=0.95)}),
-        row_of("b-disturbed", decisions={"loss": said("INVALID", gap=1.0, margin=0.1)}),
-        row_of("a-fails", decisions={"faster": said("FAIL", "FAIL: slow\n  cause:    a cast\n  next:     fuse it")}),
+        case_of("d-passes"),
+        case_of("c-slower", said("speedup", speedup=0.9, low=0.8, high=0.95)),
+        case_of("b-disturbed", said("loss", "INVALID", gap=1.0, margin=0.1)),
+        case_of("a-fails", said("faster", "FAIL", "FAIL: slow\n  cause:    a cast\n  next:     fuse it")),
     ]
     text = page(*rows)
     assert re.findall(r'<details class="case (\w+)"( open)?>\n<summary>(\S+)', text) == [
@@ -257,17 +259,14 @@ def test_what_needs_a_look_is_open_coloured_and_comes_first():
 
 
 def test_hostile_text_is_escaped_wherever_it_stands():
-    def poisoned(value):
-        if isinstance(value, dict):
-            return {name: poisoned(item) for name, item in value.items()}
-        if isinstance(value, list):
-            return [poisoned(item) for item in value]
-        return HOSTILE if isinstance(value, str) else value
-
-    bad = row_of(HOSTILE, gpu=HOSTILE, errors={HOSTILE: HOSTILE}, expected=[HOSTILE])
-    bad.decisions = {HOSTILE: replace(said(x=HOSTILE), code=HOSTILE, headline=HOSTILE, message=f"x\n{HOSTILE}")}
-    spent = {"waited": {HOSTILE: {HOSTILE: 9.0}}}
-    text = page(bad, not_run={HOSTILE: [HOSTILE]}, problems=[HOSTILE], durations=spent)
+    bad = replace(said(HOSTILE, x=HOSTILE), code=HOSTILE, headline=HOSTILE, message=f"x\n{HOSTILE}")
+    failed = replace(bad, verdict="ERROR")
+    text = page(
+        case_of(HOSTILE, bad, failed, gpu=HOSTILE),
+        not_run={HOSTILE: [HOSTILE]},
+        problems=[HOSTILE],
+        waited={HOSTILE: {HOSTILE: 9.0}},
+    )
     read = Tags(text)
     assert "script" not in {tag for tag, _ in read.tags}
     assert "{{ 7 * 7 }}" in text
@@ -277,34 +276,26 @@ def test_hostile_text_is_escaped_wherever_it_stands():
 @pytest.mark.parametrize(
     "changed",
     [
-        {"timing": {"processes": 7}, "decisions": {"loss": said(gap="x", margin=None), "memory": said(ratio=[1])}},
+        {"timing": {"processes": 7}},
         {"timing": {"processes": [{"bf16": ["x"], "fp8": [1]}]}, "evidence": Evidence()},
         {"evidence": Evidence([Curve(0, [1e308, -1e308], [-1e308, 1e308])]), "timing": {}},
     ],
 )
 def test_figures_that_no_axis_can_show_leave_a_chart_out(changed):
-    assert page(row_of(**changed)).endswith("</html>\n")
-
-
-def test_memory_is_shown_by_kind_where_both_arms_told_it():
-    cells = ["activations", "9.00", "7.25", "-1.75"]
-    row = "".join(f'<td class="n">{cell}</td>' for cell in cells)
-    assert row in page(row_of())
-    for kinds in ({}, {"weights": 1.0}, "words", {"activations": "none"}):
-        said_of_memory = said(ratio=0.9, kinds=kinds, bf16_kinds={"activations": 9.0})
-        assert "Memory at the peak" not in page(row_of(decisions={"memory": said_of_memory}))
+    answers = said("loss", gap="x", margin=None), said("memory", ratio=[1])
+    assert page(case_of("c", *answers, **changed)).endswith("</html>\n")
 
 
 def test_two_hundred_cases_are_one_page():
     names = [f"{index}-" + "a-very-long-name-" * 20 for index in range(200)]
-    text = page(*map(row_of, names))
+    text = page(*map(case_of, names))
     assert all(text.count(f">{name}<") == 1 for name in names)
     assert len(text) < 3_000_000
 
 
 def test_several_reports_stand_beside_each_other():
-    slower = row_of(decisions={"speedup": said("FAIL", speedup=1.05)})
-    text = render([("a", report_of(row_of(), row_of("gone"))), ("b", report_of(slower))])
+    slower = case_of("1b-te-delayed", said("speedup", "FAIL", speedup=1.05))
+    text = render([("a", report_of(case_of(), case_of("gone"))), ("b", report_of(slower))])
     beside = text[text.index("Over the reports") : text.index("<h2>Cases")]
     assert "1.130x" in beside
     assert "1.050x" in beside
@@ -319,13 +310,13 @@ def test_an_axis_has_a_few_round_ticks(low, high):
 
 
 def test_a_page_goes_into_a_pipe_or_through_a_link_and_leaves_both(tmp_path, capsys):
-    report = write_report(tmp_path, report_of(row_of()))
+    report = write_journal(tmp_path, report_of(case_of()))
     target, link, pipe, folder = (tmp_path / name for name in ("page.html", "link.html", "pipe", "folder"))
     link.symlink_to(target)
     folder.mkdir()
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    report.write_text(json.dumps(to_plain(report_of())))
+    write_journal(tmp_path, report_of())
     assert [main(["report", str(report), "-o", str(to)]) for to in (link, pipe, folder)] == [0, 0, 2]
     assert os.read(reading, 99).startswith(b"<!DOCTYPE html>")
     os.close(reading)

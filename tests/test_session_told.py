@@ -11,9 +11,7 @@ import pytest
 
 from helpers.fakes import H200, SUITE, install
 from pytest_fp8.cli import main
-from pytest_fp8.errors import Fp8Error
-from pytest_fp8.report.files import read_report, recover
-from pytest_fp8.report.record import JOURNAL
+from pytest_fp8.report.files import read_report
 
 ONE = """
     import pytest
@@ -148,7 +146,7 @@ def test_a_session_that_asks_nothing_leaves_an_earlier_report_as_it_is(pytester,
     for arguments in (["test_nothing_of_fp8.py"], ["test_typo.py"]):
         result, after, _ = run(pytester, "--fp8-gpu=h200", *arguments)
         assert result.ret != 0
-        assert after == before
+        assert after.lines == before.lines
         assert sorted(pytester.path.glob("out/**/*")) == files
         result.stdout.fnmatch_lines(["*keeps an earlier session's report: this one asked nothing of FP8*"])
 
@@ -194,7 +192,7 @@ TWO = """
 
 
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n1",), marks=pytest.mark.slow)], ids=["one process", "xdist"])
-def test_a_session_that_is_killed_leaves_a_journal_from_which_its_report_is_written(pytester, monkeypatch, workers):
+def test_a_session_that_is_killed_leaves_a_journal_from_which_its_page_is_written(pytester, monkeypatch, workers):
     install(monkeypatch, H200)
     if workers:
         pytest.importorskip("xdist")
@@ -226,23 +224,3 @@ def test_a_session_that_is_killed_leaves_a_journal_from_which_its_report_is_writ
     rows = {name: {q: each.verdict for q, each in row.decisions.items()} for name, row in report.entries.items()}
     assert rows["tiny-torchao-rowwise"] == {"layers": "PASS", "memory": "NOT_EXERCISED"}
     assert report.open_tests.keys() == {"tiny-torchao-tensorwise"}
-
-
-def test_the_report_at_the_end_takes_the_place_of_an_earlier_one_and_of_the_journal(pytester, monkeypatch):
-    install(monkeypatch, H200)
-    look = "pathlib.Path('seen').write_text(' '.join(path.name for path in pathlib.Path('out').rglob('*')))"
-    pytester.makepyfile(TWO.format(then="pass"))
-    assert pytester.runpytest("--fp8-report=out", "--fp8-gpu=h200").ret == 0
-    pytester.makepyfile(TWO.format(then=look))
-    assert pytester.runpytest("--fp8-report=out", "--fp8-gpu=h200", "-k", "under_way or done").ret == 0
-    assert {"report.json", JOURNAL} <= {*(pytester.path / "seen").read_text().split()}
-    assert not (pytester.path / "out" / JOURNAL).exists()
-    assert pytester.runpytest("--fp8-report=out", "--fp8-gpu=h200", "-k", "under_way").ret == 0
-
-
-@pytest.mark.parametrize("text", ["", "[1]\n", '{"kind": "Answer"}\n'])
-def test_what_is_no_journal_is_refused_in_one_line(tmp_path, text):
-    (tmp_path / JOURNAL).write_text(text)
-    with pytest.raises(Fp8Error, match="is no journal of this pytest-fp8") as refused:
-        recover(tmp_path)
-    assert refused.value.headline.isprintable()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from helpers.report_data import HOSTILE, report_of, row_of, said
+from helpers.report_data import HOSTILE, case_of, report_of, said
 from helpers.told import Told
 from pytest_fp8.codes import D, N, R, S
 from pytest_fp8.errors import Fp8Error
-from pytest_fp8.report.record import Answer
-from pytest_fp8.report.rows import Row
+from pytest_fp8.report.rows import Answer, Row
 from pytest_fp8.report.table import COLUMNS, cell_of, gap_of, markdown
 from pytest_fp8.report.terminal import findings, footnotes, marked, passed_without, remarks, summary, unanswered
 from pytest_fp8.verdicts import Decision, Verdict
@@ -28,7 +28,7 @@ FIGURES = {
 
 
 def one(question, verdict="PASS", **numbers):
-    return Row("c", decisions={question: said(verdict, **numbers)})
+    return Row("c", [said(question, verdict, **numbers)])
 
 
 @pytest.mark.parametrize("question", FIGURES)
@@ -53,7 +53,9 @@ def test_an_answer_without_figures_or_with_words_in_their_place_has_a_cell(quest
 )
 def test_what_passes_and_is_slower_than_bf16_is_not_green(question, verdict, high, known, shown):
     row = one(question, verdict, speedup=0.676, low=0.652, high=high)
-    row.known += known
+    if known:
+        row.answers += [replace(said("faster", ""), test="known")]
+        row.outcomes = {"known": ["known"], "t": ["known"] if question == "faster" else ["failed"]}
     assert marked(row, "speedup") == shown
 
 
@@ -119,7 +121,7 @@ def test_what_was_not_asked_has_no_column_and_is_named():
     ]
     told.error("own-emulated", Fp8Error(R.ARM_DIED, "the arm died"))
     assert remarks(told)[0].startswith("without an answer: checkpoints")
-    assert "switch back" not in markdown(report_of(one("loss")))
+    assert "switch back" not in markdown(report_of(case_of("c", said("loss"))))
 
 
 def test_notes_are_numbered_and_one_of_several_cases_is_said_once():
@@ -153,10 +155,9 @@ def test_what_several_questions_share_is_said_once_with_their_names():
 
 
 def test_the_summary_has_a_row_per_case_the_worst_first_and_says_what_to_do():
-    failed = said("FAIL", "FAIL: slow\n  cause:    a cast\n  next:     fuse it", speedup=0.9)
-    noted = said(notes=["2 of 3 Linears stay in BF16"])
-    fine = row_of("fine", decisions={"layers": noted, "numerics": noted})
-    text = markdown(report_of(fine, row_of("slow", decisions={"faster": failed})))
+    failed = said("faster", "FAIL", "FAIL: slow\n  cause:    a cast\n  next:     fuse it", speedup=0.9)
+    noted = [said(question, notes=["2 of 3 Linears stay in BF16"]) for question in ("layers", "numerics")]
+    text = markdown(report_of(case_of("fine", *noted), case_of("slow", failed)))
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert rows[0].startswith("| case | verdict | FP8 layers")
     assert rows[2].startswith("| slow | FAIL | - |")
@@ -167,9 +168,9 @@ def test_the_summary_has_a_row_per_case_the_worst_first_and_says_what_to_do():
 
 
 def test_hostile_text_breaks_no_row_and_is_no_html():
-    failed = said("FAIL", HOSTILE)
-    bad = row_of("a", decisions={"faster": failed}, errors={"x": "x | y\n# z <b> @all"}, expected=["k"])
-    text = markdown(report_of(bad))
+    text = markdown(
+        report_of(case_of("a", said("faster", "FAIL", HOSTILE), said("layers", "ERROR", "x | y\n# z <b> @all")))
+    )
     assert "<script" not in text
     assert "<b>" not in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("| ")}) == 1

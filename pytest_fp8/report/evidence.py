@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.questions.asks import fp8_layers, ledgers_of, numerics_of
+from pytest_fp8.questions.asks import fp8_layers, numerics_of
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.questions.ledger.compare import compare
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence
 from pytest_fp8.questions.numerics.gradients import differences, with_further_draws
 from pytest_fp8.questions.numerics.limits import limits_of
 from pytest_fp8.recipes import recipe_facts
-from pytest_fp8.report.rows import Curve, Evidence, LayerShown, Said
+from pytest_fp8.report.rows import Curve, Evidence, LayerShown
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.pair import PairArms
@@ -22,20 +21,13 @@ if TYPE_CHECKING:
 
 
 def evidence_of(arms: PairArms, curves: Begin[LossEvidence]) -> Evidence:
-    """Curves, layers and differences as far as they are known. Asks no arm."""
+    """Curves and layers as far as they are known. Asks no arm."""
     case, loss = arms.case, arms.known(curves)
     layers, numerics = arms.known(fp8_layers), arms.known(numerics_of)
     if numerics is not None:
         first = numerics
         numerics = arms.known(lambda: with_further_draws(case, first)) or first
-    ledgers = arms.known(lambda: ledgers_of(case.backend))
-    return Evidence(
-        curves_of(loss) if loss is not None else (),
-        layers_of(case, layers, numerics),
-        [Said(each.verdict, str(each.code), each.headline, each.message, {}) for each in compare(ledgers)]
-        if ledgers is not None
-        else (),
-    )
+    return Evidence(curves_of(loss) if loss is not None else (), layers_of(case, layers, numerics))
 
 
 def curves_of(evidence: LossEvidence) -> list[Curve]:

@@ -1,11 +1,11 @@
-"""The files of a run: ``report.json`` and who reads it, summary and page beside it, and what other tools are given."""
+"""The files of a run: its journal, which is read again; ``report.json``, summary and page; and what other tools are
+given."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,74 +14,61 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.baselines.atomic import write_atomically
 from pytest_fp8.codes import R
 from pytest_fp8.errors import BaselineError, Fp8Error
-from pytest_fp8.plain import PlainDataError, finite, from_plain, strict_json, to_plain
-from pytest_fp8.report.record import JOURNAL, Began, Record, read_journal
-from pytest_fp8.report.rows import SCHEMA, Origin, Report, Row, number
+from pytest_fp8.plain import PlainDataError, finite, strict_json, to_plain
+from pytest_fp8.report.record import JOURNAL, SCHEMA, Began, Record
+from pytest_fp8.report.rows import Row, number
+from pytest_fp8.verdicts import WORST_FIRST
 
 if TYPE_CHECKING:
-    from pytest_fp8.report.record import Answer
+    from pytest_fp8.report.rows import Answer
 
 REPORT, SUMMARY, PAGE = "report.json", "summary.md", "index.html"
 
 
-# -- report.json ------------------------------------------------------------------------------------------------------
-
-
-def report_of(record: Record, origin: Mapping[str, Any], problems: Sequence[str] = (), finished: bool = True) -> Report:
-    """``origin``: the provenance of this session's measurements; an emulated case used no GPU."""
-    rows = list(record.entries.values())
-    gpu = {"name": "emulated"} if rows and rows[0].gpu == "emulated" else origin["gpu"]
-    return Report(
-        schema=SCHEMA,
-        entries=record.entries,
-        not_run=record.not_run,
-        ran=record.ran,
-        ran_on_gpu=record.ran_on_gpu,
-        collected=record.collected,
-        partial=record.partial,
-        durations=record.durations,
-        failed_tests=record.failed_tests,
-        open_tests=record.open_tests,
-        finished=finished,
-        problems=problems,
-        provenance=from_plain(Origin, {**origin, "gpu": gpu}),
-    )
-
-
-def read_report(path: Path) -> Report:
-    """The report in a file, or in the ``report.json`` of a folder. Raises :class:`Fp8Error` of two lines."""
-    file = path / REPORT if path.is_dir() else path
+def read_report(path: Path) -> Record:
+    """The record in the journal of a folder, in which ``path`` may be another file. A last line that was cut off is
+    left out. Raises :class:`Fp8Error` of two lines."""
+    file = (path if path.is_dir() else path.parent) / JOURNAL
     try:
-        report = from_plain(Report, strict_json(file.read_text(encoding="utf-8")), "the report")
-        if report.schema != SCHEMA:
-            raise PlainDataError(f"the report's schema is {report.schema}, not {SCHEMA}")
-    except (OSError, ValueError, RecursionError) as error:
+        *lines, _ = file.read_text(encoding="utf-8").split("\n")
+        record = Record()
+        record.add(map(strict_json, lines))
+        first = record.lines[0] if record.lines else None
+        if not isinstance(first, Began) or first.schema != SCHEMA:
+            raise PlainDataError(f"it does not begin with schema {SCHEMA}")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         said = f"{type(error).__name__}: {error.strerror}" if isinstance(error, OSError) else str(error)
         raise Fp8Error(
             R.NOT_A_REPORT,
-            f"{str(file)!r} is no report of this pytest-fp8: {said}"[:500],
+            f"{str(file)!r} is no journal of this pytest-fp8: {said}"[:500],
             next_step="run the tests again with --fp8-report",
         ) from None
-    return report
+    return record
 
 
-def write_report(folder: Path, report: Report) -> Path:
+def write_report(folder: Path, record: Record) -> Path:
     """Write ``report.json``; gives its path. Raises :class:`BaselineError`."""
+    names = "not_run ran ran_on_gpu collected partial durations failed_tests open_tests finished problems provenance"
+    told = {
+        "schema": SCHEMA,
+        "entries": {name: row.plain() for name, row in record.entries.items()},
+        **{name: to_plain(getattr(record, name)) for name in names.split()},
+    }
     path = folder / REPORT
-    write_atomically(path, json.dumps(finite(to_plain(report)), indent=1, default=str, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(finite(told), indent=1, default=str, allow_nan=False) + "\n")
     return path
 
 
-def write_beside(folder: Path, report: Report, environment: Mapping[str, str]) -> tuple[list[Path], list[str]]:
+def write_beside(folder: Path, record: Record, environment: Mapping[str, str]) -> tuple[list[Path], list[str]]:
     """What people read, beside ``report.json``: the summary, which also goes where GitHub shows it, and the page of a
     session that asked something. Gives the paths, and notes on what could not be written, which fails no session."""
     from pytest_fp8.report.page import render
     from pytest_fp8.report.table import markdown
 
-    summary, github = markdown(report), environment.get("GITHUB_STEP_SUMMARY", "")
-    files = {folder / SUMMARY: summary} | (
-        {folder / PAGE: render([(str(folder.name), report)])} if report.entries else {}
-    )
+    summary, github = markdown(record), environment.get("GITHUB_STEP_SUMMARY", "")
+    files = {folder / SUMMARY: summary}
+    if record.entries:
+        files[folder / PAGE] = render([(folder.name, record)])
     written, notes = [], []
     for path, text in files.items():
         try:
@@ -96,25 +83,6 @@ def write_beside(folder: Path, report: Report, environment: Mapping[str, str]) -
     except OSError as error:
         notes.append(f"the summary was not added to GITHUB_STEP_SUMMARY={github}: {error.strerror}")
     return written, notes
-
-
-def recover(folder: Path) -> list[Path]:
-    """Write ``report.json`` from the journal of a session that was killed or still runs; gives the report's path, or
-    nothing without a journal. Raises :class:`Fp8Error`."""
-    journal = folder / JOURNAL
-    if not journal.exists():
-        return []
-    try:
-        record = read_journal(journal)
-        began = next(line for line in record.lines if isinstance(line, Began))
-        report = report_of(record, began.provenance, finished=False)
-    except (OSError, ValueError, TypeError, LookupError, StopIteration) as error:
-        raise Fp8Error(
-            R.NOT_A_REPORT,
-            f"{str(journal)!r} is no journal of this pytest-fp8: {type(error).__name__}: {error}"[:500],
-            next_step=f"remove it to read the report beside it: rm {shlex.quote(str(journal))}",
-        ) from None
-    return [write_report(folder, report)]
 
 
 def holds_report(folder: Path) -> bool:
@@ -136,13 +104,7 @@ def remove_report(folder: Path) -> None:
 def add_report(commands: Any) -> None:
     """Add ``report`` to the parser of :mod:`pytest_fp8.cli`."""
     add = commands.add_parser("report", help="one HTML page with pictures, from one report or several")
-    add.add_argument(
-        "reports",
-        nargs="+",
-        type=Path,
-        metavar="DIR",
-        help="folder of --fp8-report, or a report.json; the newest last",
-    )
+    add.add_argument("reports", nargs="+", type=Path, metavar="DIR", help="folder of --fp8-report; the newest last")
     add.add_argument("-o", "--output", type=Path, help="where to write (default: index.html in the last folder)")
     add.set_defaults(run=run)
 
@@ -151,9 +113,6 @@ def run(options: argparse.Namespace) -> int:
     """Write the page and say where; gives the exit code 0. Raises :class:`Fp8Error`."""
     from pytest_fp8.report.page import render
 
-    for folder in options.reports:
-        for path in recover(folder):
-            print(f"wrote {path}, of a session that has not ended")
     last: Path = options.reports[-1]
     target = options.output or (last if last.is_dir() else last.parent) / PAGE
     # A page is shown to others, whom the folders of this machine do not concern.
@@ -176,41 +135,38 @@ def run(options: argparse.Namespace) -> int:
 # -- what other tools read of a test ----------------------------------------------------------------------------------
 
 
-def figures(row: Row) -> dict[str, float]:
-    """The figures of a case that were measured: shares and ratios as numbers, the loss gap in nats."""
-    found = {"fp8_share": ("layers", "fp8_share"), "loss_gap": ("loss", "gap"), "memory_ratio": ("memory", "ratio")}
-    told = {name: number(row.decisions[q].numbers, key) for name, (q, key) in found.items() if q in row.decisions}
-    if row.speed is not None:
-        speed = row.speed.numbers
-        told |= {"speedup": number(speed, "speedup"), "speedup_low": number(speed, "low")}
-        told |= {"speedup_high": number(speed, "high"), "speedup_limit": number(speed, "account", "limit")}
-    return {name: value for name, value in told.items() if value is not None}
+FIGURES = {
+    "fp8_share": ("layers", "fp8_share"),
+    "loss_gap": ("loss", "gap"),
+    "memory_ratio": ("memory", "ratio"),
+    "speedup": ("speedup", "speedup"),
+    "speedup_low": ("speedup", "low"),
+    "speedup_high": ("speedup", "high"),
+    "speedup_limit": ("speedup", "account", "limit"),
+}
+"""Name -> question and place of a figure: shares and ratios as numbers, the loss gap in nats."""
 
 
-def properties(case: str, verdict: str, asked: Mapping[str, Answer]) -> list[tuple[str, object]]:
-    """Of a test, as JUnit files have them. ``asked``: what it was told, by question."""
-    row = Row(case, decisions={question: each.decision for question, each in asked.items()})
-    last = list(asked.values())[-1:]
-    measured = [(name if name.startswith("fp8_") else f"fp8_{name}", round(v, 6)) for name, v in figures(row).items()]
-    codes = [("fp8_code", each.code) for each in asked.values() if each.code][-1:]
-    return [
-        ("fp8_case", case),
-        ("fp8_verdict", verdict),
-        *codes,
-        *(("fp8_headline", e.headline) for e in last),
-        *measured,
-    ]
+def properties(case: str, verdict: str, answers: Sequence[Answer]) -> list[tuple[str, object]]:
+    """Of a test, as JUnit files have them. ``answers``: what it was told."""
+    row = Row(case, answers)
+    told: list[tuple[str, object]] = [("fp8_case", case), ("fp8_verdict", verdict)]
+    told += [("fp8_code", each.code) for each in answers if each.code][-1:]
+    told += [("fp8_headline", each.headline) for each in answers[-1:]]
+    for name, (question, *path) in FIGURES.items():
+        said = row.speed if question == "speedup" else row.decisions.get(question)
+        if said is not None and (value := number(said.numbers, *path)) is not None:
+            told.append((name if name.startswith("fp8_") else f"fp8_{name}", round(value, 6)))
+    return told
 
 
-def told_verdict(report: Any, asked: Mapping[str, Answer]) -> str:
-    """The verdict of a test: of one that passed the worst of its answers, shown in place of PASSED; of one that failed
-    as expected FAIL, or the missing answer that it failed with. ``report``: pytest's, of its call."""
-    said = {each.verdict for each in asked.values()}
+def told_verdict(report: Any, answers: Sequence[Answer]) -> str:
+    """The verdict of a test, shown in place of PASSED: the worst of its answers; of one that failed otherwise FAIL.
+    ``report``: pytest's, of its call."""
     if report.skipped and not hasattr(report, "wasxfail"):
         return "NOT_EXERCISED"
-    if report.passed:
-        return next((word for word in ("INVALID", "INCONCLUSIVE", "NOT_EXERCISED", "IMPROVED") if word in said), "PASS")
-    return "FAIL" if report.failed else next((w for w in ("FAIL", "INVALID", "INCONCLUSIVE") if w in said), "FAIL")
+    worst = min((each.verdict for each in answers), key=WORST_FIRST.index, default="PASS")
+    return "FAIL" if worst in ("PASS", "IMPROVED") and not report.passed else worst
 
 
 def add_rows(config: Any, answer: Answer, record: Record) -> None:

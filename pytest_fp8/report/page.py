@@ -12,7 +12,8 @@ from typing import Any
 
 from pytest_fp8.codes.pages import codes
 from pytest_fp8.libraries import documentation
-from pytest_fp8.report.rows import Report, Row, Said, number
+from pytest_fp8.report.record import Record
+from pytest_fp8.report.rows import Answer, Row, number
 from pytest_fp8.report.table import COLUMNS, Cell, answered, cell_of, notes_of, tally
 
 ROLES = ("fprop", "dgrad", "wgrad", "recompute")
@@ -238,7 +239,7 @@ def tables_of(row: Row) -> list[dict[str, Any]]:
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
-def render(reports: Sequence[tuple[str, Report]]) -> str:
+def render(reports: Sequence[tuple[str, Record]]) -> str:
     """The page of reports by name, the newest last. All text is escaped."""
     # A name may hold what no encoding can write.
     text: str = _template().render(page=page_of(reports))
@@ -260,7 +261,7 @@ def _template() -> Any:
     return environment.get_template("page.html.j2")
 
 
-def page_of(reports: Sequence[tuple[str, Report]]) -> dict[str, Any]:
+def page_of(reports: Sequence[tuple[str, Record]]) -> dict[str, Any]:
     """What ``page.html.j2`` reads; a case is shown as the newest report that has it says."""
     newest: dict[tuple[str, str], Row] = {}
     for _, report in reports:
@@ -290,7 +291,7 @@ def page_of(reports: Sequence[tuple[str, Report]]) -> dict[str, Any]:
     }
 
 
-def origin_of(name: str, report: Report) -> str:
+def origin_of(name: str, report: Record) -> str:
     origin = report.provenance
     libraries = ", ".join(f"{library} {version}" for library, version in origin.libraries.items())
     commit = f"commit {origin.commit or 'unknown'}" + (" with changed files" if origin.dirty else "")
@@ -298,7 +299,7 @@ def origin_of(name: str, report: Report) -> str:
     return "; ".join(filter(None, (name, origin.date, commit, gpu, libraries, partial, origin.reason)))
 
 
-def waited_in(report: Report) -> list[tuple[str, str, str]]:
+def waited_in(report: Record) -> list[tuple[str, str, str]]:
     """Where the time went: arm, seconds, and its operations, the longest first."""
     spent = report.durations.get("waited", {})
     arms = {arm: each for arm, each in spent.items() if isinstance(each, dict)} if isinstance(spent, dict) else {}
@@ -311,7 +312,7 @@ def waited_in(report: Report) -> list[tuple[str, str, str]]:
 
 
 def _case(
-    key: str, gpu: str, name: str, row: Row, shown: Sequence[str], reports: Sequence[tuple[str, Report]]
+    key: str, gpu: str, name: str, row: Row, shown: Sequence[str], reports: Sequence[tuple[str, Record]]
 ) -> dict[str, Any]:
     cells = [cell_of(row, question) for question in shown]
     return {
@@ -324,7 +325,6 @@ def _case(
         "cells": cells,
         "answers": [_answer(question, said, row.knows(question)) for question, said in row.decisions.items()],
         "notes": notes_of(row),
-        "differences": [_answer("", said) for said in row.evidence.differences],
         "charts": charts_of(row),
         "tables": tables_of(row),
         "layers": [_layer(each) for each in row.evidence.layers],
@@ -333,11 +333,11 @@ def _case(
     }
 
 
-def _answer(question: str, said: Said, known: bool = False) -> dict[str, Any]:
+def _answer(question: str, said: Answer, known: bool = False) -> dict[str, Any]:
     """``more``: what was expected and seen, the cause and what to do next."""
     return {
         "question": question,
-        "verdict": said.verdict.value,
+        "verdict": said.verdict,
         "code": said.code or "",
         "known": known,
         "headline": said.headline,

@@ -1,7 +1,8 @@
 """What a session learned, as a list of lines: answers, facts of cases, ends of tests. All else is computed from them.
 
 A test's lines travel on pytest's own reports (``report.fp8``): the same from a test of this process and from one of
-a worker. They are kept in the order in which they came, and appended to a journal, which SIGKILL leaves.
+a worker. They are kept in the order in which they came, and appended to a journal, which SIGKILL leaves and from which
+reports are read.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.plain import from_plain, to_plain
-from pytest_fp8.report.rows import Evidence, Row, Said
-from pytest_fp8.verdicts import WORST_FIRST, Verdict
+from pytest_fp8.plain import finite, from_plain, to_plain
+from pytest_fp8.report.rows import ERROR, Answer, Evidence, Row
 
 if TYPE_CHECKING:
     from pytest_fp8.baselines.review import Revision
@@ -25,51 +25,31 @@ if TYPE_CHECKING:
     from pytest_fp8.verdicts import Decision
 
 JOURNAL = "journal.jsonl"
-"""Beside where the report will be: a JSON line each, while tests run."""
-NUMBERED = " #"
-"""Between a case's id and the number of a further model that was asked under it."""
-NO_ANSWER = ("INVALID", "INCONCLUSIVE", "NOT_EXERCISED")
-ERROR = "ERROR"
-"""In place of a verdict: an arm failed, which ended a question."""
-LONGEST_CHAIN = 20
-"""Errors that were raised while another one was handled."""
+"""In the report's folder: a JSON line each."""
+SCHEMA = 3
+"""The number of what the journal and ``report.json`` hold; it grows where a field that readers use changes its meaning
+or goes."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a test was told about a question."""
+class Origin:
+    """Where and with what a session measured; see ``baselines/provenance.py``."""
 
-    test: str
-    case: str
-    model: str
-    """The digest of what was trained: cases of one name may have several."""
-    question: str
-    verdict: str
-    """Or :data:`ERROR`; empty where the test ended as known before there was an answer."""
-    code: str | None = None
-    headline: str = ""
-    """Of an error with its code."""
-    message: str = ""
-    numbers: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    """What a baseline would store of it: metric -> unit, direction, tolerance, values."""
-    asserted: bool = False
-    """Whether the test asserted it. One that a test only looked at is its own affair."""
-    ended: str = ""
-    """``failed`` or, as it was expected to, ``known``: how the test ended with this answer."""
+    date: str
+    commit: str
+    dirty: bool | None
+    gpu: Mapping[str, Any]
+    libraries: Mapping[str, str]
+    reason: str
+    run: str
 
-    @property
-    def said(self) -> str:
-        """The verdict and its code."""
-        return f"{self.verdict} {self.code}" if self.code else self.verdict
 
-    @property
-    def judged(self) -> bool:
-        return self.verdict not in (ERROR, "")
+@dataclass(frozen=True)
+class Began:
+    """The first line of a journal."""
 
-    @property
-    def decision(self) -> Said:
-        return Said(Verdict(self.verdict), self.code, self.headline, self.message, self.numbers)
+    schema: int
+    provenance: Origin
 
 
 @dataclass(frozen=True)
@@ -93,8 +73,6 @@ class Ended:
 
     test: str
     case: str
-    model: str
-    """Of its first answer; empty without one."""
     outcome: str
     """``passed``, ``failed``, ``skipped``, or ``known``: it failed as it was expected to."""
     reason: str
@@ -102,8 +80,6 @@ class Ended:
     ran: bool | None
     """Whether it ran, rather than being skipped; ``None`` where it counts among neither."""
     on_gpu: bool
-    otherwise: bool
-    """Whether it failed with something else than an answer."""
 
 
 @dataclass(frozen=True)
@@ -123,19 +99,24 @@ class Seconds:
     """Where the time of the arms went during a test, as :meth:`Stopwatch.take` gives it."""
 
     elapsed: float
-    waited: Mapping[str, Any]
+    waited: Mapping[str, Mapping[str, float]]
     builds: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Began:
-    """The first line of a journal: where and with what is measured."""
+class Finished:
+    """The last line of a session that came to its end."""
 
-    provenance: Mapping[str, Any]
+    whole: bool
+    """Whether all its FP8 tests came to theirs."""
+    problems: Sequence[str]
+    """What makes the session fail beside its tests."""
 
 
-Line = Answer | CaseFacts | Ended | Collected | Seconds | Began
-KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Answer, CaseFacts, Ended, Collected, Seconds, Began)}
+Line = Began | Answer | CaseFacts | Ended | Collected | Seconds | Finished
+KINDS: dict[str, Any] = {
+    kind.__name__: kind for kind in (Began, Answer, CaseFacts, Ended, Collected, Seconds, Finished)
+}
 
 
 def plain_line(line: Line) -> dict[str, Any]:
@@ -155,20 +136,26 @@ class Record:
     def add(self, lines: Iterable[Mapping[str, Any]]) -> list[Line]:
         """Add lines as plain data; gives them. Raises ``PlainDataError``."""
         added: list[Line] = [from_plain(KINDS.get(each.pop("kind", ""), Began), each) for each in map(dict, lines)]
-        if added:
-            self.lines += added
-            self.__dict__.pop("entries", None)
-            new = self.lines[self._written :]
-            if self._journal is not None and (self._written or self.entries):
-                self._write(self._journal, new)
+        self.lines += added
+        self.__dict__.pop("entries", None)
+        if added and self._journal is not None and (self._written or self.entries):
+            self._write()
         return added
 
-    def _write(self, journal: Path, new: list[Line]) -> None:
+    def finish(self, whole: bool, problems: Sequence[str]) -> None:
+        """The session is at its end. Also one in which nothing was answered has a journal then."""
+        self.lines.append(Finished(whole, problems))
+        self._write()
+
+    def _write(self) -> None:
         if not self._written and self._began is not None:
-            new = [self._began(), *new]
+            self.lines.insert(0, self._began())
+        if self._journal is None:
+            return
         try:
-            with journal.open("a" if self._written else "w", encoding="utf-8") as file:
-                file.writelines(json.dumps(plain_line(line), default=str) + "\n" for line in new)
+            with self._journal.open("a" if self._written else "w", encoding="utf-8") as file:
+                for line in self.lines[self._written :]:
+                    file.write(json.dumps(finite(plain_line(line)), default=str) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:
@@ -182,62 +169,36 @@ class Record:
     def entries(self) -> dict[str, Row]:
         """Name -> row, in the order in which tests were collected: which worker has which cases, and which ends first,
         is chance. A further model under one case id is numbered."""
+        places = {test: place for place, test in enumerate(self.tests)}
         told: dict[tuple[str, str], list[Answer | CaseFacts]] = {}
-        for line in self._told():
+        for line in sorted(
+            (line for line in self.lines if isinstance(line, Answer | CaseFacts)),
+            key=lambda line: places.get(line.test, len(places)),
+        ):
             told.setdefault((line.case, line.model), []).append(line)
+        outcomes: dict[str, list[str]] = {}
+        for line in self._of(Ended):
+            outcomes.setdefault(line.test, []).append(line.outcome)
+        model_of = {line.test: line.model for lines in told.values() for line in lines}
         firsts = dict(reversed(told))
         reasons: dict[tuple[str, str], list[str]] = {}
         for line in self._of(Ended):
             if line.outcome == "known":
                 # What failed before its model was known belongs to the case's first.
-                model = line.model if (line.case, line.model) in told else firsts.get(line.case, "")
+                model = model_of.get(line.test, firsts.get(line.case, ""))
                 reasons.setdefault((line.case, model), []).append(line.reason)
-        models, seen = Counter(case for case, _ in {**told, **reasons}), Counter[str]()
-        rows = []
+        models, rows = Counter(case for case, _ in {**told, **reasons}), dict[str, Row]()
         for case, model in {**told, **reasons}:
-            seen[case] += 1
-            row = Row(case if seen[case] == 1 else f"{case}{NUMBERED}{seen[case]}")
+            number = 1 + sum(name == case or name.startswith(f"{case} #") for name in rows)
+            name, lines = f"{case} #{number}" if number > 1 else case, told.get((case, model), [])
+            row = rows[name] = Row(name, [line for line in lines if isinstance(line, Answer)], outcomes)
             row.expected = list(dict.fromkeys(reasons.get((case, model), ())))
             row.namesakes = models[case] if models[case] > 1 else 0
             row.open_tests = len(self.open_tests.get(case, ()))
-            lines = told.get((case, model), [])
-            answers = [line for line in lines if isinstance(line, Answer)]
-            rows.append(self._folded(row, answers, [line for line in lines if isinstance(line, CaseFacts)]))
-        return {row.case: row for row in rows}
-
-    def _folded(self, row: Row, answers: Sequence[Answer], facts: Sequence[CaseFacts]) -> Row:
-        """The row with what these lines say."""
-        for known in facts:
-            row.case_hash, row.gpu = known.case_hash or row.case_hash, known.gpu or row.gpu
-            row.timing |= known.timing
-            row.evidence = known.evidence or row.evidence
-        for each in answers:
-            for name, metric in each.metrics.items():
-                # Of several tests with tolerances of their own the strictest.
-                strictest = min(one["tolerance"] for one in (metric, row.metrics.get(name, metric)))
-                row.metrics[name] = {**metric, "tolerance": strictest}
-        named = [(each.ended, each.headline if each.verdict == ERROR else each.question) for each in answers]
-        row.errors = {each.headline: each.message for each in answers if each.verdict == ERROR}
-        row.known, row.failed = (
-            list(dict.fromkeys(what for ended, what in named if ended == wanted)) for wanted in ("known", "failed")
-        )
-        judged = [each for each in answers if each.judged]
-        for question in dict.fromkeys(each.question for each in judged):
-            mine = [each for each in judged if each.question == question]
-            asserted = sorted((each for each in mine if each.asserted), key=lambda one: WORST_FIRST.index(one.verdict))
-            worst, without = (asserted or mine[-1:])[0], [each for each in asserted if each.verdict in NO_ANSWER]
-            row.decisions[question] = worst.decision
-            row.asserted += [question] if asserted else []
-            row.unanswered |= {question: without[0].decision} if without and worst.verdict == "FAIL" else {}
-        return row
-
-    def _told(self) -> list[Answer | CaseFacts]:
-        """Answers and facts, in the order in which their tests were collected."""
-        places = {test: place for place, test in enumerate(self.tests)}
-        return sorted(
-            [line for line in self.lines if isinstance(line, Answer | CaseFacts)],
-            key=lambda line: places.get(line.test, len(places)),
-        )
+            for facts in (line for line in lines if isinstance(line, CaseFacts)):
+                row.case_hash, row.gpu = facts.case_hash or row.case_hash, facts.gpu or row.gpu
+                row.timing, row.evidence = facts.timing or row.timing, facts.evidence or row.evidence
+        return rows
 
     def _of(self, kind: type[Any]) -> list[Any]:
         return [line for line in self.lines if isinstance(line, kind)]
@@ -287,14 +248,11 @@ class Record:
 
     @property
     def failed_tests(self) -> list[str]:
-        """Tests that failed with something else than an answer, unless they passed when they were run again."""
-        found: dict[str, None] = {}
-        for line in self._of(Ended):
-            if line.otherwise:
-                found[line.test] = None
-            elif line.outcome == "passed":
-                found.pop(line.test, None)
-        return list(found)
+        """Tests of a case that failed though all that they were told passes, unless they passed when they were run
+        again."""
+        last = {line.test: line for line in self._of(Ended) if line.case}
+        told = {line.test for line in self._of(Answer) if not line.passes}
+        return [test for test, line in last.items() if line.outcome == "failed" and test not in told]
 
     @property
     def durations(self) -> dict[str, Any]:
@@ -311,28 +269,58 @@ class Record:
 
     def row_of(self, answer: Answer) -> Row:
         """The row that an answer is in."""
-        models = list(dict.fromkeys(line.model for line in self._told() if line.case == answer.case))
-        place = models.index(answer.model)
-        return self.entries[f"{answer.case}{NUMBERED}{place + 1}" if place else answer.case]
+        return next(row for row in self.entries.values() if answer in row.answers)
 
-    def answers(self) -> list[Answer]:
-        """How each asserted question ended, row by row. One that fails as a known defect has its missing answer."""
-        return [
-            Answer("", row.case, "", question, said.verdict, said.code, said.headline)
-            for row in self.entries.values()
-            for question in row.asserted
-            for said in [row.unanswered.get(question, row.decisions[question])]
-        ]
+    def asserted(self) -> list[Answer]:
+        """How each asserted question ended, row by row."""
+        return [replace(each, case=row.case) for row in self.entries.values() for each in row.asserted()]
 
     def swallowed(self) -> list[str]:
-        """Asserted questions that came out as FAIL, and that no test failed with: each by row and question. Somebody
-        caught the exception."""
+        """Asserted questions that came out as FAIL in tests that passed: each by row and question."""
+        found = (f"{row.case} {question}" for row in self.entries.values() for question in row.swallowed())
+        return list(dict.fromkeys(found))
+
+    # -- where it was measured, and how it ended ------------------------------------------------------------------
+
+    @property
+    def provenance(self) -> Origin:
+        """Of a session with a journal."""
+        began: Began = self._of(Began)[0]
+        return began.provenance
+
+    @property
+    def finished(self) -> bool:
+        """Whether the session is at its end, and all its FP8 tests came to theirs."""
+        return any(line.whole for line in self._of(Finished))
+
+    @property
+    def problems(self) -> list[str]:
+        return [problem for line in self._of(Finished) for problem in line.problems]
+
+    @property
+    def beside(self) -> list[str]:
+        """What makes the session fail, or leaves it unfinished, beside the verdicts."""
+        found = [*not_finished(self.open_tests, self.finished), *self.problems]
+        if failed := self.failed_tests:
+            from pytest_fp8.questions.findings import some
+
+            found.append(f"{len(failed)} test(s) failed with something else than an answer: {some(failed)}")
+        return found
+
+
+def not_finished(open_tests: Mapping[str, Sequence[str]], finished: bool = True) -> list[str]:
+    """That a session ended early, or has not ended, and what it left: the names of cases, some of which have no row.
+    Empty for a session that came to its end."""
+    if open_tests:
+        # It reads the pages of all codes, which no session without an answer needs.
+        from pytest_fp8.questions.findings import some
+
+        cases = list(open_tests)
+        count = sum(map(len, open_tests.values()))
         return [
-            f"{row.case} {question}"
-            for row in self.entries.values()
-            for question in row.asserted
-            if row.decisions[question].verdict == "FAIL" and question not in (*row.failed, *row.known)
+            f"not finished: {count} test(s) of {len(cases)} case(s) were not run, or not to their end: {some(cases)}"
         ]
+    return [] if finished else ["not finished: all FP8 tests ran, and the session was ended before its end"]
 
 
 @dataclass
@@ -352,16 +340,6 @@ class Closing:
         return bool(self.problems or self.notes or self.written)
 
 
-def read_journal(path: Path) -> Record:
-    """The record in the journal of a session that has not ended. A last line that was cut off is left out. Raises
-    ``OSError`` and ``ValueError``."""
-    *lines, _ = path.read_text(encoding="utf-8").split("\n")
-    record = Record()
-    record.add(json.loads(line) for line in lines)
-    record.stopped = True
-    return record
-
-
 class Notes:
     """What the running test learns, until one of its reports takes it."""
 
@@ -369,15 +347,14 @@ class Notes:
         self.test = ""
         self.answers: list[Answer] = []
         """Of the running test, also those that a report has taken."""
-        self.timed = False
-        """Whether the running test timed its arms."""
         self._taken = 0
         self._facts: dict[tuple[str, str], dict[str, Any]] = {}
         """Case and model -> facts that no report has taken."""
         self._gather: dict[tuple[str, str], Callable[[], Evidence]] = {}
+        self._gathered: dict[tuple[str, str], Evidence] = {}
 
     def begin(self, test: str) -> None:
-        self.test, self.answers, self.timed, self._taken = test, [], False, 0
+        self.test, self.answers, self._taken = test, [], 0
 
     def of(self, case: str, model: str, case_hash: str = "", gpu: str = "") -> CaseNotes:
         if case_hash:
@@ -389,47 +366,19 @@ class Notes:
         self._gather[case, model] = gather
 
     def timing(self, case: str, model: str, recording: Mapping[str, Any]) -> None:
-        self.timed = True
         self._facts.setdefault((case, model), {})["timing"] = recording
-
-    def failed_with(self, error: BaseException | None, ended: str) -> bool:
-        """Note how the test ended with the answer that it raised ``error`` for, or raised another error for; gives
-        whether there is one. ``ended``: as :attr:`Answer.ended`."""
-        told = _told(error)
-        if told is None and ended == "known" and isinstance(error, AssertionError):
-            # A test that asserted by itself what it looked at: the only question that came out as FAIL.
-            fails = {each.question: each for each in self.answers if each.verdict == "FAIL"}
-            told = next(iter(fails.values())) if len(fails) == 1 else None
-        if told is None:
-            return False
-        place = next((index for index, each in enumerate(self.answers) if each is told), -1)
-        if place < self._taken:
-            # Of an earlier test, or of the set-up, as the error of a fixture that several tests share.
-            self.answers.append(replace(told, test=self.test, metrics={}, ended=ended))
-        else:
-            self.answers[place] = replace(told, ended=ended)
-        return True
 
     def take(self) -> list[dict[str, Any]]:
         """The lines since the last call, as plain data."""
         new = self.answers[self._taken :]
         self._taken = len(self.answers)
         for key in {(each.case, each.model) for each in new} & self._gather.keys():
-            self._facts.setdefault(key, {})["evidence"] = self._gather[key]()
+            evidence = self._gather[key]()
+            if evidence != self._gathered.get(key):
+                self._facts.setdefault(key, {})["evidence"] = self._gathered[key] = evidence
         facts: list[Line] = [CaseFacts(self.test, *key, **news) for key, news in self._facts.items()]
         self._facts.clear()
         return [plain_line(line) for line in (*facts, *new)]
-
-
-def _told(error: BaseException | None) -> Answer | None:
-    """The answer that a test failed with: what is raised for one has it as ``told``."""
-    for _ in range(LONGEST_CHAIN):
-        told = getattr(error, "told", None)
-        # Somebody else's error may have one, too.
-        if isinstance(told, Answer):
-            return told
-        error = error and (error.__cause__ or error.__context__)
-    return None
 
 
 @dataclass(frozen=True)
@@ -455,27 +404,25 @@ class CaseNotes:
         }
         code = str(decision.code) if decision.code else None
         said = code, decision.headline, decision.message, decision.numbers, measured
-        self.notes.answers.append(self._answer(question, decision.verdict.value, *said))
+        self._add(question, decision.verdict.value, *said)
 
-    def asserted(self, question: str) -> Answer:
-        """The test asserted its last answer to this question: it needs one. Gives the answer."""
+    def asserted(self, question: str) -> None:
+        """The test asserted its last answer to this question: it needs one."""
         answers = self.notes.answers
         place = max(index for index, each in enumerate(answers) if each.question == question)
         answers[place] = replace(answers[place], asserted=True)
-        return answers[place]
 
     def error(self, question: str, error: Fp8Error) -> None:
-        """An arm failed, which ended a question; ``told`` of the error is what stands for its answer."""
-        error.told = self._answer(question, ERROR, str(error.code), error.first_line, error.message)
-        self.notes.answers.append(error.told)
+        """An arm failed, which ended a question."""
+        self._add(question, ERROR, str(error.code), error.first_line, error.message)
 
-    def unproved(self, question: str) -> Answer:
-        """What stands for the answer of a test that ends as known without one: for ``told`` of what it raises."""
-        return self._answer(question, "")
+    def unproved(self, question: str) -> None:
+        """The test ends as known, without an answer."""
+        self._add(question, "")
 
     def timed(self, recording: Mapping[str, Any]) -> None:
         """All blocks that were timed so far."""
         self.notes.timing(self.case, self.model, recording)
 
-    def _answer(self, question: str, *said: Any) -> Answer:
-        return Answer(self.notes.test, self.case, self.model, question, *said)
+    def _add(self, question: str, *said: Any) -> None:
+        self.notes.answers.append(Answer(self.notes.test, self.case, self.model, question, *said))

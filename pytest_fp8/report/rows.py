@@ -1,29 +1,70 @@
-"""What ``report.json`` holds: a row for each case with its answers, and what is known of the session besides."""
+"""What tests were told, and a row for each case: the folds that tables, page and ``report.json`` show."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Annotated, Any
 
-from pytest_fp8.verdicts import WORST_FIRST, Verdict
+from pytest_fp8.plain import PlainDataError, to_plain
+from pytest_fp8.verdicts import WORST_FIRST
 
-SCHEMA = 2
-"""The number of what ``report.json`` holds; it grows where a field that readers use changes its meaning or goes."""
 MOST = 1e300
 """No figure of a report is larger."""
+ERROR = "ERROR"
+"""In place of a verdict: an arm failed, which ended a question."""
+NO_ANSWER = ("INVALID", "INCONCLUSIVE", "NOT_EXERCISED")
+
+
+def _verdict(value: str, where: str) -> None:
+    if value and value not in WORST_FIRST:
+        raise PlainDataError(f"{where} is no verdict")
 
 
 @dataclass(frozen=True)
-class Said:
-    """An answer to a question, as reports have it."""
+class Answer:
+    """What a test was told about a question."""
 
-    verdict: Verdict
-    code: str | None
-    headline: str
-    message: str
-    numbers: Mapping[str, Any]
+    test: str
+    case: str
+    model: str
+    """The digest of what was trained: cases of one name may have several."""
+    question: str
+    verdict: Annotated[str, _verdict]
+    """Or :data:`ERROR`; empty where the test ended as known before there was an answer."""
+    code: str | None = None
+    headline: str = ""
+    """Of an error with its code."""
+    message: str = ""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
     """The figures behind it, as plain data."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """What a baseline would store of it: metric -> unit, direction, tolerance, values."""
+    asserted: bool = False
+    """Whether the test asserted it. One that a test only looked at is its own affair."""
+
+    @property
+    def said(self) -> str:
+        """The verdict and its code."""
+        return f"{self.verdict} {self.code}" if self.code else self.verdict
+
+    @property
+    def judged(self) -> bool:
+        return self.verdict not in (ERROR, "")
+
+    @property
+    def passes(self) -> bool:
+        return self.verdict in ("PASS", "IMPROVED")
+
+    @property
+    def what(self) -> str:
+        """What a test that it fails fails with: the question, or an error's first line."""
+        return self.headline if self.verdict == ERROR else self.question
+
+
+def worst_first(answers: Iterable[Answer]) -> list[Answer]:
+    return sorted(answers, key=lambda each: WORST_FIRST.index(each.verdict))
 
 
 @dataclass(frozen=True)
@@ -58,40 +99,81 @@ class Evidence:
 
     curves: Sequence[Curve] = ()
     layers: Sequence[LayerShown] = ()
-    differences: Sequence[Said] = ()
-    """What the arms did differently, and FP8 does not explain."""
 
 
 @dataclass
 class Row:
-    """A case and its model, as tables and ``report.json`` have it."""
+    """A case and its model."""
 
     case: str
+    answers: Sequence[Answer] = ()
+    outcomes: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Test -> how it ended, each time that it was run: see :class:`~pytest_fp8.report.record.Ended`."""
     case_hash: str = ""
     gpu: str = ""
-    decisions: dict[str, Said] = field(default_factory=dict)
-    """Question -> the worst of what tests asserted, who may ask for another floor or other checkpoints; without one,
-    what a test looked at last."""
-    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
-    timing: dict[str, Any] = field(default_factory=dict)
-    errors: dict[str, str] = field(default_factory=dict)
-    """Code and headline of errors that ended a question without a decision -> the whole message."""
-    expected: list[str] = field(default_factory=list)
+    timing: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Evidence = Evidence()
+    expected: Sequence[str] = ()
     """Why tests of this case were expected to fail, and did: a library's known defect."""
-    known: list[str] = field(default_factory=list)
-    """Questions, and first lines of errors, that such tests failed with."""
-    failed: list[str] = field(default_factory=list)
-    """The same of tests that were not expected to fail."""
-    asserted: list[str] = field(default_factory=list)
-    """Questions that a test asserted."""
     namesakes: int = 0
     """Number of distinct models under one case id; 0 where there is one."""
-    evidence: Evidence = Evidence()
     open_tests: int = 0
     """Its tests that were not run, or not to their end."""
-    unanswered: dict[str, Said] = field(default_factory=dict)
-    """Asserted question -> its worst answer that is none, where ``decisions`` has the FAIL of another test, which may
-    be known."""
+
+    @cached_property
+    def decisions(self) -> dict[str, Answer]:
+        """Question -> the worst of what tests asserted, who may ask for another floor or other checkpoints; without
+        one, what a test looked at last."""
+        found = {}
+        for question in dict.fromkeys(each.question for each in self.answers if each.judged):
+            mine = [each for each in self.answers if each.judged and each.question == question]
+            found[question] = worst_first([each for each in mine if each.asserted] or mine[-1:])[0]
+        return found
+
+    @cached_property
+    def errors(self) -> dict[str, str]:
+        """Code and headline of errors that ended a question without a decision -> the whole message."""
+        return {each.headline: each.message for each in self.answers if each.verdict == ERROR}
+
+    @cached_property
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """What a baseline would store. Of several tests with tolerances of their own the strictest counts."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, metric in ((name, metric) for each in self.answers for name, metric in each.metrics.items()):
+            found[name] = {**metric, "tolerance": min(metric["tolerance"], found.get(name, metric)["tolerance"])}
+        return found
+
+    @cached_property
+    def failing(self) -> dict[str, set[str]]:
+        """What tests may have failed with, as a question or an error's first line -> how these tests ended."""
+        found: dict[str, set[str]] = {}
+        for each in self.answers:
+            if each.verdict in ("FAIL", ERROR, ""):
+                found.setdefault(each.what, set()).update(self.outcomes.get(each.test, ()))
+        return found
+
+    @property
+    def known(self) -> list[str]:
+        """Of these, what no test failed with that was not expected to fail. A question without an answer is never
+        known: no test can be expected to end so."""
+        return [what for what, how in self.failing.items() if how - {"passed"} == {"known"}]
+
+    def asserted(self) -> list[Answer]:
+        """How each question ended that a test asserted: with its missing answer where it has one, beside which the FAIL
+        of another test may be known."""
+        found = []
+        for question in dict.fromkeys(each.question for each in self.answers if each.asserted):
+            mine = worst_first(each for each in self.answers if each.asserted and each.question == question)
+            found.append(next((each for each in mine if each.verdict in NO_ANSWER), mine[0]))
+        return found
+
+    def swallowed(self) -> list[str]:
+        """Questions that a test asserted and that came out as FAIL, and the test passed: somebody caught the
+        exception."""
+        fails = [each for each in self.answers if each.asserted and each.verdict == "FAIL"]
+        return [each.question for each in fails if {*self.outcomes.get(each.test, ())} == {"passed"}]
+
+    # -- its verdict ------------------------------------------------------------------------------------------------
 
     @property
     def verdict(self) -> str:
@@ -111,47 +193,51 @@ class Row:
 
     def _verdicts(self, known: bool = True) -> list[str]:
         """``known``: also of what fails as known."""
-        said = [str(each.verdict) for question, each in self.decisions.items() if known or not self.knows(question)]
+        said = [each.verdict for question, each in self.decisions.items() if known or not self.knows(question)]
         said += ["FAIL" for _ in self._not_proved() if known]
         said += ["UNFINISHED"] if self.open_tests else []
-        return said + ["ERROR" for error in self.errors if known or not self.is_known(error)]
+        return said + [ERROR for error in self.errors if known or error not in self.known]
 
     def knows(self, question: str) -> bool:
-        """Whether a question fails as known. One without an answer does not: no test can be expected to end so."""
-        return self.decisions[question].verdict == "FAIL" and self.is_known(question)
-
-    def is_known(self, what: str) -> bool:
-        """Whether all tests that failed with this question, or with this arm's error, were expected to."""
-        return what in self.known and what not in self.failed
+        """Whether a question fails as known."""
+        return self.decisions[question].verdict == "FAIL" and question in self.known
 
     def _not_proved(self) -> list[str]:
         """The questions of which tests ended as known before there was an answer."""
-        return [what for what in self.known if what not in {*self.decisions, *self.errors} and self.is_known(what)]
+        return [what for what in self.known if what not in self.decisions and what not in self.errors]
 
     @property
     def as_known(self) -> str:
         """What fails as known, in words; empty where nothing does."""
         found = [question for question in self.decisions if self.knows(question)] + self._not_proved()
-        found += ["an arm"] * any(map(self.is_known, self.errors))
+        found += ["an arm"] * any(error in self.known for error in self.errors)
         if found:
             return f"fails as known: {', '.join(found)}"
         return "a test fails as known" if self.expected else ""
 
     @property
-    def speed(self) -> Said | None:
+    def speed(self) -> Answer | None:
         """The answer with the speedup's figures: against the baseline, or against the floor alone."""
         return self.decisions.get("speedup") or self.decisions.get("faster")
 
     @property
     def slower(self) -> str:
         """Whether FP8 is slower than BF16 by the clock of whoever trains, though its answer is no failure."""
-        speed, known = self.speed, self.is_known("faster")
-        if speed and speed.verdict not in ("PASS", "IMPROVED", "NOT_EXERCISED"):
-            question = "speedup" if "speedup" in self.decisions else "faster"
-            if not self.knows(question):
-                return ""
+        speed = self.speed
+        if speed and speed.verdict not in ("PASS", "IMPROVED", "NOT_EXERCISED") and not self.knows(speed.question):
+            return ""
         high = number(speed.numbers, "high") if speed else None
-        return "slower, known" if known else "slower" if high is not None and high < 1 else ""
+        return "slower, known" if "faster" in self.known else "slower" if high is not None and high < 1 else ""
+
+    def plain(self) -> dict[str, Any]:
+        """As ``report.json`` has it."""
+        shown = ("verdict", "code", "headline", "message", "numbers")
+        names = ("case_hash", "gpu", "verdict", "metrics", "timing", "errors", "expected", "known", "namesakes")
+        return {
+            "decisions": {q: {name: getattr(said, name) for name in shown} for q, said in self.decisions.items()},
+            **{name: getattr(self, name) for name in (*names, "open_tests")},
+            "evidence": to_plain(self.evidence),
+        }
 
 
 def number(data: Any, *path: str) -> float | None:
@@ -161,68 +247,3 @@ def number(data: Any, *path: str) -> float | None:
     # An integer may be too large to be one.
     usable = isinstance(data, int | float) and not isinstance(data, bool) and abs(data) < MOST
     return float(data) if usable else None
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where and with what a session measured; see ``baselines/provenance.py``."""
-
-    date: str
-    commit: str
-    dirty: bool | None
-    gpu: Mapping[str, Any]
-    libraries: Mapping[str, str]
-    reason: str
-    run: str
-
-
-@dataclass(frozen=True)
-class Report:
-    """``report.json``."""
-
-    schema: int
-    entries: Mapping[str, Row]
-    not_run: Mapping[str, Sequence[str]]
-    """Reason -> tests."""
-    ran: int
-    ran_on_gpu: int
-    collected: Sequence[str]
-    """Names under which baselines of the collected cases may be stored."""
-    partial: bool
-    durations: Mapping[str, Any]
-    failed_tests: Sequence[str]
-    """Those that failed with something else than an answer."""
-    open_tests: Mapping[str, Sequence[str]]
-    """Case -> tests that were not run, or not to their end."""
-    finished: bool
-    """Whether the session is at its end, and all its FP8 tests came to theirs."""
-    problems: Sequence[str]
-    """What makes the session fail beside its tests."""
-    provenance: Origin
-
-    @property
-    def beside(self) -> list[str]:
-        """What makes the session fail, or leaves it unfinished, beside the verdicts."""
-        found = [*not_finished(self.open_tests, self.finished), *self.problems]
-        if self.failed_tests:
-            from pytest_fp8.questions.findings import some
-
-            count = len(self.failed_tests)
-            found.append(f"{count} test(s) failed with something else than an answer: {some(list(self.failed_tests))}")
-        return found
-
-
-def not_finished(open_tests: Mapping[str, Sequence[str]], finished: bool = True) -> list[str]:
-    """That a session ended early, or has not ended, and what it left: the names of cases, some of which have no row.
-    Empty for a session that came to its end."""
-    count, cases = sum(map(len, open_tests.values())), [case for case, tests in open_tests.items() if tests]
-    if cases:
-        # It reads the pages of all codes, which no session without an answer needs.
-        from pytest_fp8.questions.findings import some
-
-        what = f"{count} test(s) of {len(cases)} case(s) were not run, or not to their end: {some(cases)}"
-    elif finished:
-        return []
-    else:
-        what = "all FP8 tests ran, and the session was ended before its end"
-    return [f"not finished: {what}"]

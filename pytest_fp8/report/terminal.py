@@ -16,8 +16,8 @@ from pytest_fp8.codes import M, R, S
 from pytest_fp8.libraries import documentation
 from pytest_fp8.questions.findings import some
 from pytest_fp8.report.baselines import revision_lines
-from pytest_fp8.report.record import Answer, Closing, Record
-from pytest_fp8.report.rows import Row, not_finished
+from pytest_fp8.report.record import Closing, Record, not_finished
+from pytest_fp8.report.rows import Answer, Row
 from pytest_fp8.report.table import COLUMNS, NONE, answered, cell_of, lines_of, new_table, notes_of
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ def footnotes(record: Record) -> dict[str, list[str]]:
     for row in record.entries.values():
         known = [f"fails as known: {reason}" for reason in row.expected]
         # pytest has shown what its tests failed with.
-        errors = [f"{text.partition(':')[0]}: see above" if text in row.failed else text for text in row.errors]
+        above = [text for text in row.errors if "failed" in row.failing[text]]
+        errors = [f"{text.partition(':')[0]}: see above" if text in above else text for text in row.errors]
         for text in [*known, *errors, *findings(row), *notes_of(row)]:
             notes.setdefault(text, []).append(row.case)
     return notes

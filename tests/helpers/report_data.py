@@ -2,40 +2,66 @@
 
 from __future__ import annotations
 
-from pytest_fp8.report.rows import Curve, Evidence, LayerShown, Origin, Report, Row, Said
-from pytest_fp8.verdicts import Verdict
+from dataclasses import replace
+
+from pytest_fp8.report.record import (
+    SCHEMA,
+    Began,
+    CaseFacts,
+    Collected,
+    Ended,
+    Finished,
+    Origin,
+    Record,
+    Seconds,
+    plain_line,
+)
+from pytest_fp8.report.rows import Answer, Curve, Evidence, LayerShown
 
 HOSTILE = "<script>alert(1)</script>\"'&$x_{$ </svg></pre>\x1b[31m{{ 7 * 7 }}"
 NAME = "model.layers.0.mlp"
 ORIGIN = Origin("2026-11-22", "abc", False, {"name": "NVIDIA H200"}, {"torch": "2.11.0"}, "", "0" * 12)
+EVIDENCE = Evidence(
+    [Curve(0, [5.0, 4.0, 3.0], [5.0, None, 3.1])],
+    [LayerShown(NAME, "", {"fprop": "fp8"}, {"fprop": 28.5, "wgrad": None}, {"fprop": 28.6}, 0.08, 0.25)],
+)
+BLOCKS = {"processes": [{"bf16": [120.0, 121.0, 122.0, 120.0], "fp8": [106.0, 107.0, 106.0, 105.0]}]}
 
 
-def said(verdict="PASS", message="", code=None, **numbers):
-    return Said(Verdict(verdict), code, f"{verdict} it is", message or verdict, numbers)
+def said(question, verdict="PASS", message="", code=None, **numbers):
+    return Answer("t", "c", "m", question, verdict, code, f"{verdict} it is", message or verdict, numbers)
 
 
-def kinds(activations):
-    return {"weights": 2.0, "activations": activations, "cache": 0.5}
+ALL = (
+    said("loss", gap=0.001, margin=0.02),
+    said("speedup", speedup=1.13, low=1.12, high=1.14, baseline=1.12, account={"limit": 1.3}),
+    said("memory", ratio=0.9, phases={"forward": 1.0}),
+)
 
 
-def row_of(name="1b-te-delayed", **changed):
-    """A case on a GPU of which all is known; ``changed``: fields of the row."""
-    decisions = {
-        "loss": said(gap=0.001, margin=0.02),
-        "speedup": said(speedup=1.13, low=1.12, high=1.14, baseline=1.12, account={"limit": 1.3}),
-        "memory": said(ratio=0.9, phases={"forward": 1.0}, kinds=kinds(7.25), bf16_kinds=kinds(9.0)),
-    }
-    evidence = Evidence(
-        [Curve(0, [5.0, 4.0, 3.0], [5.0, None, 3.1])],
-        [LayerShown(NAME, "", {"fprop": "fp8"}, {"fprop": 28.5, "wgrad": None}, {"fprop": 28.6}, 0.08, 0.25)],
-        [said("INVALID", "INVALID FP8-D15: relu\n  cause:    relu", "FP8-D15")],
-    )
-    blocks = {"processes": [{"bf16": [120.0, 121.0, 122.0, 120.0], "fp8": [106.0, 107.0, 106.0, 105.0]}]}
-    return Row(name, **{"gpu": "h200", "decisions": decisions, "timing": blocks, "evidence": evidence, **changed})
+def case_of(name="1b-te-delayed", *answers, gpu="h200", timing=BLOCKS, evidence=EVIDENCE):
+    """The lines of a case on a GPU, of which all is known where no answers are given."""
+    facts = CaseFacts("t", name, "m", "hash", gpu, timing, evidence)
+    return [facts, *(replace(each, case=name) for each in answers or ALL)]
 
 
-def report_of(*rows, **changed):
-    """A report of these cases; ``changed``: fields of the report."""
-    facts = {"not_run": {}, "ran": 1, "ran_on_gpu": 1, "collected": [], "partial": False, "durations": {}}
-    facts |= {"failed_tests": [], "open_tests": {}, "finished": True, "problems": [], "provenance": ORIGIN}
-    return Report(2, {row.case: row for row in rows}, **{**facts, **changed})
+def report_of(*cases, open_tests=(), not_run=(), waited=None, problems=()):
+    """The record of these cases. ``open_tests``: case -> tests; ``not_run``: reason -> tests."""
+    tests = {f"{case}::{test}": case for case, left in dict(open_tests).items() for test in left}
+    lines = [Began(SCHEMA, ORIGIN), Collected(tests, [], False), *(line for case in cases for line in case)]
+    lines += [
+        Ended(test, "c", "skipped", reason, False, False) for reason, left in dict(not_run).items() for test in left
+    ]
+    lines += [Seconds(1.0, waited, {})] if waited else []
+    record = Record()
+    record.add(map(plain_line, [*lines, Ended("t", "c", "passed", "", True, True), Finished(True, list(problems))]))
+    return record
+
+
+def write_journal(folder, record):
+    """As a session writes it; gives the path."""
+    journal = folder / "journal.jsonl"
+    written = Record(journal, lambda: record.lines[0])
+    written.lines = record.lines[1:-1]
+    written.finish(True, record.problems)
+    return journal

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.report.record import CaseFacts, Collected, Ended, Notes, Record, plain_line
 from pytest_fp8.report.rows import Row
@@ -22,24 +20,21 @@ class Told(Record):
         case: str,
         decision: Decision,
         asserted: bool = False,
-        ended: str = "",
         model: str = "a model",
         question: str = "",
         **metrics,
     ) -> Row:
-        """A test's answer; gives its row. ``metrics``: values of each."""
+        """An answer of the running test; gives its row. ``metrics``: values of each."""
         notes = self.notes.of(case, model)
         question = question or decision.question
         notes.answer(question, decision, {name: (values, None) for name, values in metrics.items()})
         if asserted:
             notes.asserted(question)
-        self.notes.answers[-1] = replace(self.notes.answers[-1], ended=ended)
         self.add(self.notes.take())
         return self.row_of(self.notes.answers[-1])
 
-    def error(self, case: str, error: Fp8Error, ended: str = "", model: str = "a model") -> None:
+    def error(self, case: str, error: Fp8Error, model: str = "a model") -> None:
         self.notes.of(case, model).error("layers", error)
-        self.notes.answers[-1] = replace(self.notes.answers[-1], ended=ended)
         self.add(self.notes.take())
 
     def to_lines(self) -> list[dict[str, object]]:
@@ -50,7 +45,7 @@ class Told(Record):
         self.add([plain_line(CaseFacts("", case, model, **facts))])
 
     def ended(self, test: str, case: str, outcome: str = "passed", reason: str = "", ran: bool = True) -> None:
-        self.add([plain_line(Ended(test, case, "", outcome, reason, ran, on_gpu=True, otherwise=False))])
+        self.add([plain_line(Ended(test, case, outcome, reason, ran, on_gpu=True))])
 
     def collected(self, tests: dict[str, str], partial: bool = False) -> None:
         self.add([plain_line(Collected(tests, sorted(set(tests.values())), partial))])

@@ -14,7 +14,7 @@ from pytest_fp8.codes import R, S
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.markers import cases_of, require_one_folder
 from pytest_fp8.options import Settings
-from pytest_fp8.report.record import Answer
+from pytest_fp8.report.rows import Answer
 from pytest_fp8.report.terminal import unanswered
 from pytest_fp8.workload import WorkloadReference
 
