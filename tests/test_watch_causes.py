@@ -51,22 +51,6 @@ def test_autocast_that_is_off():
     assert found("c10::Float8_e4m3fn", recipes={DELAYED: 1}) == ("ON", [])
 
 
-@pytest.mark.parametrize(("algorithm", "expected"), [("most_recent", [W.OPTION_DROPPED]), ("max", [])])
-def test_an_option_that_accelerate_drops(algorithm, expected):
-    settings = {"te_asked": {"amax_compute_algo": algorithm, "margin": "0"}}
-    assert found("c10::Float8_e4m3fn", recipes={DELAYED: 1}, settings=settings) == ("ON", expected)
-
-
-@pytest.mark.parametrize(("value", "expected"), [("0", []), ("2", [W.OPTION_DROPPED])])
-def test_a_variable_for_the_other_backend(value, expected):
-    """Accelerate's launcher sets them all to their defaults, which no one asked for."""
-    given = {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_MARGIN": value, "ACCELERATE_FP8_FORMAT": "HYBRID"}
-    verdict, codes = found("c10::Float8_e4m3fn", environment=given, settings={"torchao": [{"emulate": "False"}]})
-    assert (verdict, codes) == ("ON", [W.NOT_COMPILED, *expected])
-    training = judge(evidence("c10::Float8_e4m3fn", environment=given))
-    assert asked(training) == ["ACCELERATE_MIXED_PRECISION=fp8"]
-
-
 @pytest.mark.parametrize(
     ("told", "expected"),
     [

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from pytest_fp8.codes import W
-from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD, recipe_facts
-from pytest_fp8.watch.attribution import Attributed, Class, Layer, attribute, listed, odd, stays_for
+from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD
+from pytest_fp8.watch.attribution import Attributed, Class, Layer, listed, stays_for
 from pytest_fp8.watch.trace import Window
 from pytest_fp8.watch.training import OFF, Note, Training
 
@@ -29,26 +28,11 @@ def notes_of(training: Training, window: Window, found: Attributed) -> Iterator[
     if training.verdict != OFF:
         yield from left(classes)
         yield from roles_missing(classes)
-        yield from evaluated_otherwise(training, window, classes)
         yield from not_compiled(training, window, classes)
-    adapters = [each for each in classes if all(layer["adapter"] for layer in each.layers)]
-    if training.verdict != OFF and adapters:
-        count = sum(len(each.layers) for each in adapters)
-        share = sum(each.flops for each in adapters) / max(1, sum(product.flops for product in found.counted))
-        said = f"{count} weights of adapters in high precision, {share:.1%} of the FLOPs: expected"
-        yield Note(W.ADAPTERS, f"{said}. {frozen_base(classes)}")
-    yield from options_dropped(training)
     if training.evidence.get("compiled_while_timed"):
         yield Note(
             W.COMPILED_WHILE_TIMED, "new graphs were compiled while steps were timed", "look for shapes that change"
         )
-
-
-def frozen_base(classes: Sequence[Class]) -> str:
-    frozen = [each for each in classes if not any(layer["trained"] for layer in each.layers)]
-    if any(each.products.get(WGRAD) for each in frozen):
-        return "The base is frozen, and its wgrad is computed all the same: uncompiled, torchao does so"
-    return "The frozen base has no wgrad, so that FP8 earns less than in full training"
 
 
 # -- off ----------------------------------------------------------------------------------------------------------
@@ -173,25 +157,14 @@ def converted_too_late(training: Training) -> Iterator[Note]:
 
 def left(classes: Sequence[Class]) -> Iterator[Note]:
     """Layers in high precision that no size, head or adapter explains."""
-    layers = [layer for each in classes for layer in each.layers]
     high = [layer for each in classes for layer in each.layers if each.products and not converted(each, layer)]
     unexplained = [layer for layer in high if not stays_for(layer) and not layer["fp8_layer"]]
-    if not unexplained:
-        return
-    stop = [first_odd(layer, layers) for layer in unexplained]
-    before = [layer for layer in stop if layer is not None]
-    if len(before) == len(stop) and before:
-        yield Note(
-            W.STOPPED_EARLY,
-            f"{names(unexplained)} stay in high precision though their sizes fit; each comes after {before[0]['name']} "
-            f"({stays_for(before[0])}), where the conversion ended",
-            "a conversion that goes on to the next layer; accelerate's convert_model returns at the first such size",
-        )
-    else:
+    if unexplained:
         yield Note(
             W.LEFT_OUT,
-            f"{names(unexplained)} stay in high precision though their sizes fit: a filter or the conversion left them",
-            "compare these names with the filter",
+            f"{names(unexplained)} stay in high precision though their sizes fit: a filter left them, or the "
+            "conversion ended before them",
+            "compare these names with the filter; accelerate's convert_model ends at the first size that does not fit",
         )
 
 
@@ -200,47 +173,23 @@ def converted(each: Class, layer: Layer) -> bool:
     return each.share(FPROP) == 1 or (each.in_fp8(FPROP) > 0 and bool(layer["fp8_layer"]))
 
 
-def first_odd(layer: Layer, layers: Sequence[Layer]) -> Layer | None:
-    """A layer of odd sizes before this one, in the same module."""
-    mine = [other for other in layers if other["parent"] == layer["parent"]]
-    order = {other["name"]: other["order"] for other in mine}
-    before = [other for other in mine if odd(other) and order[other["name"]] < order[layer["name"]]]
-    return before[0] if before else None
-
-
 def roles_missing(classes: Sequence[Class]) -> Iterator[Note]:
     forward = [each for each in classes if each.in_fp8(FPROP)]
     ran = {role: sum(len(each.products.get(role, ())) for each in forward) for role in (*ROLES, RECOMPUTE)}
     quick = {role: sum(each.in_fp8(role) for each in forward) for role in (*ROLES, RECOMPUTE)}
     missing = [role for role in (DGRAD, WGRAD) if ran[role] and not quick[role]]
-    if missing and not any(quick[role] for role in (DGRAD, WGRAD)):
+    if missing:
         yield Note(
             W.FORWARD_ALONE,
             f"the forward pass is in FP8, and {' and '.join(missing)} of the same layers in high precision",
-            "a recipe for training: weights quantized for inference have no backward pass in FP8",
-        )
-    elif missing:
-        yield Note(
-            W.ROLE_MISSING,
-            f"{missing[0]} of the FP8 layers runs in high precision: rowwise_with_gw_hp does so on purpose",
+            "a recipe for training, unless this one does so on purpose, as rowwise_with_gw_hp: weights quantized for "
+            "inference have no backward pass in FP8",
         )
     if ran[RECOMPUTE] and quick[RECOMPUTE] < ran[RECOMPUTE] and quick[FPROP] == ran[FPROP]:
         yield Note(
             W.RECOMPUTED_OTHERWISE,
             f"{ran[RECOMPUTE] - quick[RECOMPUTE]} of {ran[RECOMPUTE]} recomputed products run in high precision",
             "open the autocast inside the checkpointed function; for Transformer Engine use its own checkpoint",
-        )
-
-
-def evaluated_otherwise(training: Training, window: Window, classes: Sequence[Class]) -> Iterator[Note]:
-    quick = [(each.inputs, each.outputs) for each in classes if each.in_fp8(FPROP)]
-    evaluated = [each for each in attribute(window.evaluated, training.layers).classes if not each.in_fp8(FPROP)]
-    high = [product for each in evaluated if (each.inputs, each.outputs) in quick for product in each.products[FPROP]]
-    if high:
-        yield Note(
-            W.SWITCHED_OFF,
-            f"{len(high)} products of FP8 layers ran in {high[0].kind} in an evaluation before this step",
-            "open the autocast around the evaluation too, if its loss shall be that of the model as it trains",
         )
 
 
@@ -255,33 +204,6 @@ def not_compiled(training: Training, window: Window, classes: Sequence[Class]) -
             W.NOT_COMPILED,
             f"{which} of the FP8 products ran inside a compiled region: each cast is a kernel of its own",
             "torch.compile(model), without torch.compiler.disable on its layers",
-        )
-
-
-def options_dropped(training: Training) -> Iterator[Note]:
-    wanted, recipes = training.settings("te_asked") or {}, training.evidence.get("recipes", {})
-    environment = training.evidence.get("environment", {})
-    for name, default in recipe_facts("accelerate_te", "delayed").options.items():
-        said, used = wanted.get(name), [recipe for recipe in recipes if f"{name}=" in recipe]
-        if said and used and not any(re.search(rf"\b{name}={said}\b", recipe) for recipe in used):
-            yield Note(
-                W.OPTION_DROPPED,
-                f"TERecipeKwargs({name}={said!r}) is not what runs: {used[0][:80]}",
-                "give Transformer Engine the recipe yourself",
-            )
-        variable = OPTION_VARIABLE + name.removeprefix("fp8_").upper()
-        # Accelerate's launcher sets all of them, those that nobody asked for to their defaults.
-        if training.settings("torchao") and environment.get(variable, str(default)) != str(default):
-            yield Note(
-                W.OPTION_DROPPED,
-                f"{variable}={environment[variable]} is for Transformer Engine, and torchao is in force",
-                f"{OPTION_VARIABLE}BACKEND=te",
-            )
-    if any(config.get("force_recompute_fp8_weight_in_bwd") == "True" for config in training.settings("torchao") or ()):
-        yield Note(
-            W.OPTION_DROPPED,
-            "force_recompute_fp8_weight_in_bwd=True of Float8LinearConfig does nothing in this torchao",
-            "leave it out, or checkpoint activations",
         )
 
 

@@ -148,8 +148,6 @@ def settings_told(roots: Sequence[Any]) -> dict[str, Any]:
         settings["accelerate"] = str(state.AcceleratorState._shared_state.get("_mixed_precision", ""))
     for each in objects(names=["TrainingArguments", "SFTConfig", "Seq2SeqTrainingArguments"]):
         settings["arguments"] = [name for name in ("bf16", "fp16") if getattr(each, name, None) is True]
-    for each in objects(names=["TERecipeKwargs"]):
-        settings["te_asked"] = plain_fields(each)
     libraries = ("torchao.float8", "transformer_engine.pytorch", "accelerate", "transformers", "deepspeed", "peft")
     settings["libraries"] = [name for name in libraries if name in sys.modules]
     configs = [getattr(module, "config", None) for root in roots for module in root.modules() if is_torchao(module)]
