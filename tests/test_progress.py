@@ -85,7 +85,7 @@ def test_a_log_has_whole_lines_between_those_of_pytest(run, args):
     own = run(*args)
     told = [line for line in own.splitlines() if "fp8: tiny-torchao-rowwise" in line]
     assert all(re.fullmatch(r"fp8: \S+ layers: (build|ledger) of .*, \d s; 0:0\d in all", line) for line in told)
-    assert 2 <= len(told) <= 5, own
+    assert len(told) >= 2, own
     assert "\x1b" not in own
     if args:
         assert re.search(r"^test_suite\.py::test_layers\[tiny-torchao-rowwise\] PASSED +\[ *\d+%\]$", own, re.M), own
