@@ -206,7 +206,7 @@ def test_one_file_without_network_and_scripts_that_links_to_the_documentation():
 
 def test_a_case_has_its_charts_figures_and_layers():
     text = page(case_of())
-    assert text.count("<figure>") == 3
+    assert text.count("<figure>") == 2
     assert "baseline 1.120x" in text
     assert "margin of the end" in text
     assert f'<td class="n">{NAME}</td><td class="n">fp8 28.5 dB (28.6)</td>' in text

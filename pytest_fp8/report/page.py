@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_fp8.codes.pages import codes
 from pytest_fp8.libraries import documentation
@@ -34,74 +33,61 @@ LEGEND = {
     "UNFINISHED": "not all tests of the case ran",
     "SLOWER": "no failure, and FP8 is slower than BF16",
 }
-Point = tuple[float, float]
 
 
 # -- charts -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(NamedTuple):
     """Points of one kind: a line, or marks. ``style`` is a class of the template's style sheet."""
 
     name: str
     style: str
-    points: Sequence[Point]
+    points: Sequence[tuple[float, float]]
     marks: bool = False
 
-    def path(self, x: Callable[[float], float], y: Callable[[float], float]) -> str:
+
+def panel(
+    x: str,
+    y: str,
+    series: Sequence[Series],
+    levels: Sequence[tuple[str, str, float]] = (),
+    band: tuple[str, float, float] | None = None,
+    form: str = "{:.4g}",
+) -> dict[str, Any]:
+    """A pair of axes, drawn. ``levels``: name, style and height of lines across; ``band``: heights between which is
+    shaded; ``form``: of the labels beside the axis. Raises ``ValueError`` and ``ArithmeticError`` for numbers that no
+    axis can show."""
+    points = [point for each in series for point in each.points if math.isfinite(point[1])]
+    heights = [b for _, b in points] + [level for *_, level in levels] + list(band[1:] if band else ())
+    room = 0.06 * (max(heights) - min(heights)) or abs(heights[0]) * 0.01 or 1.0
+    low, high = min(heights) - room, max(heights) + room
+    first, last = min(a for a, _ in points), max(a for a, _ in points)
+    across, up = (WIDTH - LEFT - RIGHT) / (last - first or 1), (HEIGHT - ABOVE - BELOW) / (high - low)
+
+    def right(value: float) -> str:
+        return f"{LEFT + (value - first) * across:.1f}"
+
+    def down(value: float) -> str:
+        return f"{HEIGHT - BELOW - (value - low) * up:.1f}"
+
+    def path(each: Series) -> str:
         # A mark is a line of no length with a round end.
-        step = "h0M" if self.marks else "L"
-        shown = (f"{x(a):.1f} {y(b):.1f}" for a, b in self.points if math.isfinite(b))
-        return f"M{step.join(shown)}" + "h0" * self.marks
+        step = "h0M" if each.marks else "L"
+        return f"M{step.join(f'{right(a)} {down(b)}' for a, b in each.points if math.isfinite(b))}" + "h0" * each.marks
 
-
-@dataclass(frozen=True)
-class Panel:
-    """A pair of axes. ``levels``: name, style and height of lines across; ``band``: heights between which is shaded."""
-
-    x: str
-    y: str
-    series: Sequence[Series]
-    levels: Sequence[tuple[str, str, float]] = ()
-    band: tuple[str, float, float] | None = None
-    form: str = "{:.4g}"
-    """Of the labels beside the axis."""
-
-    def drawn(self) -> dict[str, Any]:
-        """What the template draws. Raises ``ValueError`` and ``ArithmeticError`` for numbers that no axis can show."""
-        points = [point for each in self.series for point in each.points if math.isfinite(point[1])]
-        heights = (
-            [b for _, b in points] + [level for *_, level in self.levels] + list(self.band[1:] if self.band else ())
-        )
-        low, high = spread(min(heights), max(heights))
-        first, last = min(a for a, _ in points), max(a for a, _ in points)
-        across, up = (WIDTH - LEFT - RIGHT) / (last - first or 1), (HEIGHT - ABOVE - BELOW) / (high - low)
-
-        def x(value: float) -> float:
-            return LEFT + (value - first) * across
-
-        def y(value: float) -> float:
-            return HEIGHT - BELOW - (value - low) * up
-
-        return {
-            "x": self.x,
-            "y": self.y,
-            "paths": [(each.style + " marks" * each.marks, each.path(x, y)) for each in self.series if each.points],
-            "levels": [(style, f"{y(level):.1f}") for _, style, level in self.levels],
-            "band": (f"{y(self.band[2]):.1f}", f"{y(self.band[1]) - y(self.band[2]):.1f}") if self.band else None,
-            "heights": [(f"{y(tick):.1f}", self.form.format(tick)) for tick in ticks(low, high)],
-            "places": [(f"{x(tick):.1f}", f"{tick:g}") for tick in ticks(first, last) if tick == round(tick)],
-            "legend": [(each.style, each.name) for each in self.series if each.points and each.name]
-            + [(style, name) for name, style, _ in self.levels]
-            + ([("band", self.band[0])] if self.band else []),
-        }
-
-
-def spread(low: float, high: float) -> Point:
-    """Ends of an axis that has these heights with room around them."""
-    room = 0.06 * (high - low) or abs(low) * 0.01 or 1.0
-    return low - room, high + room
+    return {
+        "x": x,
+        "y": y,
+        "paths": [(each.style + " marks" * each.marks, path(each)) for each in series],
+        "levels": [(style, down(level)) for _, style, level in levels],
+        "band": (down(band[2]), f"{(band[2] - band[1]) * up:.1f}") if band else None,
+        "heights": [(down(tick), form.format(tick)) for tick in ticks(low, high)],
+        "places": [(right(tick), f"{tick:g}") for tick in ticks(first, last) if tick == round(tick)],
+        "legend": [(each.style, each.name) for each in series if each.name]
+        + [(style, name) for name, style, _ in levels]
+        + ([("band", band[0])] if band else []),
+    }
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -112,41 +98,30 @@ def ticks(low: float, high: float) -> list[float]:
     return [round(index * step, 12) for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-@dataclass(frozen=True)
-class Chart:
-    title: str
-    reads: str
-    """How to read it, in one or two sentences."""
-    panels: Sequence[Panel]
-
-
-def curves(row: Row) -> Chart | None:
-    runs = [run for run in row.evidence.curves if run.bf16 and len(run.bf16) == len(run.fp8)]
-    if not runs:
-        return None
+def curves(row: Row) -> dict[str, Any]:
     losses, gaps = [], []
-    for index, run in enumerate(runs):
-        bf16, fp8 = ([math.nan if loss is None else float(loss) for loss in arm] for arm in (run.bf16, run.fp8))
-        losses += [
-            Series("" if index else "BF16", "bf16", list(enumerate(bf16, 1))),
-            Series("" if index else "FP8", "fp8", list(enumerate(fp8, 1))),
+    for index, run in enumerate(row.evidence.curves):
+        arms = [
+            (math.nan if a is None else a, math.nan if b is None else b) for a, b in zip(run.bf16, run.fp8, strict=True)
         ]
-        gap = [(step, b - a) for step, (a, b) in enumerate(zip(bf16, fp8, strict=True), 1)]
+        for place, (name, style) in enumerate((("BF16", "bf16"), ("FP8", "fp8"))):
+            losses.append(Series("" if index else name, style, [(at, both[place]) for at, both in enumerate(arms, 1)]))
+        gap = [(step, fp8 - bf16) for step, (bf16, fp8) in enumerate(arms, 1)]
         gaps.append(Series("" if index else "each seed", "fp8", gap))
     loss = row.decisions.get("loss")
     margin = number(loss.numbers, "margin") if loss else None
     band = (f"margin of the end, +-{margin:.3g}", -margin, margin) if margin is not None else None
-    reads = f"{len(runs)} seed(s). Where FP8 trains as BF16 does, the lines lie on each other and the gap stays small."
-    panels = Panel("", "loss", losses), Panel("training step", "FP8 - BF16", gaps, [("", "ink", 0.0)], band)
-    return Chart("Loss of both arms, and the gap between them", reads, panels)
+    return {
+        "title": "Loss of both arms, and the gap between them",
+        "reads": f"{len(gaps)} seed(s). Where FP8 trains as BF16 does, the lines lie on each other, the gap is small.",
+        "panels": [panel("", "loss", losses), panel("training step", "FP8 - BF16", gaps, [("", "ink", 0.0)], band)],
+    }
 
 
-def blocks(row: Row) -> Chart | None:
+def blocks(row: Row) -> dict[str, Any]:
     from pytest_fp8.stats.estimate import ratios_by_process
 
-    processes = [p for p in row.timing.get("processes", ()) if len(p["bf16"]) == len(p["fp8"]) > 0]
-    if not processes or not all(value > 0 for p in processes for arm in ("bf16", "fp8") for value in p[arm]):
-        return None
+    processes = row.timing["processes"]
     ratios = ratios_by_process([p["bf16"] for p in processes], [p["fp8"] for p in processes])
     series, start = [], 1
     for index, process in enumerate(ratios):
@@ -156,67 +131,20 @@ def blocks(row: Row) -> Chart | None:
     numbers = row.speed.numbers if row.speed else {}
     low, high, baseline = (number(numbers, name) for name in ("low", "high", "baseline"))
     levels = [("as fast as BF16", "ink", 1.0)]
-    if baseline is not None and not numbers.get("on_busy"):
-        levels.append((f"baseline {baseline:.3f}x", "good", baseline))
-    band = ("99 % interval", low, high) if low is not None and high is not None else None
     reads = "Blocks that scatter more than the interval, or drift, say that something else ran or that clocks moved."
     if numbers.get("on_busy"):
         reads += " These are step times; the baseline is one of busy time, since an arm waits for its host."
-    panel = Panel("block", "BF16 time / FP8 time", series, levels, band, form="{:.3f}x")
-    return Chart("Speedup of each block of steps", reads, [panel])
+    elif baseline is not None:
+        levels.append((f"baseline {baseline:.3f}x", "good", baseline))
+    band = ("99 % interval", low, high) if low is not None and high is not None else None
+    panels = [panel("block", "BF16 time / FP8 time", series, levels, band, form="{:.3f}x")]
+    return {"title": "Speedup of each block of steps", "reads": reads, "panels": panels}
 
 
-def layers(row: Row) -> Chart | None:
-    shown = list(enumerate(row.evidence.layers, 1))
-    sqnr = [
-        Series(
-            role if in_fp8 else f"{role}, not FP8",
-            style if in_fp8 else "faint",
-            [
-                (place, value)
-                for place, layer in shown
-                if (value := layer.sqnr_db.get(role)) is not None and (layer.ran.get(role) == "fp8") is in_fp8
-            ],
-            marks=True,
-        )
-        for role, style in zip(ROLES, ("fp8", "bf16", "good", "ink"), strict=True)
-        for in_fp8 in (True, False)
-    ]
-    errors = [(place, 100 * each.gradient_error) for place, each in shown if each.gradient_error is not None]
-    limits = [(place, 100 * each.gradient_limit) for place, each in shown if each.gradient_limit is not None]
-    weights = [Series("weight's gradient off BF16's", "fp8", errors, True), Series("its limit", "bad", limits, True)]
-    panels = [
-        Panel("layer, in the model's order; the table below names them", label, series)
-        for label, series in (("SQNR in dB", sqnr), ("%", weights))
-        if any(each.points for each in series)
-    ]
-    reads = "A layer far below its neighbours computes something else than the recipe's casts explain."
-    return Chart("Layers by role: SQNR of products, and error of gradients", reads, panels) if panels else None
-
-
-def charts_of(row: Row) -> list[dict[str, Any]]:
-    """Those for which the case has numbers."""
-    found = []
-    for draw in (curves, blocks, layers):
-        # A report may be any JSON: 1e308 beside 1, or a word in place of a time.
-        try:
-            if chart := draw(row):
-                panels = [panel.drawn() for panel in chart.panels]
-                found.append({"title": chart.title, "reads": chart.reads, "panels": panels})
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            continue
-    return found
-
-
-# -- tables -----------------------------------------------------------------------------------------------------------
-
-
-def memory_by_kind(row: Row) -> dict[str, Any] | None:
+def memory_by_kind(row: Row) -> dict[str, Any]:
     """What is in each arm's memory at the peak of its step."""
-    said = row.decisions.get("memory")
-    bf16, fp8 = ((said.numbers.get(name) or {}) if said else {} for name in ("bf16_kinds", "kinds"))
-    if not bf16 or not fp8:
-        return None
+    numbers = row.decisions["memory"].numbers
+    bf16, fp8 = numbers["bf16_kinds"], numbers["kinds"]
     return {
         "title": "Memory at the peak of a step, in GiB",
         "heads": ["", "BF16", "FP8", "FP8 - BF16"],
@@ -225,15 +153,16 @@ def memory_by_kind(row: Row) -> dict[str, Any] | None:
     }
 
 
-def tables_of(row: Row) -> list[dict[str, Any]]:
+def drawn(row: Row, *figures: Any) -> list[dict[str, Any]]:
     """Those for which the case has numbers."""
     found = []
-    for table in (memory_by_kind,):
+    for figure in figures:
+        # A report may be any JSON: 1e308 beside 1, or a word in place of a time.
         try:
-            found.append(table(row))
-        except (AttributeError, LookupError, TypeError, ValueError):
+            found.append(figure(row))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             continue
-    return [each for each in found if each is not None]
+    return found
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
@@ -263,21 +192,17 @@ def _template() -> Any:
 
 def page_of(reports: Sequence[tuple[str, Record]]) -> dict[str, Any]:
     """What ``page.html.j2`` reads; a case is shown as the newest report that has it says."""
-    newest: dict[tuple[str, str], Row] = {}
+    rows: dict[tuple[str, str], Row] = {}
     for _, report in reports:
-        newest |= {(row.gpu, name): row for name, row in report.entries.items()}
-    cases = sorted(newest, key=lambda which: newest[which].place)
-    shown, last = answered(newest.values()), reports[-1][1]
-    found = {row.verdict for row in newest.values()} | {
-        s.verdict for row in newest.values() for s in row.decisions.values()
-    }
-    found |= {"SLOWER"} if any(row.slower for row in newest.values()) else set()
+        rows |= {(row.gpu, name): row for name, row in report.entries.items()}
+    cases, last, several = sorted(rows.values(), key=lambda row: row.place), reports[-1][1], len(reports) > 1
+    shown = answered(cases)
+    found = {word for row in cases for word in (row.verdict, *(said.verdict for said in row.decisions.values()))}
+    found |= {"SLOWER"} if any(row.slower for row in cases) else set()
     return {
         "title": f"FP8 report: {len(cases)} case{'s' if len(cases) != 1 else ''}",
-        "counts": tally(newest.values()),
-        "beside": [
-            f"{name}: {text}" if len(reports) > 1 else text for name, report in reports for text in report.beside
-        ],
+        "counts": tally(cases),
+        "beside": [f"{name}: {text}" if several else text for name, report in reports for text in report.beside],
         "reports": [origin_of(name, report) for name, report in reports],
         "ran": f"{last.ran} FP8 test(s) ran, {last.ran_on_gpu} of them on a GPU",
         "not_run": last.not_run,
@@ -287,7 +212,25 @@ def page_of(reports: Sequence[tuple[str, Record]]) -> dict[str, Any]:
         "verdicts": documentation("verdicts.md"),
         "codes": documentation("codes.md"),
         "anchors": {str(code): f"#{code.anchor}" for code in codes()},
-        "cases": [_case(f"c{place}", *which, newest[which], shown, reports) for place, which in enumerate(cases)],
+        "roles": ROLES,
+        "cases": [
+            {
+                "key": f"c{place}",
+                "row": row,
+                "open": len(cases) <= 3 or (row.verdict in OPEN and not row.all_known) or bool(row.slower),
+                "style": "SLOWER"
+                if row.slower and row.verdict in ("PASS", "IMPROVED", "NOT_EXERCISED")
+                else row.verdict,
+                "cells": [cell_of(row, question) for question in shown],
+                "answers": [_answer(said, row.knows(question)) for question, said in row.decisions.items()],
+                "notes": notes_of(row),
+                "charts": drawn(row, curves, blocks),
+                "tables": drawn(row, memory_by_kind),
+                "layers": [_layer(each) for each in row.evidence.layers],
+                "in_reports": [_within(report, row) for _, report in reports if several],
+            }
+            for place, row in enumerate(cases)
+        ],
     }
 
 
@@ -299,66 +242,32 @@ def origin_of(name: str, report: Record) -> str:
     return "; ".join(filter(None, (name, origin.date, commit, gpu, libraries, partial, origin.reason)))
 
 
-def waited_in(report: Record) -> list[tuple[str, str, str]]:
+def waited_in(report: Record) -> Iterable[tuple[str, str, str]]:
     """Where the time went: arm, seconds, and its operations, the longest first."""
-    spent = report.durations.get("waited", {})
-    arms = {arm: each for arm, each in spent.items() if isinstance(each, dict)} if isinstance(spent, dict) else {}
-    found = []
-    for arm, operations in arms.items():
-        seconds = sorted(((number(operations, what) or 0.0, what) for what in operations), reverse=True)
-        told = ", ".join(f"{what} {taken:.0f}" for taken, what in seconds if taken >= 0.5)
-        found.append((sum(taken for taken, _ in seconds), arm, told))
-    return [(arm, f"{total:.0f} s", told) for total, arm, told in sorted(found, reverse=True)]
+    waited = report.durations.get("waited", {})
+    for arm, spent in sorted(waited.items(), key=lambda item: -sum(item[1].values())):
+        told = ", ".join(f"{what} {seconds:.0f}" for what, seconds in spent.most_common() if seconds >= 0.5)
+        yield arm, f"{sum(spent.values()):.0f} s", told
 
 
-def _case(
-    key: str, gpu: str, name: str, row: Row, shown: Sequence[str], reports: Sequence[tuple[str, Record]]
-) -> dict[str, Any]:
-    cells = [cell_of(row, question) for question in shown]
-    return {
-        "key": key,
-        "case": name,
-        "gpu": gpu,
-        "row": row,
-        "open": len(reports[-1][1].entries) <= 3 or (row.verdict in OPEN and not row.all_known) or bool(row.slower),
-        "style": "SLOWER" if row.slower and row.verdict in ("PASS", "IMPROVED", "NOT_EXERCISED") else row.verdict,
-        "cells": cells,
-        "answers": [_answer(question, said, row.knows(question)) for question, said in row.decisions.items()],
-        "notes": notes_of(row),
-        "charts": charts_of(row),
-        "tables": tables_of(row),
-        "layers": [_layer(each) for each in row.evidence.layers],
-        "roles": ROLES,
-        "in_reports": [_within(report.entries.get(name), gpu) for _, report in reports] if len(reports) > 1 else [],
-    }
-
-
-def _answer(question: str, said: Answer, known: bool = False) -> dict[str, Any]:
+def _answer(said: Answer, known: bool) -> dict[str, Any]:
     """``more``: what was expected and seen, the cause and what to do next."""
-    return {
-        "question": question,
-        "verdict": said.verdict,
-        "code": said.code or "",
-        "known": known,
-        "headline": said.headline,
-        "more": said.message.partition("\n")[2].splitlines(),
-        "numbers": json.dumps(said.numbers, indent=1) if said.numbers else "",
-    }
+    more = said.message.partition("\n")[2].splitlines()
+    return {"said": said, "known": known, "more": more, "numbers": json.dumps(dict(said.numbers), indent=1)}
 
 
 def _layer(each: Any) -> list[str]:
     """A row of the table of layers: per role what ran, and its SQNR beside that of the recipe's own casts."""
     cells = [each.layer]
     for role in ROLES:
-        sqnr, own = (
-            f"{value:.3g}" if value is not None else ""
-            for value in (each.sqnr_db.get(role), each.own_sqnr_db.get(role))
-        )
-        cells.append(" ".join(filter(None, (each.ran.get(role, ""), sqnr and f"{sqnr} dB", own and f"({own})"))))
+        sqnr, own = each.sqnr_db.get(role), each.own_sqnr_db.get(role)
+        shown = each.ran.get(role, ""), "" if sqnr is None else f"{sqnr:.3g} dB", "" if own is None else f"({own:.3g})"
+        cells.append(" ".join(filter(None, shown)))
     error, limit = (f"{value:.3g}" if value is not None else "" for value in (each.gradient_error, each.gradient_limit))
     return [*cells, error + (f" (<{limit})" if limit else ""), each.skipped]
 
 
-def _within(row: Row | None, gpu: str) -> tuple[str, Cell] | None:
+def _within(report: Record, row: Row) -> tuple[str, Cell] | None:
     """A case in one of several reports: its verdict and speedup."""
-    return (row.verdict, cell_of(row, "speedup")) if row is not None and row.gpu == gpu else None
+    mine = report.entries.get(row.case)
+    return (mine.verdict, cell_of(mine, "speedup")) if mine is not None and mine.gpu == row.gpu else None
