@@ -91,6 +91,11 @@ def test_sound_fp8_of_ones_own_passes_and_says_what_was_not_judged(name):
             "wgrad of 5 of 5 layers",
         ),
         (
+            {"convert": own_fp8.with_own_layers(kind=own_fp8.OfStoredWeight)},
+            L.FREEZES_TRAINED,
+            "requires_grad False",
+        ),
+        (
             {"convert": own_fp8.with_wrapped_weights()},
             L.OTHER_RECIPE,
             "rowwise",
@@ -133,6 +138,7 @@ def test_sound_fp8_of_ones_own_passes_and_says_what_was_not_judged(name):
         "some",
         "function forward",
         "wgrad",
+        "inference",
         "other recipe of weights",
         "past a weight",
         "recomputation",

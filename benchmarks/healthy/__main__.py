@@ -34,7 +34,8 @@ def main() -> int:
         for seed in range(asked.seeds):
             for entry in chosen:
                 began = time.monotonic()
-                new = [answer for recipe in asked.recipe for answer in runner.ask(entry, recipe, seed)]
+                recipes = filter(entry.takes, asked.recipe)
+                new = [answer for recipe in recipes for answer in runner.ask(entry, recipe, seed)]
                 answers += new
                 verdicts = " ".join(f"{answer.question} {answer.verdict}" for answer in new)
                 print(f"{entry.name:32} seed {seed}  {time.monotonic() - began:5.1f} s  {verdicts}", flush=True)

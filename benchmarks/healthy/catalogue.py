@@ -13,6 +13,7 @@ from benchmarks.healthy import (  # noqa: F401
     loops,
     objectives,
     optimizers,
+    own_fp8,
     recurrent,
     users,
     vision,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -27,6 +27,11 @@ class Sound:
     make: Callable[[], Workload]
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the case, as the mark takes them."""
+    recipes: Collection[str] = ()
+    """Those that its own conversion takes; empty: it has none, and each recipe is asked."""
+
+    def takes(self, recipe: str) -> bool:
+        return not self.recipes or recipe in self.recipes
 
     def case(self, recipe: str) -> Case:
         lengths = {"steps": STEPS, "seeds": SEEDS, **self.options}
@@ -64,14 +69,16 @@ def sound(**case: Any) -> Callable[[Callable[[], Workload]], Callable[[], Worklo
     return enter
 
 
-def entry(name: str, what: str, case: Mapping[str, Any] | None = None, **functions: Any) -> None:
+def entry(
+    name: str, what: str, case: Mapping[str, Any] | None = None, recipes: Collection[str] = (), **functions: Any
+) -> None:
     """Enter a workload of these functions: of :class:`Net`, :func:`rows` and :func:`apart` where none is given.
 
-    With ``loss=None`` the model or the step has a loss of its own.
+    With ``loss=None`` the model or the step has a loss of its own. ``recipes``: those of its own conversion.
     """
     defaults: dict[str, Any] = {"build": Net, "batch": rows, **({} if "step" in functions else {"loss": apart})}
     made = Workload(**{**defaults, **functions})
-    CATALOGUE.append(Sound(name, what, lambda: made, case or {}))
+    CATALOGUE.append(Sound(name, what, lambda: made, case or {}, recipes))
 
 
 def of(kind: str, **more: Any) -> Callable[[F], F]:

@@ -32,6 +32,13 @@ def linears(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
 
 
+def other_names(model: torch.nn.Module) -> dict[str, str]:
+    """Each further name of a Linear that hangs in several places -> its first one."""
+    first = {module: name for name, module in linears(model).items()}
+    every = model.named_modules(remove_duplicate=False)
+    return {name: first[m] for name, m in every if m in first and first[m] != name}
+
+
 def put_in_place(model: torch.nn.Module, new: Mapping[torch.nn.Module, torch.nn.Module]) -> torch.nn.Module:
     """Replace each module among the keys of ``new`` in all places where it hangs: blocks may share one.
 

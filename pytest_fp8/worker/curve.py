@@ -14,7 +14,7 @@ import torch
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.loss.evidence import START, Course, LayerCalls, Moved, ProductCount
 from pytest_fp8.worker.notes import weights_of
-from pytest_fp8.worker.record.gradients import norm_of
+from pytest_fp8.worker.record.gradients import norm_of_all
 from pytest_fp8.worker.record.operators import dtype_name
 from pytest_fp8.worker.record.probe import StepLooks
 from pytest_fp8.worker.record.tables import counted_step
@@ -139,7 +139,7 @@ class TrainingCourse:
         """Called before each step of the optimizer, and after each call of its closure."""
         live = list(self._model.parameters())
         partitioned = partitioned_norm(live)
-        self._norm = norm_of([p.grad for p in live if p.grad is not None]) if partitioned is None else partitioned
+        self._norm = norm_of_all(live) if partitioned is None else partitioned
         for name, gradient in self._gradients(gradient_part):
             if name in self._reached:
                 self._reached[name] |= values(gradient) != 0

@@ -13,7 +13,7 @@ import torch
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.questions.ledger.evidence import OptimizerNote, Weight
 from pytest_fp8.worker.record.operators import dtype_name
-from pytest_fp8.worker.tensors import digests, is_part, plain_name, shape, split
+from pytest_fp8.worker.tensors import digests, is_part, is_ranks_own, plain_name, shape, split
 from pytest_fp8.worker.training.step import innermost, schedule_of, schedule_state
 
 TIME = ("lr_scheduler", "optimizer", "_get_lr_called_within_step", "_initial_step")
@@ -60,7 +60,7 @@ def untied(before: Mapping[str, Weight], after: Mapping[str, Weight]) -> dict[st
 def _digest(tensor: torch.Tensor) -> str:
     """Of a tensor that is wrapped for a later cast, the digest of the one inside; empty for one in FP8, and for one of
     which each rank holds another part."""
-    if is_part(tensor):
+    if is_part(tensor) or is_ranks_own(tensor):
         return ""
     while hasattr(tensor, "__tensor_flatten__"):
         names = tensor.__tensor_flatten__()[0]

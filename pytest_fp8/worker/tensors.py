@@ -98,6 +98,12 @@ def is_part(tensor: Any) -> bool:
     return is_sharded(tensor) or is_partitioned(tensor)
 
 
+def is_ranks_own(tensor: Any) -> bool:
+    """Whether it is a plain parameter of which each rank has a part of its own, as Megatron's column and row parallel
+    layers: by the attribute that Megatron sets."""
+    return bool(getattr(tensor, "tensor_model_parallel", False))
+
+
 def is_plain(tensor: Any) -> bool:
     """A parameter with plain numbers, or one of which this rank's part is plain numbers."""
     kind = type(tensor._local_tensor) if is_sharded(tensor) else type(tensor)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from controls.control import ACCELERATE, TORCHAO, TRANSFORMERS, Control, control, fault, micro, tiny
 from controls.lazily import torch
-from controls.models import ADAPTERS, HOOKED, ROUTER
+from controls.models import ADAPTERS, HOOKED, ROUTER, TWICE, for_inference
 from controls.ways import Converts, Loop, by_torchao, no_context, renew_weights, torchao_config
 from pytest_fp8.codes import L, P
 
@@ -97,6 +97,52 @@ fault(
     by=_convert_model,
     case=OWN,
     workload=ROUTER,
+)
+fault(
+    "second-name",
+    "a Linear under two names becomes an FP8 layer under the first alone",
+    L.UNACCOUNTED,
+    Converts,
+    source=f"[torchao, swap_linear_layers]({TORCHAO}/blob/main/torchao/float8/float8_linear_utils.py)",
+    about="again",
+    by=lambda arm, model: by_torchao(arm, arm.case.recipe),
+    case=OWN,
+    workload=TWICE,
+)
+
+
+def _stored_in_fp8(arm: Any, model: Any) -> None:
+    from pytest_fp8.backends.linears import linears
+
+    def forward(layer: Any, x: torch.Tensor) -> torch.Tensor:
+        kept = layer.weight.detach().to(torch.float8_e4m3fn).to(x.dtype)
+        # The gradient goes to the weight.
+        return torch.nn.functional.linear(x, kept + layer.weight - layer.weight.detach(), layer.bias)
+
+    for layer in linears(model).values():
+        layer.forward = forward.__get__(layer)  # type: ignore[method-assign]
+
+
+fault(
+    "storage-only",
+    "weights are stored in FP8, and multiplied in BF16",
+    L.NOTHING_CONVERTED,
+    Converts,
+    by=_stored_in_fp8,
+    nightly=True,
+)
+fault(
+    "inference-layers",
+    "layers made for inference under adapters: backward in BF16",
+    L.DGRAD_NOT_IN_FP8,
+    Converts,
+    source=f"[torchao, inference configurations]({TORCHAO}/blob/main/torchao/quantization/quant_api.py)",
+    by=lambda arm, model: for_inference(model),
+    converts_itself=True,
+    case=OWN,
+    workload=ADAPTERS,
+    needs=("peft",),
+    nightly=True,
 )
 fault(
     "recipe-dropped",

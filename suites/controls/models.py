@@ -88,6 +88,57 @@ def build_float_head() -> torch.nn.Module:
     return FloatHead()
 
 
+def build_twice() -> torch.nn.Module:
+    """Three Linears, of which the second hangs in two places and is called in both."""
+    import torch
+
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.leave = torch.nn.Linear(64, 128), torch.nn.Linear(128, 64)
+            self.first = self.again = torch.nn.Linear(128, 128)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.leave(self.again(self.first(self.enter(x)).relu()).relu())
+
+    return Twice()
+
+
+def for_inference(model: torch.nn.Module) -> None:
+    """Have the frozen Linears multiply by a copy of their weight in FP8, and go backward by its values in BF16."""
+    import torch
+
+    from pytest_fp8.backends.linears import reason_to_skip
+
+    most = torch.finfo(torch.float8_e4m3fn).max
+
+    def in_fp8(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = tensor.detach().float().abs().amax() / most
+        return (tensor.detach().float() / scale).to(torch.float8_e4m3fn), scale
+
+    class Forward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, kept: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(kept, scale)
+            given, of_given = in_fp8(x)
+            return torch._scaled_mm(given, kept.t(), scale_a=of_given, scale_b=scale, out_dtype=x.dtype)
+
+        @staticmethod
+        def backward(ctx: Any, *given: torch.Tensor) -> Any:
+            kept, scale = ctx.saved_tensors
+            return given[0] @ (kept.float() * scale).to(given[0].dtype), None, None
+
+    def forward(layer: Any, x: torch.Tensor) -> torch.Tensor:
+        product: Any = Forward.apply
+        out: torch.Tensor = product(x.reshape(-1, x.shape[-1]), *layer.kept)
+        return out.reshape(*x.shape[:-1], -1)
+
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and reason_to_skip(name, layer.in_features, layer.out_features) is None:
+            layer.kept = in_fp8(layer.weight)  # type: ignore[assignment]
+            layer.forward = forward.__get__(layer)  # type: ignore[method-assign]
+
+
 def wide_rows(step: int) -> torch.Tensor:
     import torch
 
@@ -247,6 +298,7 @@ LOOPED = Workload(build=build_looped, batch=rows, step=looped)
 RECOMPUTING = Workload(build=build_recomputing, batch=rows, step=looped)
 ROUTER = Workload(build=build_with_router, batch=text, loss=loss)
 ADAPTERS = Workload(build=build_with_adapters, batch=text, loss=loss)
+TWICE = Workload(build=build_twice, batch=rows_of_64, loss=squares)
 HOOKED = Workload(build=build_hooked, batch=text, loss=loss)
 TIED = Workload(build=build_tied, batch=text, loss=loss)
 FLOAT_HEAD = Workload(build=build_float_head, batch=wide_rows)

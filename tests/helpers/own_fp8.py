@@ -74,6 +74,18 @@ class KeepsItsWeight(torch.nn.Module):
         return Fp8.apply(x, self.kept + self.weight - self.weight.detach()) + self.bias
 
 
+class OfStoredWeight(torch.nn.Module):
+    """For inference: its weight is a frozen tensor of an FP8 type, with a scale beside it."""
+
+    def __init__(self, old):
+        super().__init__()
+        stored, self.scale = cast(old.weight.detach())
+        self.weight, self.bias = torch.nn.Parameter(stored, requires_grad=False), old.bias
+
+    def forward(self, x):
+        return ForwardAlone.apply(x, (self.weight.float() * self.scale).to(x.dtype)) + self.bias
+
+
 class OwnLinear(torch.nn.Module):
     """No class that a library knows. ``on()``: whether it multiplies in FP8 now."""
 

@@ -152,6 +152,11 @@ def is_product(module: torch.nn.Module) -> bool:
     return weight is not None and weight.dim() == 2 and not {*module._parameters} - {"weight", "bias"}
 
 
+def is_fp8_code(weight: torch.Tensor | None) -> bool:
+    """Whether a weight is a plain tensor of an FP8 type: stored for inference, with its scale elsewhere."""
+    return weight is not None and weight.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
 def kept_numbers(module: torch.nn.Module) -> dict[str, list[float]]:
     """The few numbers that a layer of the user's own keeps as tensors beside its weight and bias: scales, largest
     magnitudes of past steps. A copy of the weight is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import torch
 from pytest_fp8.floats import in_text
 from pytest_fp8.questions.numerics.evidence import BUCKETS
 from pytest_fp8.worker.notes import random_state
-from pytest_fp8.worker.tensors import full, plain_name, split, unwatched, values_of, whole_gradient
+from pytest_fp8.worker.tensors import full, is_ranks_own, plain_name, split, unwatched, values_of, whole_gradient
 from pytest_fp8.worker.training.restored import hooked, hooks_of
 from pytest_fp8.zoo import data
 
@@ -124,6 +124,17 @@ def rotated(device: torch.device) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     turns = torch.randint(0, BUCKETS, (CHUNK_ROWS, 1), generator=generator)
     return ((torch.arange(BUCKETS) + turns) % BUCKETS).to(device)
+
+
+def norm_of_all(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The norm of the parameters' gradients, on several ranks of all ranks' parts."""
+    found = [(p.grad, is_ranks_own(p)) for p in parameters if p.grad is not None]
+    norm = norm_of([gradient for gradient, own in found if not own])
+    if own := [gradient for gradient, own in found if own]:
+        squares = norm_of(own).square()
+        torch.distributed.all_reduce(squares)
+        norm = (norm.square().to(squares.device) + squares).sqrt()
+    return norm
 
 
 def norm_of(gradients: Sequence[Any]) -> torch.Tensor:

@@ -24,6 +24,7 @@ from pytest_fp8.worker.record.accuracy import (
     Expected,
     Operand,
     decibels,
+    is_fp8_code,
     is_product,
     kept_numbers,
     square_amax,
@@ -406,11 +407,17 @@ def _numbers(rows: Iterable[torch.Tensor]) -> list[list[float]]:
 
 
 def _multiplying(engine: Engine) -> dict[str, torch.nn.Module]:
-    modules = dict(engine.model.named_modules())
+    """The arm's FP8 layers; in the reference all Linears, and what is of a class of the user's own, which may do more
+    than multiply, as Megatron's parallel layers sum over ranks. Not one whose weight is an FP8 tensor alone: by which
+    scale it is multiplied, the parameter does not say."""
     reference = engine.case == engine.case.reference()
-    names = engine.originals if reference else modules
-    found = {name: modules[name] for name in names if reference or engine.is_fp8_layer(modules[name])}
-    return {name: module for name, module in found.items() if is_product(module)}
+
+    def is_asked(name: str, module: torch.nn.Module) -> bool:
+        of_torch = type(module).__module__.startswith("torch.")
+        return name in engine.originals or not of_torch if reference else engine.is_fp8_layer(module)
+
+    products = {name: module for name, module in engine.model.named_modules() if is_product(module)}
+    return {name: m for name, m in products.items() if is_asked(name, m) and not is_fp8_code(m._parameters["weight"])}
 
 
 # -- copies of weights that a load does not renew ---------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
@@ -20,7 +20,7 @@ from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
 from pytest_fp8.backends.accelerate import accelerate_precision
 from pytest_fp8.backends.base import Backend, Conversion, FusedParams, Prepared
-from pytest_fp8.backends.linears import linears, mark_skipped, observed_conversion
+from pytest_fp8.backends.linears import linears, mark_skipped, observed_conversion, other_names
 from pytest_fp8.case import Case
 from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.shipping import unship_in_arm
@@ -140,10 +140,21 @@ class Engine:
     def _observed_conversion(self) -> Conversion:
         """Convert the model. What that did besides, to weights and to layers, is told from before and after."""
         before, behaviour = weights_of(self.model), with_behaviour(self.model)
+        aliases = other_names(self.model)
         conversion = self.convert()
+        self._tell_apart(aliases, conversion)
         self.weights = before, weights_of(self.model, conversion.fused_params)
         conversion.dropped_behaviour = dropped_behaviour(behaviour, self.model, conversion.converted)
         return conversion
+
+    def _tell_apart(self, aliases: Mapping[str, str], conversion: Conversion) -> None:
+        """Account for a Linear's other name by itself where the conversion replaced the one and not the other."""
+        modules = dict(self.model.named_modules(remove_duplicate=False))
+        for alias, first in aliases.items():
+            if alias in modules and modules[alias] is not modules.get(first):
+                self.originals[alias] = self.originals[first]
+                if self.backend.is_fp8_layer(modules[alias]):
+                    conversion.converted.append(alias)
 
     def convert(self) -> Conversion:
         """Convert the model in place, or put another one in its place; gives what that was meant to do."""
