@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from helpers.evidence import arm_ledger, curves, layers_evidence, loaded, saved
+from helpers.evidence import arm_ledger, curves, layers_evidence, transfer
 from pytest_fp8.plain import PlainDataError, from_plain, to_plain
 
 
@@ -92,8 +92,8 @@ def test_a_value_of_another_kind_is_an_error_that_names_the_way_to_it(changes, s
         (layers_evidence(), "foreign"),
         (arm_ledger(), "waits"),
         (curves()[0], "movement"),
-        (saved(), "untied"),
-        (loaded(), "digests"),
+        (transfer().saved, "on_disk"),
+        (transfer().loaded, "digests"),
     ],
 )
 def test_what_an_arm_does_not_say_is_never_taken_as_healthy(record, key):
