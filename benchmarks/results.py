@@ -43,7 +43,7 @@ Each row is one case: FP8 training against its reference, the same training in B
 A dash means that the case does not ask this question, or was not asked it yet. Figures that only an earlier measurement
 has may be of a question that the suite no longer asks, such as the loss of 8B. `pytest-fp8 baselines list CASE` prints
 every stored value.
-[Findings](findings.md) says how to read the figures."""
+[Measurements](measurements.md) says how to read the figures."""
 
 BUSY = (
     "A dash: not asked, or not measured on this GPU. *(busy)*: the speedup of the time in which the GPU works; the FP8",

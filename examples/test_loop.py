@@ -56,9 +56,23 @@ def step(model, batch, optimizer, precision):
     return total
 
 
+def save(model, optimizer, folder):
+    """All that training needs to go on, into an empty folder."""
+    state = [model.state_dict(), optimizer.state_dict(), optimizer.scheduler.state_dict(), optimizer.steps]
+    torch.save(state, folder / "state.pt")
+
+
+def load(model, optimizer, folder):
+    """Puts it into a model and an optimizer of the same kind, in place. The model may be the other precision's."""
+    weights, state, schedule, optimizer.steps = torch.load(folder / "state.pt", weights_only=True)
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+    optimizer.scheduler.load_state_dict(schedule)
+
+
 @pytest.fixture
 def fp8_workload():
-    return Workload(build=Model, batch=batch, step=step, optimizer=optimizer)
+    return Workload(build=Model, batch=batch, step=step, optimizer=optimizer, save=save, load=load)
 
 
 @pytest.mark.fp8(backend="torchao", recipe="tensorwise", emulated=True, name="loop")
@@ -66,6 +80,7 @@ def test_without_a_gpu(fp8_pair):
     fp8_pair.assert_layers()
     fp8_pair.assert_numerics()
     fp8_pair.assert_loss()
+    fp8_pair.assert_checkpoints()
 
 
 @pytest.mark.fp8(backend="torchao", recipe="tensorwise", name="loop")

@@ -57,7 +57,7 @@ def at_scale(model: str, backend: str, recipe: str) -> Case:
 ONE_B = [at_scale("1b", b, r) for b, r in RECIPES]
 # 8B is not asked for its loss. At its rate of 5e-6 7.6 % of the bfloat16 weights move in twelve steps. At 2e-5 with a
 # warm-up of six steps 16.7 % do and the loss falls by 5.3 nats, but two seeds' gaps lie 0.12 nats apart (an H200,
-# docs/findings.md): a margin of 0.02 would take more seeds than a minute holds. Numerics answers there.
+# docs/measurements.md): a margin of 0.02 would take more seeds than a minute holds. Numerics answers there.
 EIGHT_B = [
     replace(case, questions=tuple(question for question in case.questions if question != "loss"))
     for case in (at_scale("8b", b, r) for b, r in RECIPES)

@@ -40,7 +40,7 @@ NOT_REPRODUCED, NOT_MEASURED = "not reproduced here", "not measured here"
 WORDS = (HELD, DID_NOT_HOLD, NOT_REPRODUCED, PARTLY, NOT_MEASURED)
 WORKS = "of the GPU's work, since the arms' steps wait for their host"
 LEARNS_TOO_LITTLE = "in the steps of a test 8B moves too few weights for a loss to say anything"
-"""docs/findings.md has the measurement."""
+"""docs/measurements.md has the measurement."""
 RULE = f"""\
 Each measurement is an interval: 99 % for a speedup, what sessions on other machines differ by included; 95 % on each
 side over seeds for a loss gap; step times of two cases and tokens per second are widened by {BETWEEN_HOSTS:.0%}, which

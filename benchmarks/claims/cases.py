@@ -65,7 +65,7 @@ LORA = [
     # With one sequence a step the host decided: 1.12x, and 0.93x where its cores had other work.
     case("8b", "transformer_engine", "current", lora=16, batch=2),
 ]
-"""What the rank of adapters costs of the speedup (docs/findings.md)."""
+"""What the rank of adapters costs of the speedup (docs/measurements.md)."""
 
 RECOMPUTED_LOOP = Case("own", "transformer_engine", "delayed", name="loop_ac", questions=())
 """The suite's own loop with ``te.checkpoint``: not measured any more. The gate's benchmark takes noise from it."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _FORMAT = {"fp8_format": "HYBRID"}
 DELAYED = {**_FORMAT, "amax_history_len": 1024, "amax_compute_algo": "max", "margin": 0}
 FILLED = 2
-"""Passes that fill delayed scaling's histories: docs/findings.md, "Delayed scaling starts without a history"."""
+"""Passes that fill delayed scaling's histories: docs/measurements.md, "Delayed scaling starts without a history"."""
 RECIPES = (
     RecipeFacts("delayed", options=DELAYED, calibration_passes=FILLED),
     RecipeFacts("current", options=_FORMAT),

@@ -44,7 +44,7 @@ TESTS_SHOWN = 3
 """Names of tests in the line about tests that did not run."""
 BUDGET = 0.05
 """Share of the asked questions that may end INCONCLUSIVE, and one at least. Of 4248 questions asked of sound models
-none did (docs/compatibility.md)."""
+none did (docs/install.md)."""
 NO_BASELINE = S.NO_BASELINE, M.NO_BASELINE
 """A question was NOT_EXERCISED because nothing is stored."""
 OURS = str(Path(__file__).parents[1])

@@ -32,8 +32,8 @@ def page() -> str:
     several = ", ".join(f"`{control.id}`" for control in gpu if control.case.gpus > 1)
     lines = [
         f"There are {len(CATALOGUE)}. {seen} were seen: in a library's source or tracker, in a user's report, or in "
-        "this project's own runs ([findings](findings.md)). The others are *constructed*: faults that the gate must "
-        "see and of which no report is known.",
+        "this project's own runs ([measurements](measurements.md)). The others are *constructed*: faults that the gate "
+        "must see and of which no report is known.",
         "",
         f"{len(CATALOGUE) - len(gpu)} run on any machine, on emulated FP8 or without an arm: `tox -e suite` runs "
         f"{commit} of them, one of each kind, and `tox -e nightly` the others. {len(gpu)} need a GPU, {several} two.",

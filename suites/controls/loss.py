@@ -180,7 +180,7 @@ fault(
     "a learning rate that moves no bfloat16 weight",
     C.SMALL_STEPS,
     Optimizers,
-    source="[8B at rate 5e-6](findings.md#eight-billion-parameters-do-not-learn-in-a-minute)",
+    source="[8B at rate 5e-6](measurements.md#eight-billion-parameters-do-not-learn-in-a-minute)",
     optimizer_made=lambda arm, made: set_rate(made, 2e-6),
     breaks=BOTH,
     verdicts=("NOT_EXERCISED",),

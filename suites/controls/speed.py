@@ -133,7 +133,7 @@ fault(
     "slow-attention",
     "the reference on a slow attention kernel",
     S.OTHER_ATTENTION,
-    source="[two cuDNN libraries](findings.md#two-cudnn-libraries)",
+    source="[two cuDNN libraries](measurements.md#two-cudnn-libraries)",
     breaks=REFERENCE,
     verdicts=INVALID,
 )
