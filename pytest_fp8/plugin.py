@@ -25,13 +25,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    marker = MARKER
-    if config.getoption("markers", False):
-        from pytest_fp8.libraries import documentation
-
-        # An installed package has no such folder; reading its metadata takes milliseconds.
-        marker = MARKER.replace("docs/options.md", documentation("options.md"))
-    config.addinivalue_line("markers", marker)
+    config.addinivalue_line("markers", MARKER)
     config.addinivalue_line("markers", SCRIPT_MARKER)
     try:
         settings = read_settings(config)

@@ -6,11 +6,9 @@ imports torch; arms start when a test first asks (:mod:`pytest_fp8.pairs`).
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,7 +83,6 @@ class Session:
         report, writes = settings.report_dir, self.runs and not self.is_worker
         self.record = Record(report / JOURNAL if report is not None and writes else None, self._begins)
         self.pairs = Pairs(settings, self.root, self.told, self._base(), self._held)
-        self.pairs.waiting = self._waiting
         if writes:
             self._require_places()
 
@@ -187,6 +184,8 @@ class Session:
         else:
             self._tell_the_record()
         self.progress = follow(self.config)
+        if self.progress is not None:
+            self.pairs.waiting = self.progress.waiting
 
     # -- each test ------------------------------------------------------------------------------------------------
 
@@ -296,11 +295,6 @@ class Session:
         if getattr(report, "when", "") == "call" and report.passed:
             return SHOWN_AS.get(getattr(report, "fp8_verdict", ""))
         return None
-
-    @contextlib.contextmanager
-    def _waiting(self, arm: str, what: str) -> Iterator[None]:
-        with self.progress.waiting(arm, what) if self.progress is not None else contextlib.nullcontext():
-            yield
 
     def _tell_the_record(self) -> None:
         """Tell what no report has taken, as of a test that was interrupted."""
@@ -427,8 +421,7 @@ class Session:
             kept = f"{report} keeps an earlier session's report: this one asked nothing of FP8"
             self.said.notes += [kept] if self.said.problems else []
         elif asked or self.said.problems:
-            with self._told_as_problems():
-                self._write_report(report, finished=not (interrupted or record.open_tests))
+            self._write_report(report, finished=not (interrupted or record.open_tests))
 
     def _ran_nothing(self) -> str:
         """Why a gate, or a session under ``--fp8-strict``, is red although no test failed; empty where it is not."""
@@ -501,19 +494,16 @@ class Session:
         self.said.problems += problems
         self.said.notes += notes
 
-    @contextlib.contextmanager
-    def _told_as_problems(self) -> Iterator[None]:
-        try:
-            yield
-        except Fp8Error as error:
-            self.said.problems.append(error.message)
-
     def _write_report(self, folder: Path, finished: bool) -> None:
         from pytest_fp8.report.files import write_beside, write_report
 
         self.record.finish(finished, self.said.problems)
-        path = write_report(folder, self.record)
-        written, notes = write_beside(folder, self.record, os.environ)
+        try:
+            path = write_report(folder, self.record)
+            written, notes = write_beside(folder, self.record, os.environ)
+        except Fp8Error as error:
+            self.said.problems.append(error.message)
+            return
         self.said.written += map(str, (path, *written))
         self.said.notes += notes
 
