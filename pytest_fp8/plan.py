@@ -75,10 +75,6 @@ class TwoArms:
         self.pool.renew(*self.pair)
         self.start()
 
-    def end(self, arm: str) -> None:
-        """End this arm's process."""
-        self.pool.renew(self.arms[arm])
-
     @property
     def takes_turns(self) -> bool:
         """Whether the arms do not fit the GPU together."""

@@ -107,6 +107,7 @@ def test_a_session_that_is_killed_leaves_what_was_known(pytester, temporary):
     assert left_in(temporary) == []
 
 
+@pytest.mark.nightly
 def test_a_controller_that_is_killed_takes_its_workers_along_and_they_leave_nothing(pytester, temporary):
     session, pids = started(pytester, temporary, "-n1")
     os.kill(session.pid, signal.SIGKILL)
