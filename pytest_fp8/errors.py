@@ -54,9 +54,6 @@ class SettingsError(Fp8Error):
 class ArmError(Fp8Error):
     """An arm's process raised, hung, ran out of memory or died: ``code`` says which."""
 
-    arm: str = ""
-    """The key of the arm that was asked; empty where a question found it out."""
-
 
 class BaselineError(Fp8Error):
     """A baseline file that is corrupt, belongs elsewhere, or cannot be written."""

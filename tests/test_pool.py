@@ -113,6 +113,11 @@ def test_processes_wait_with_their_libraries_and_none_imports_beside_an_arm(worl
     assert {process.pid for process in waiting} < pool.pids
     pair.renew()
     assert all(process.spec is not None for process in waiting), "the fresh arms"
+    world.fails[pair.case.id] = R.ARM_RAISED
+    for _ in range(2):
+        with pytest.raises(ArmError):
+            pair.renew()
+    assert any(process.answer_due for process in spares(world)), "a build that failed waits for none"
     te = PairArms(Case("1b", "transformer_engine", "current"), pool, None)
     te.start()
     assert [process.backend for process in spares(world)] == ["bf16"], "its arm says why it cannot be had"

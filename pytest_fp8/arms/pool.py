@@ -244,7 +244,7 @@ class ArmPool:
 
     def _start_build(self, arm: Arm) -> ArmProcess:
         process = self._ahead.pop(_kind(arm), None) if arm.environment is None else None
-        if process is None or not process.alive:
+        if process is None or not self._has_imported(process):
             process = self._new_process(arm.spec, arm.environment)
         try:
             process.start_build(replace(arm.spec, first_step=arm.facts.get("first_step", "")))
@@ -270,12 +270,18 @@ class ArmPool:
 
     def _end_imports(self) -> None:
         """Wait until nothing is imported any more: that would hold up the hosts of arms that are timed."""
-        for kind in [kind for kind, process in self._ahead.items() if process.answer_due]:
-            try:
+        for kind in [kind for kind, process in self._ahead.items() if not self._has_imported(process)]:
+            del self._ahead[kind]
+
+    def _has_imported(self, process: ArmProcess) -> bool:
+        """Whether a process that was started ahead can become an arm, once it has its libraries."""
+        try:
+            if process.answer_due:
                 with self.stopwatch.clock("processes started ahead", BUILD):
-                    self._ahead[kind].receive(IMPORT_SECONDS)
-            except ArmError:
-                self._ahead.pop(kind).close()
+                    process.receive(IMPORT_SECONDS)
+        except ArmError:
+            process.close()
+        return process.alive
 
     def _new_process(self, spec: ArmSpec, environment: ArmEnvironment | None = None) -> ArmProcess:
         if spec.case.backend in SCRIPTS:

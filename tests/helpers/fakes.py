@@ -146,6 +146,7 @@ class FakeProcess(FakeAnswers):
     def start_import(self) -> None: ...
 
     def start_build(self, spec: Any) -> None:
+        assert not self.answer_due, "asked to become an arm before it answered"
         self.spec = spec
 
     def receive(self, timeout: float = 0) -> Any:
