@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
-import time
+from multiprocessing import Pipe
 
 import pytest
 
@@ -62,14 +63,15 @@ def test_a_release_of_torch_without_these_processes_is_not_waited_for(monkeypatc
     assert compilers.wait() < 0.1
 
 
-def test_a_process_says_that_it_imports_nothing_more_once_these_do_not_either(monkeypatch, tmp_path):
+def test_a_process_says_that_it_imports_nothing_more_once_these_do_not_either(monkeypatch):
     ready = threading.Event()
-    monkeypatch.setattr(compilers, "wait", ready.wait)
-    imported = tmp_path / "imported"
-    telling = threading.Thread(target=main._tell, args=(imported,))
-    telling.start()
-    time.sleep(0.05)
-    assert not imported.exists()
+    monkeypatch.setattr(compilers, "wait", lambda: ready.wait() and 0.5)
+    ours, theirs = Pipe()
+    serving = threading.Thread(target=main.serve, args=(theirs, 1.0))
+    serving.start()
+    ours.send_bytes(json.dumps({"id": 1, "operation": "import", "arguments": {}}).encode())
+    assert not ours.poll(0.05)
     ready.set()
-    telling.join()
-    assert imported.exists()
+    assert json.loads(ours.recv_bytes()) == {"id": 1, "result": 0.5}
+    ours.close()
+    serving.join()
