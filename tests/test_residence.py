@@ -1,11 +1,14 @@
-"""Where two arms do not fit the GPU together, work goes by arm: how often each is built, and in which order."""
+"""Where two arms do not fit the GPU together, work goes by arm: how often each is built, in which order, and which
+questions get the error of one that fails."""
 
 from __future__ import annotations
 
 import pytest
 
-from helpers.fakes import H100, install
+from helpers.fakes import H100, FakeProcess, install
 from helpers.residence import ARMS, RECIPES, REFERENCE, noted, run
+from pytest_fp8 import ArmError
+from pytest_fp8.codes import R
 from pytest_fp8.options import FRESH_PAIRS
 
 
@@ -88,3 +91,71 @@ def test_an_update_measures_fresh_processes_and_times_each_first(pytester, monke
     assert run(pytester, "--fp8-update=first").ret == 0
     assert [arm for arm, _ in told.asked] == [REFERENCE, ARMS[0], REFERENCE] * FRESH_PAIRS
     assert all(operations[0] == "blocks" for _, operations in told.asked)
+
+
+def fails(monkeypatch, operation, code, arm=ARMS[0]):
+    """The arm ends in an error of this code when it is asked that; one that died or hung ends its process."""
+    real = getattr(FakeProcess, operation)
+
+    def failing(self, *arguments, **named):
+        if self.spec.case.id == arm:
+            if code in (R.ARM_DIED, R.ARM_HUNG):
+                self.close()
+            raise ArmError(code, f"it {code.slug} while it was asked to {operation}")
+        return real(self, *arguments, **named)
+
+    monkeypatch.setattr(FakeProcess, operation, failing)
+
+
+@pytest.mark.parametrize(
+    ("code", "builds"), [(R.ARM_RAISED, 3), (R.OUT_OF_MEMORY, 3), (R.ARM_DIED, 4), (R.ARM_HUNG, 4)]
+)
+def test_an_arm_that_fails_in_one_question_answers_the_others(pytester, monkeypatch, told, code, builds):
+    install(monkeypatch, H100)
+    fails(monkeypatch, "numerics", code)
+    result = run(pytester)
+    result.stdout.fnmatch_lines([f"*it {code.slug} while it was asked to numerics*", "*FAILED *test_numerics*"])
+    result.assert_outcomes(failed=1, passed=4)
+    assert len(told.order) == builds
+    assert told.alive == 0
+
+
+@pytest.mark.parametrize("operation", ["blocks", "layers", "save", "load"])
+def test_what_several_questions_need_fails_each_of_them_and_no_other(pytester, monkeypatch, told, operation):
+    install(monkeypatch, H100)
+    fails(monkeypatch, operation, R.ARM_RAISED)
+    result = run(pytester)
+    need = {
+        "blocks": {"test_speedup", "test_faster"},
+        "layers": {"test_layers", "test_numerics", "test_speedup", "test_faster"},
+    }.get(operation, {"test_checkpoints"})
+    assert {line.split("::")[1].split("[")[0] for line in result.outlines if line.startswith("FAILED")} == need
+
+
+def test_an_arm_that_cannot_be_built_gives_all_questions_its_error(pytester, monkeypatch, told):
+    world = install(monkeypatch, H100)
+    world.fails[ARMS[0]] = R.ARM_DIED
+    result = run(pytester, recipes=RECIPES[:2])
+    failed = [line for line in result.outlines if line.startswith(("FAILED", "ERROR "))]
+    assert len(failed) == 7
+    assert all(ARMS[0] in line for line in failed)
+    assert [arm for arm, _ in told.asked].count(ARMS[1]) == 1
+    assert told.alive == 0
+
+
+def test_an_error_of_the_reference_is_no_evidence_for_the_next_case(pytester, monkeypatch, told):
+    install(monkeypatch, H100)
+    real, left = FakeProcess.memory, [1]
+
+    def once(self):
+        if not self.is_fp8 and left:
+            left.pop()
+            raise ArmError(R.ARM_RAISED, "it raised once")
+        return real(self)
+
+    monkeypatch.setattr(FakeProcess, "memory", once)
+    result = run(pytester, recipes=RECIPES[:2])
+    failed = [line for line in result.outlines if line.startswith("FAILED")]
+    assert len(failed) == 1
+    assert ARMS[0] in failed[0]
+    assert "test_memory" in failed[0]
