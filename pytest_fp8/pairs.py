@@ -12,7 +12,6 @@ from pytest_fp8.options import Settings
 from pytest_fp8.report.record import Notes
 
 if TYPE_CHECKING:
-    from pytest_fp8.arms.pair import PairArms
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.baselines.store import Folder
     from pytest_fp8.case import Case
@@ -42,7 +41,6 @@ class Pairs:
         self.waiting: Waiting | None = None
         """Tells a person what is waited for, (arm, operation), while its block runs."""
         self._pool: ArmPool | None = None
-        self._arms: dict[tuple[str, str], PairArms] = {}
         self._pairs: dict[tuple[str, str, tuple[object, ...]], Fp8Pair] = {}
         self._sides: Sides | None = None
         self._spreads: dict[str, Components] = {}
@@ -116,10 +114,11 @@ class Pairs:
         return pair
 
     def _made(self, kind: type[P], case: Case, workload: Workload | None, shipped: str | None, model: str) -> P:
+        from pytest_fp8.arms.pair import PairArms
         from pytest_fp8.baselines.store import baseline_path, held_against
         from pytest_fp8.workload import case_digest
 
-        arms = self._arms_of(case, shipped, model)
+        arms = PairArms(case, self.pool(), shipped, model)
         digest = arms.digest
         if workload is not None:
             arms.start()
@@ -143,14 +142,6 @@ class Pairs:
 
             self.notes.gathers(case.id, arms.digest, lambda: evidence_of(arms, pair.loss_evidence))
         return pair
-
-    def _arms_of(self, case: Case, shipped: str | None, model: str) -> PairArms:
-        from pytest_fp8.arms.pair import PairArms
-
-        key = (case.id, case.digest(model))
-        if key in self._arms:
-            return self._arms[key].judged_as(case)
-        return self._arms.setdefault(key, PairArms(case, self.pool(), shipped, model))
 
     @property
     def gated_cases(self) -> int:

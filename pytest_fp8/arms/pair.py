@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from copy import copy
 from dataclasses import replace
 
 from pytest_fp8.arms.pool import Arm, ArmPool
@@ -29,12 +28,6 @@ class PairArms(TwoArms):
         self.fp8 = make_arm(case, pool, workload, fingerprint, fp8_control, own_process=case.backend == "bf16")
         self.bf16 = make_arm(case.reference(), pool, workload, fingerprint, reference_control)
         super().__init__(case, pool, self.bf16, self.fp8)
-
-    def judged_as(self, case: Case) -> PairArms:
-        """The same arms for a case that differs in *gate* fields alone."""
-        judged = copy(self)
-        judged.case = case
-        return judged
 
 
 def beside_another(arms: TwoArms, recipe: str, leave: tuple[str, ...]) -> TwoArms:
