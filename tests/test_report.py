@@ -47,6 +47,7 @@ def test_a_session_writes_a_report_that_is_read_again(session):
     evidence = [row.evidence for row in report.entries.values()]
     assert any(curve.bf16 and len(curve.bf16) == len(curve.fp8) for each in evidence for curve in each.curves)
     assert {kind for each in evidence for layer in each.layers for kind in layer.ran.values()} >= {"fp8"}
+    assert {"build", "blocks", "layers"} <= set(report.durations["waited"]["tiny-bf16"])
     told = (session / "report.json").read_text()
     assert write_report(session, report).read_text() == told
     text = (session.parent / "junit.xml").read_text()

@@ -21,7 +21,7 @@ import pytest
 from control_runner import ControlRunner
 from controls.catalogue import CATALOGUE
 from controls.scripts import TRAIN, Run, runs
-from helpers.watching import PythonWithTorch, environment
+from helpers.watching import PythonWithTorch
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.case import OWN, Case
@@ -50,7 +50,7 @@ def pool():
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
     process = PythonWithTorch(tmp_path_factory.mktemp("python"))
-    yield process.command
+    yield process
     process.close()
 
 
@@ -60,7 +60,7 @@ def forked(python):
 
     def started(script):
         words = script.command[1:] if script.command[0] == sys.executable else ()
-        return replace(script, command=(*python, *words)) if words else script
+        return replace(script, command=(*python.command, *words)) if words else script
 
     return started
 
@@ -119,18 +119,11 @@ def test_both_are_timed_in_turns(sound):
 
 def test_a_run_is_as_it_would_be_alone(sound, python, tmp_path):
     """Its losses are those of a run that nobody holds."""
-    alone, printed = tmp_path / "alone.py", tmp_path / "printed"
     told = Path(TRAIN).read_text().replace("    optimizer.step()\n", "    print(loss.item())\n    optimizer.step()\n")
-    alone.write_text(told)
-    with printed.open("w") as output:
-        subprocess.run(
-            [*python, alone, "--steps", "13"],
-            env=environment(PYTEST_FP8_WATCH_FOLDER=str(tmp_path), KINETO_LOG_LEVEL="6"),
-            stdout=output,
-            check=True,
-        )
+    (tmp_path / "alone.py").write_text(told)
+    python.watched(tmp_path / "alone.py", "--steps", "13", FP8_WATCH_STEPS="2")
     held = sound._arms.bf16.request("losses", steps=12)
-    assert held == [float(line) for line in printed.read_text().split()][1:13]
+    assert held == [float(line) for line in (tmp_path / "printed").read_text().split()][1:13]
 
 
 # -- decisions on evidence --------------------------------------------------------------------------------------------
@@ -276,7 +269,7 @@ def test_a_mark_that_is_wrong_says_so(command, words, said):
 def test_a_test_for_each_question(pytester, python):
     pytester.makepyfile(
         f"import pytest\n\n"
-        f"@pytest.mark.fp8_script({[*python, TRAIN]!r}, fp8=['--fp8'], emulated=True, share=0.9)\n"
+        f"@pytest.mark.fp8_script({[*python.command, TRAIN]!r}, fp8=['--fp8'], emulated=True, share=0.9)\n"
         "def test_script(fp8_script):\n    fp8_script()\n"
     )
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-v", "--fp8-report=report")
@@ -325,7 +318,7 @@ def test_a_script_is_timed_beside_that_of_base(tmp_path, monkeypatch, python, sl
     path.write_text(sleeps.replace("time.sleep(0.05)", f"time.sleep({0.05 + slower})"))
     subprocess.run([*git, "commit", "-qam", "head", "--allow-empty"], cwd=tmp_path, check=True)
     monkeypatch.chdir(tmp_path)
-    script = Script((*python, "train.py"), (), ("--fp8",))
+    script = Script((*python.command, "train.py"), (), ("--fp8",))
     case = Case(OWN, SCRIPT, "none", questions=QUESTIONS, name="train")
     pool = ArmPool(None)
     with ExitStack() as held:

@@ -161,12 +161,12 @@ def properties(case: str, verdict: str, answers: Sequence[Answer]) -> list[tuple
 
 
 def told_verdict(report: Any, answers: Sequence[Answer]) -> str:
-    """The verdict of a test, shown in place of PASSED: the worst of its answers; of one that failed otherwise FAIL.
-    ``report``: pytest's, of its call."""
+    """The verdict of a test, shown in place of PASSED: the worst of its answers; FAIL of one that failed, also as
+    expected where its answers pass. ``report``: pytest's, of its call."""
     if report.skipped and not hasattr(report, "wasxfail"):
         return "NOT_EXERCISED"
     worst = min((each.verdict for each in answers), key=WORST_FIRST.index, default="PASS")
-    return "FAIL" if worst in ("PASS", "IMPROVED") and not report.passed else worst
+    return "FAIL" if report.failed or (report.skipped and worst in ("PASS", "IMPROVED")) else worst
 
 
 def add_rows(config: Any, answer: Answer, record: Record) -> None:

@@ -115,47 +115,6 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, **quiet, "PYTHONPATH": root, **more}
 
 
-FORKS = """
-import json, os, runpy, sys
-import torch
-from pytest_fp8.watch.start import start
-
-for line in sys.stdin:
-    asked = json.loads(line)
-    if os.fork() == 0:
-        os.environ.update(asked["variables"])
-        start(sys.modules["torch.optim.optimizer"], asked["folder"])
-        runpy.run_path(asked["script"], run_name="__main__")
-        sys.stdout.flush()
-        os._exit(0)
-    os.wait()
-    print("done", flush=True)
-"""
-
-
-class Forked:
-    """Scripts run and watched in forks of one process that has torch, instead of each importing it."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-c", FORKS]
-        self.process = subprocess.Popen(
-            command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def watched(self, path: Path, **variables: str) -> Training:
-        """What is said of a script's only training."""
-        asked = {"script": str(path), "folder": str(path.parent), "variables": variables}
-        print(json.dumps(asked), file=self.process.stdin, flush=True)
-        for line in self.process.stdout:
-            if line == "done\n":
-                break
-        (training,) = [judge(evidence) for evidence in evidence_in(path.parent)]
-        return training
-
-    def close(self) -> None:
-        self.process.communicate()
-
-
 def watch(folder: Path, *command: str | Path, options: tuple[str, ...] = (), **more: str):
     """(the ended process, its JSON or ``None``) of ``pytest-fp8 watch`` on a command of Python's arguments."""
     file = folder / "watched.json"
@@ -242,3 +201,11 @@ class PythonWithTorch:
         self.process.kill()
         self.process.wait()
         self.process.stdout.close()
+
+    def watched(self, path: Path, *words: str, **variables: str) -> Training:
+        """What is said of a script's only training. What it prints is in the file ``printed`` beside it."""
+        env = environment(PYTEST_FP8_WATCH_FOLDER=str(path.parent), KINETO_LOG_LEVEL="6", **variables)
+        with (path.parent / "printed").open("w") as printed:
+            subprocess.run([*self.command, path, *words], env=env, stdout=printed, check=True)
+        (training,) = [judge(evidence) for evidence in evidence_in(path.parent)]
+        return training
