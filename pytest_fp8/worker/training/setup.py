@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import random
-import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -45,8 +44,6 @@ class TrainingSetup:
         """The workload's batches that were drawn last and first."""
         self._built: Callable[[], torch.nn.Module | None] = lambda: None
         """The model that the workload gave last, while it is there."""
-        self._trainable = True
-        """Whether it can be trained."""
         self._kept: tuple[int, SeedValues] | None = None
         """A seed and the values of the model that was built for it, in the host's memory."""
         self._hung: dict[torch.nn.Parameter, set[int]] = {}
@@ -74,7 +71,6 @@ class TrainingSetup:
             fp8 = [name for name, each in model.named_modules() if type(each).__module__.startswith("torchao.float8")]
             if fp8:
                 raise WorkloadError("built_in_fp8", layers=", ".join(fp8[:4]))
-            self._trainable = trainable(model)
             model = (model.to(self.device) if self.case.autocast else _in_bfloat16(model, self.device)).train()
         if self.case.lora:
             torch.manual_seed(seed + 1)
@@ -123,7 +119,7 @@ class TrainingSetup:
         """The forward pass up to the loss."""
         if self.own is None:
             return training.language_model_loss(self.case.compile)
-        return checked_loss(self.own, lambda: self._trainable)
+        return checked_loss(self.own)
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         """A new optimizer of the model's parameters. Raises :class:`WorkloadError`."""
@@ -137,7 +133,7 @@ class TrainingSetup:
             self._hung = {parameter: hooks_of(parameter).keys() - keys for parameter, keys in before.items()}
             return made
         if self.own is not None:
-            require_trainable(model, self._trainable)
+            require_trainable(model)
         return training.adamw(model.parameters(), self._learning_rate())
 
     def _learning_rate(self) -> float:
@@ -224,19 +220,19 @@ def converted(convert: Callable[[Any], Any], model: torch.nn.Module) -> torch.nn
     raise WorkloadError("no_model_converted", function=name_of(convert), given=described(given))
 
 
-def checked_loss(own: Workload, was_trainable: Callable[[], bool]) -> training.LossFunction:
-    """The workload's loss, which raises :class:`WorkloadError` where it returns no loss. ``was_trainable``: whether
-    ``build()`` gave a model that can be trained."""
+def checked_loss(own: Workload) -> training.LossFunction:
+    """The workload's loss, or what its model gives for the batch; raises :class:`WorkloadError` where that is none."""
+    loss_of = own.loss or training.default_loss
 
     def checked(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        loss = own.loss(model, batch) if own.loss is not None else _models_own_loss(model, batch)
+        loss: Any = loss_of(model, batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             seen = described(loss)
         elif torch.is_grad_enabled() and not loss.requires_grad:
             seen = "a tensor without a gradient, detached from the model or made without it"
         else:
             return loss
-        require_trainable(model, was_trainable())
+        require_trainable(model)
         raise WorkloadError(
             "no_loss", function=f"the loss {name_of(own.loss)}" if own.loss else type(model).__name__, given=seen
         )
@@ -244,30 +240,10 @@ def checked_loss(own: Workload, was_trainable: Callable[[], bool]) -> training.L
     return checked
 
 
-def require_trainable(model: torch.nn.Module, was: bool) -> None:
-    """Asked where nothing can be trained without: a user's own optimizer and step may unfreeze a model later. ``was``:
-    whether ``build()`` gave a model that can be trained."""
-    if not trainable(model):
-        count = sum(1 for _ in model.parameters())
-        raise WorkloadError("trainable_lost" if was else "frozen", kind=type(model).__name__, count=count)
-
-
-def trainable(model: torch.nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in model.parameters())
-
-
-def _models_own_loss(model: torch.nn.Module, batch: Any) -> Any:
-    """What the model gives for the batch. Raises :class:`WorkloadError` where it cannot be called with it."""
-    try:
-        return training.default_loss(model, batch)
-    except (TypeError, AttributeError) as error:
-        # A model that is called with the wrong arguments fails before its own first line.
-        uncalled = traceback.extract_tb(error.__traceback__)[-1].name in ("default_loss", "_call_impl")
-        if not isinstance(batch, (list, tuple)) and not uncalled:
-            raise
-        how = "the dict's keys as names" if isinstance(batch, Mapping) else "the whole batch as its one argument"
-        facts = {"kind": type(model).__name__, "how": how, "batch": described(batch), "error": error}
-        raise WorkloadError("not_called", **facts) from error
+def require_trainable(model: torch.nn.Module) -> None:
+    """Asked where nothing can be trained without: a user's own optimizer and step may unfreeze a model later."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise WorkloadError("frozen", kind=type(model).__name__, count=sum(1 for _ in model.parameters()))
 
 
 def optimizer_of(function: Callable[[Any], Any], model: torch.nn.Module) -> torch.optim.Optimizer:
