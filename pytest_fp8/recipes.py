@@ -144,12 +144,11 @@ SCRIPTS: Mapping[str, type[BackendFacts]] = {kind.name: kind for kind in (Script
 
 @cache
 def backend_type(name: str) -> type[BackendFacts]:
-    """The class of the backend of that name, long or short: what it says of itself. Raises ``KeyError``, and
-    :class:`SettingsError` where the package that has it cannot be imported."""
+    """The class of the backend of that name, long or short: what it says of itself. Raises ``KeyError``."""
     if name in SCRIPTS:
         return SCRIPTS[name]
     if name in _entries():
-        return _loaded(_entries()[name])
+        return _entries()[name].load()  # type: ignore[no-any-return]
     return {kind.short: kind for kind in types() if kind.short}[name]
 
 
@@ -175,31 +174,13 @@ def library_of(name: str) -> str:
 
 def types() -> list[type[BackendFacts]]:
     """All installed backends, those of a library's own before those that go through another."""
-    found = [_loaded(entry) for entry in _entries().values()]
+    found: list[type[BackendFacts]] = [entry.load() for entry in _entries().values()]
     return sorted(found, key=lambda kind: (kind.library not in ("", kind.name), kind.name))
 
 
 @cache
 def _entries() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
-
-
-def _loaded(entry: EntryPoint) -> type[BackendFacts]:
-    package = entry.dist.name if entry.dist is not None else "its package"
-    try:
-        found = entry.load()
-        seen = repr(found)
-    except Exception as error:
-        found, seen = None, f"{type(error).__name__}: {error}"
-    if not (isinstance(found, type) and issubclass(found, BackendFacts) and found.name == entry.name):
-        refuse(
-            R.BAD_VALUE,
-            f"the entry point {entry.name!r} of {GROUP}",
-            expected=f"{entry.value}: a subclass of pytest_fp8.backends.base.Backend with name = {entry.name!r}",
-            seen=seen,
-            next_step=f"mend {package}, or pip uninstall {package}",
-        )
-    return found
 
 
 def recipe_facts(backend: str, name: str) -> RecipeFacts:

@@ -108,13 +108,9 @@ def test_a_frozen_weight_may_be_kept_for_good():
         net.up.requires_grad_(False)
         return net
 
-    engine = serve(CASE, build=build, batch=saved.batch, loss=loss, convert=caching("backward")).engine
-    assert stale_after_a_load_of_other_weights(engine) == ["down"]
-
-
-def stale_after_a_load_of_other_weights(engine):
     import torch
 
+    engine = serve(CASE, build=build, batch=saved.batch, loss=loss, convert=caching("backward")).engine
     state = {name: value.clone() for name, value in engine.model.state_dict().items()}
     with torch.no_grad():
         for parameter in engine.model.parameters():
@@ -122,7 +118,7 @@ def stale_after_a_load_of_other_weights(engine):
     watch = StaleCopies(engine)
     watch.before()
     engine.model.load_state_dict(state)
-    return watch.stale()
+    assert watch.stale() == ["down"]
 
 
 def test_of_a_model_that_cannot_be_evaluated_the_pass_says_so():

@@ -21,7 +21,7 @@ from pytest_fp8.worker.record.recorder import StepRecorder
 from pytest_fp8.worker.record.tables import layer_table
 from pytest_fp8.worker.run.engine import Engine
 from pytest_fp8.worker.tensors import digests
-from pytest_fp8.zoo import data, folder
+from pytest_fp8.zoo import data
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +72,7 @@ def engine(library):
 
 
 def test_a_folder_holds_what_a_loader_asks_for(tmp_path):
-    folder.write_model("micro", tmp_path, seed=0, device="cpu")
+    unsloth.write_model("micro", tmp_path, seed=0, device="cpu")
     assert "causal_sdpa" not in (tmp_path / "config.json").read_text()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
     assert len(tokenizer) == 256, "one more than the model has and a loader grows the model"

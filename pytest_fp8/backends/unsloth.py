@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 BASE_SEED = 0
 """The base is frozen and takes long to load, so every seed uses the same; a seed draws the adapters and the data."""
+SPECIAL = ("<|pad|>", "<|begin|>", "<|end|>")
+"""Special tokens in the order of their ids; begin and end have the ids of a Llama configuration."""
 SAMPLE_ROWS = 256
 """Input rows on which a fused function's product is compared with high precision."""
 
@@ -264,8 +266,6 @@ def model_folder(case: Case, device: str) -> Iterator[Path]:
     The library caches the quantized model on disk under the folder's name, and would use it for another model of the
     same name. The copy is removed before and after.
     """
-    from pytest_fp8.zoo.folder import write_model
-
     with tempfile.TemporaryDirectory(prefix="fp8-unsloth-") as made:
         folder = Path(case.weights or made)
         if case.weights is None:
@@ -298,3 +298,35 @@ def _free(device: str) -> None:
     gc.collect()
     if device.startswith("cuda"):
         torch.cuda.empty_cache()
+
+
+def write_model(name: str, folder: Path, *, seed: int, device: str) -> None:
+    """The model ``name`` with the weights of ``seed``, as ``config.json``, safetensors and a tokenizer.
+
+    The configuration names no attention function: the suite's own is registered in this process only.
+    """
+    from pytest_fp8.zoo import models
+
+    model = models.build(name, seed=seed, device=device)
+    model.save_pretrained(folder)  # type: ignore[operator]
+    tokenizer(model.config.vocab_size).save_pretrained(folder)  # type: ignore[union-attr,arg-type]
+
+
+def tokenizer(vocab: int) -> Any:
+    """A byte-level tokenizer of ``vocab`` entries: the special ones, the bytes as far as they fit, then fillers.
+
+    Nothing is tokenized with it. Loaders read it all the same, and enlarge the embedding of a model whose tokenizer has
+    no padding token or more entries than the model.
+    """
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    fillers = (f"<|{index}|>" for index in range(vocab))
+    entries = [*SPECIAL, *letters, *fillers][:vocab]
+    made = Tokenizer(BPE(vocab={entry: index for index, entry in enumerate(entries)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    pad, begin, end = SPECIAL
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token=pad, bos_token=begin, eos_token=end)
