@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pytest_fp8.baselines.check import Note
@@ -83,22 +83,30 @@ def print_list(baselines: Sequence[Baseline], sessions: bool = False) -> None:
     origins: dict[str, int] = {}
     rows = []
     for stored in baselines:
-        shown_sessions = zip(stored.sessions, _marks(stored), strict=True) if sessions else [(stored.newest, [])]
-        for session, marks in shown_sessions:
+        before = None
+        for session in stored.sessions if sessions else [stored.newest]:
             values = session.metrics if sessions else {name: stored.values(name) for name in stored.metrics}
+            marks = _marks(before, session) if sessions else []
             text = f"{session.origin}, {libraries_of(session)}: {'; '.join([session.reason or '-', *marks])}"
             number = origins.setdefault(text, len(origins) + 1)
-            rows.append([stored.case, stored.gpu, *_cells(values), str(number)])
+            speed = values.get("speedup", ())
+            figures = (_told(name, values.get(name)) for name in ("fp8_share", "memory_ratio", "loss_gap"))
+            rows.append([stored.case, stored.gpu, _interval(speed), str(len(speed) or "-"), *figures, str(number)])
+            before = session
     print_table(LIST_COLUMNS, rows)
     for origin, number in origins.items():
         print(f"from {number}: {origin}")
 
 
-def _cells(values: Mapping[str, Sequence[Any]]) -> list[str]:
-    speed = values.get("speedup")
-    metrics = ("fp8_share", "memory_ratio", "loss_gap")
-    shares = [shown(METRICS[name].unit, level(name, values[name])) if values.get(name) else "-" for name in metrics]
-    return [interval(speed), str(len(speed)) if speed else "-", *shares]
+def _marks(before: StoredSession | None, session: StoredSession) -> list[str]:
+    """What sets a session apart from the one before it: another library or driver, a new level, another way of
+    measuring."""
+    found = [] if before is None else [f"since the session before: {text}" for text in differing(before, session)]
+    if session.measurement != MEASUREMENT:
+        found.append(f"taken another way: measurement {session.measurement}, today's is {MEASUREMENT}")
+    if session.starts:
+        found.append(f"a new level of {', '.join(session.starts)} begins: earlier sessions are not gated on")
+    return found
 
 
 def libraries_of(session: StoredSession) -> str:
@@ -108,38 +116,23 @@ def libraries_of(session: StoredSession) -> str:
 
 
 def speedup_of(baseline: Baseline) -> str:
-    """The stored speedup with its interval."""
-    return interval(baseline.values("speedup") if "speedup" in baseline.metrics else None)
+    """The stored speedup with its 99 % interval."""
+    return _interval(baseline.values("speedup"))
 
 
-def interval(speedups: Sequence[Any] | None) -> str:
-    """The speedup of these processes with its 99 % interval."""
+def shown_or_dash(baseline: Baseline, metric: str) -> str:
+    return _told(metric, baseline.values(metric))
+
+
+def _interval(speedups: Sequence[Any]) -> str:
     if not speedups:
         return "-"
     speed = estimate_of(speedups)
     return "{:.3f}x [{:.3f}, {:.3f}]".format(speed.ratio, *speed.interval)
 
 
-def shown_or_dash(baseline: Baseline, metric: str) -> str:
-    values = baseline.values(metric)
+def _told(metric: str, values: Sequence[Any] | None) -> str:
     return shown(METRICS[metric].unit, level(metric, values)) if values else "-"
-
-
-def _marks(baseline: Baseline) -> list[list[str]]:
-    """For each session what sets it apart: another library or driver, a new level, another way of measuring."""
-    marks: list[list[str]] = []
-    before: StoredSession | None = None
-    for session in baseline.sessions:
-        found: list[str] = []
-        if session.measurement != MEASUREMENT:
-            found.append(f"taken another way: measurement {session.measurement}, today's is {MEASUREMENT}")
-        if session.starts:
-            found.append(f"a new level of {', '.join(session.starts)} begins: earlier sessions are not gated on")
-        if before is not None:
-            found += [f"since the session before: {text}" for text in differing(before, session)]
-        marks.append(found)
-        before = session
-    return marks
 
 
 def print_diff(revisions: Sequence[Revision], removed: Sequence[str]) -> None:
