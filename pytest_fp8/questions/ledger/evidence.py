@@ -150,7 +150,7 @@ class ArmLedger:
     operators: Mapping[str, Mapping[str, int]]
     """Owner -> ``operator dtype`` -> calls in the forward pass, without views and casts."""
     waits: Mapping[str, Mapping[str, int]]
-    """Owner -> phase -> how often the host waited for a value or for the GPU."""
+    """Owner -> phase -> how often the host waited for a value."""
     backward: int
     stepped: int
     gradients: Sequence[str]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -91,7 +90,7 @@ class Event:
     counted: bool = False
     """Whether it is compared between the arms by its number: no view, no copy, no library's own."""
     waits: bool = False
-    """Whether the host waits for it, and mostly for a value, by which it may decide."""
+    """Whether the host waits for its value, by which it may decide."""
     chooses: bool = False
     """Whether the number of rows that it gave follows from content."""
     state: str = ""
@@ -123,8 +122,6 @@ class StepTable:
         return self.calls[event.call].module if event.call >= 0 else OUTSIDE
 
 
-WAIT = "wait"
-"""A wait for the GPU, or a sleep, that gives no value."""
 READ = "_local_scalar_dense"
 """What ``.item()``, ``float(tensor)`` and ``if tensor:`` call: the host waits for the value."""
 VIEWS = """
@@ -194,7 +191,7 @@ class StepRecorder(TorchDispatchMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow the modules' calls, what checkpointing recomputes, and functions that wait for the GPU.
+        """Follow the modules' calls, what checkpointing recomputes, and Transformer Engine's products.
 
         Calls are not followed by hooks: the libraries' own hooks and compiled layers are left as they are. Of modules
         whose ``forward`` is called directly, those that multiply are seen.
@@ -214,8 +211,6 @@ class StepRecorder(TorchDispatchMode):
             stack.enter_context(around_backward(self._backward_pass))
             stack.enter_context(watch_recomputation(self._recomputation))
             stack.enter_context(watch_transformer_engine(self._note_te))
-            for home, name in ((torch.cuda, "synchronize"), (torch.cuda.Event, "synchronize"), (time, "sleep")):
-                stack.enter_context(replaced(home, name, self._waiting(getattr(home, name))))
             if self._backend is not None:
                 stack.enter_context(self._backend.watch_fused_functions(self._model, self._note_fused))
             yield
@@ -391,14 +386,6 @@ class StepRecorder(TorchDispatchMode):
             event = Event(self._phase(), self._owner(), "te", ())
             event.products = [te_product(event.phase, label, "")]
             self.table.events.append(event)
-
-    def _waiting(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self.part and self._of_the_step():
-                self.table.events.append(Event(self._phase(), self._owner(), WAIT, (), waits=True))
-            return real(*args, **kwargs)
-
-        return call
 
 
 def _weight_of(operands: Sequence[torch.Tensor], layers: Mapping[str, torch.nn.Module], phase: str) -> str:

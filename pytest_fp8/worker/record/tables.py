@@ -15,7 +15,7 @@ from pytest_fp8.questions.ledger.evidence import Collective, Draw, ModuleCalls, 
 from pytest_fp8.questions.loss.evidence import ProductCount
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
 from pytest_fp8.worker.record.profile import profile_step
-from pytest_fp8.worker.record.recorder import WAIT, Call, Event, StepRecorder, StepTable
+from pytest_fp8.worker.record.recorder import Call, Event, StepRecorder, StepTable
 from pytest_fp8.worker.record.trace import kind_of
 from pytest_fp8.worker.tensors import plain_name
 
@@ -97,7 +97,7 @@ def wire_of(table: StepTable) -> list[Collective]:
 
 def may_route(table: StepTable) -> bool:
     """Whether the host read a value, or an operator gave fewer rows than it was given: sizes may follow from it."""
-    return any(event.chooses or (event.waits and event.operator != WAIT) for event in table.events)
+    return any(event.chooses or event.waits for event in table.events)
 
 
 def work_of(table: StepTable) -> Mapping[str, Counter[str]]:
