@@ -128,7 +128,7 @@ def _moved(engine: Engine, record: Recorded, batch: Sequence[TensorNote]) -> tup
     found: list[StepNotes] = []
     for draw, by in enumerate((0.0, *MOVES)):
         found.append(StepNotes(engine))
-        with moved_weights(engine, draw, by, beside=seen.recorder.adopted):
+        with moved_weights(engine, draw, by):
             observed_step(engine, found[-1])
     repeated, *moved = [_digests(each.table.entered) for each in found]
     follows = {digest for digest in made & repeated if not all(digest in each for each in moved)}

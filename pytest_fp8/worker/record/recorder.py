@@ -157,7 +157,7 @@ class StepRecorder(TorchDispatchMode):
         self.table = StepTable(watched=backend is None or not backend.brings_model)
         self.layers = {plain_name(name): module for name, module in model.named_modules() if is_product(module)}
         """Those of the model that multiply their input by a weight."""
-        self.adopted: list[torch.nn.Module] = []
+        self._adopted: list[torch.nn.Module] = []
         """Modules that were called and are no part of the model."""
         self.on_first_call: Callable[[], None] = lambda: None
         """Called when the first module is called in the forward part."""
@@ -286,9 +286,9 @@ class StepRecorder(TorchDispatchMode):
 
     def _adopt(self, module: torch.nn.Module) -> None:
         """Name a module that is no part of the model, and its children."""
-        prefix = f"({type(module).__qualname__.rpartition('.')[2]} {len(self.adopted) + 1})"
+        prefix = f"({type(module).__qualname__.rpartition('.')[2]} {len(self._adopted) + 1})"
         # Kept, so that no later module gets the same id.
-        self.adopted.append(module)
+        self._adopted.append(module)
         for name, child in module.named_modules():
             self._names.setdefault(id(child), f"{prefix}.{name}".rstrip("."))
 

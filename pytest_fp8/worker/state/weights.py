@@ -4,7 +4,7 @@ moves products. So is what Linears are given."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -79,15 +79,12 @@ def factors(values: torch.Tensor, seed: int, by: float) -> torch.Tensor:
 
 
 @contextmanager
-def moved_weights(
-    engine: Any, seed: int, by: float = PERTURBATION, beside: Sequence[torch.nn.Module] = ()
-) -> Iterator[Callable[[], None]]:
-    """While open, the weights of all Linears are moved, also those of modules ``beside`` the model; ``seed`` draws how.
-    They are put back at the end, or before, by what this gives: a training step goes forward and backward with moved
-    weights, and its optimizer steps the arm's own. What an optimizer has changed by then stays changed."""
+def moved_weights(engine: Any, seed: int, by: float = PERTURBATION) -> Iterator[Callable[[], None]]:
+    """While open, the weights of all Linears are moved; ``seed`` draws how. They are put back at the end, or before, by
+    what this gives: a training step goes forward and backward with moved weights, and its optimizer steps the arm's
+    own. What an optimizer has changed by then stays changed."""
     modules = dict(engine.model.named_modules())
     linears = [modules[name] for name in engine.originals]
-    linears += [each for module in beside for each in module.modules() if isinstance(each, torch.nn.Linear)]
     weights = {id(w): w for module in linears if (w := module._parameters.get("weight")) is not None}
     undo: list[Callable[[], None]] = []
 
