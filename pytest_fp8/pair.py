@@ -120,9 +120,10 @@ class Fp8Pair:
         """Does FP8 compute what it should: operand formats, each layer's products, gradients against BF16's."""
         return self._decide("numerics")
 
-    def loss(self) -> Decision:
-        """Is the loss still right: curves of several seeds against BF16's."""
-        return self._decide("loss")
+    def loss(self, steps: int | None = None) -> Decision:
+        """Is the loss still right: curves of several seeds against BF16's. ``steps``: of each curve, by default the
+        case's own; no baseline stores what curves of another length gave."""
+        return self._decide("loss", None if steps is None else field_value("steps", steps))
 
     def faster(self, floor: float | None = None) -> Decision:
         """Is FP8 faster than BF16 by the floor: ``floor`` times, by default the case's own."""
@@ -166,9 +167,9 @@ class Fp8Pair:
         """As :meth:`assert_layers`, of :meth:`numerics`."""
         return self._require("numerics", self.numerics)
 
-    def assert_loss(self) -> Decision:
+    def assert_loss(self, steps: int | None = None) -> Decision:
         """As :meth:`assert_layers`, of :meth:`loss`."""
-        return self._require("loss", self.loss)
+        return self._require("loss", partial(self.loss, steps))
 
     def assert_faster(self, floor: float | None = None) -> Decision:
         """As :meth:`assert_layers`, of :meth:`faster`."""
@@ -212,17 +213,17 @@ class Fp8Pair:
             decision = blame_in_ledger(decision, (yield from self._ledgers()))
         return decision, []
 
-    def _loss(self, _: float | None) -> Asking[Answer]:
-        decision = check_loss((yield from self.loss_evidence()))
+    def _loss(self, steps: float | None) -> Asking[Answer]:
+        decision = check_loss((yield from self.loss_evidence(int(steps or 0))))
         decision = unless_unlike(decision, (yield from self._ledgers()))
         figures = decision.figures
         assert isinstance(figures, LossFigures)
-        return decision, [("loss_gap", list(figures.gaps), figures.margin)]
+        return decision, [("loss_gap", list(figures.gaps), figures.margin)] if steps is None else []
 
-    def loss_evidence(self) -> Asking[LossEvidence]:
-        """Curves for the case's seeds, and for further ones while these do not decide."""
+    def loss_evidence(self, steps: int = 0) -> Asking[LossEvidence]:
+        """Curves for the case's seeds, and for further ones while these do not decide; 0 ``steps``: the case's own."""
         nats = self.case.model != OWN or is_cross_entropy((yield from reference_ledger()))
-        return (yield from loss_of(self._arms, nats))
+        return (yield from loss_of(self._arms, nats, steps))
 
     def _memory(self, _: float | None) -> Asking[Answer]:
         yield from reference_ledger()
@@ -253,11 +254,11 @@ class Fp8Pair:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _decide(self, name: str, floor: float | None = None) -> Decision:
+    def _decide(self, name: str, given: float | None = None) -> Decision:
         question = QUESTIONS[name]
         if question.on_a_gpu and not self.case.asks(question.asked_as or name):
             return self._note(name, cannot(self.case, question.asked_as or name))
-        decision, rows = self.evidence(lambda: getattr(self, question.ask)(floor), question.asked_as or name)
+        decision, rows = self.evidence(lambda: getattr(self, question.ask)(given), question.asked_as or name)
         if question.ask == "_speed":
             self.notes.timed(self.speed_question.timer.recording())
         if name == "speedup" and self._compare_with_base is not None:
@@ -330,7 +331,7 @@ class Question:
     """One of the seven."""
 
     ask: str
-    """The method that asks both arms and judges; given the floor, where there is one."""
+    """The method that asks both arms and judges; given the floor of a speed, or a loss's number of steps."""
     on_a_gpu: bool = False
     """Whether a case may leave it out, as emulated ones do."""
     asked_as: str = ""

@@ -143,6 +143,9 @@ and 78 of two."""
 
 ALL = integrations.on_hopper(EMULATED + HOPPER + PARALLEL + PUBLISHED + integrations.ALL)
 
+LONG = integrations.on_hopper([Case("micro", "torchao", "tensorwise", emulated=True)])
+"""Whose loss is asked over hundreds of steps, too."""
+
 OWN = integrations.OWN
 """Asked in the test files that bring their workloads; listed here for `pytest-fp8 baselines`."""
 

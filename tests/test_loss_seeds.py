@@ -1,11 +1,14 @@
 """What is asked of the arms until their curves decide: seeds one by one, and noise where it is needed."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from helpers.curve_pair import CurvePair
+from helpers.two_ledgers import ledgers
 from pytest_fp8 import Verdict
+from pytest_fp8.pair import Fp8Pair
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import START
 from pytest_fp8.stats.loss import MAX_LOSS_SEEDS
@@ -69,3 +72,31 @@ def test_no_further_seed_is_asked_after_one_that_none_can_mend():
 
     for arms in (CurvePair(broken, losses()), CurvePair(losses(0.001), losses(), data=1)):
         assert len(arms.evidence().fp8) == 1
+
+
+def test_a_long_look_asks_the_same_curves_over_more_steps():
+    pair = CurvePair(losses(), losses())
+    assert len(pair.evidence(steps=300).fp8[0].losses) == 300
+    assert {steps for _, _, steps, _, _ in pair.asked} == {300, START}
+
+
+@pytest.mark.parametrize(("steps", "stored"), [(None, 1), (300, 0)])
+def test_no_baseline_stores_the_gaps_of_a_long_look(steps, stored):
+    pair = CurvePair(losses(), losses())
+    asked = SimpleNamespace(loss_evidence=lambda steps: _gathered(pair, steps), _ledgers=_no_ledgers)
+    asking = Fp8Pair._loss(asked, steps)
+    with pytest.raises(StopIteration) as ended:
+        next(asking)
+    decision, rows = ended.value.value
+    assert decision.numbers["steps"] == (steps or pair.case.steps)
+    assert len(rows) == stored
+
+
+def _gathered(pair, steps):
+    return pair.evidence(steps=steps)
+    yield
+
+
+def _no_ledgers():
+    return ledgers()
+    yield

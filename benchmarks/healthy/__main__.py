@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--recipe", nargs="+", default=RECIPES, choices=RECIPES)
     parser.add_argument("--seeds", type=int, default=1, help="draws of weights and data")
     parser.add_argument("--only", nargs="+", default=[""], help="workloads whose name has one of these in it")
+    parser.add_argument("--steps", type=int, default=0, help="ask the loss alone, over curves of so many steps")
     parser.add_argument("--part", default="0/1", help="every n-th workload, from the i-th on: i/n")
     asked = parser.parse_args()
     index, parts = map(int, asked.part.split("/"))
@@ -35,7 +36,7 @@ def main() -> int:
             for entry in chosen:
                 began = time.monotonic()
                 recipes = filter(entry.takes, asked.recipe)
-                new = [answer for recipe in recipes for answer in runner.ask(entry, recipe, seed)]
+                new = [answer for recipe in recipes for answer in runner.ask(entry, recipe, seed, asked.steps)]
                 answers += new
                 verdicts = " ".join(f"{answer.question} {answer.verdict}" for answer in new)
                 print(f"{entry.name:32} seed {seed}  {time.monotonic() - began:5.1f} s  {verdicts}", flush=True)

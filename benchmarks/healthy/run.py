@@ -50,16 +50,16 @@ class Runner:
         """Both arms, alive. Raises :class:`ArmError`."""
         return self._controls.pair_of(entry.case(recipe), entry.workload(seed))
 
-    def ask(self, entry: Sound, recipe: str, seed: int = 0) -> Iterator[Answer]:
-        """The questions that the case asks, each by the pair's method of its name."""
+    def ask(self, entry: Sound, recipe: str, seed: int = 0, steps: int = 0) -> Iterator[Answer]:
+        """The questions that the case asks, each by the pair's method of its name; with ``steps`` the loss alone."""
         try:
             pair = self.pair(entry, recipe, seed)
         except Fp8Error as error:
             yield Answer("build", "error", error.message)
             return
-        for question in pair.case.questions:
+        for question in ("loss",) if steps else pair.case.questions:
             try:
-                decision = getattr(pair, question)()
+                decision = pair.loss(steps) if steps else getattr(pair, question)()
                 yield Answer(question, decision.verdict.value, decision.message)
             except Fp8Error as error:
                 yield Answer(question, "error", error.message)

@@ -35,23 +35,24 @@ class Fp8Script(Fp8Pair):
         measured = {"fp8_share": figures.fp8_share, **figures.counted()}
         return decision, [(name, [value], None) for name, value in measured.items()]
 
-    def _loss(self, _: float | None) -> Asking[Answer]:
-        evidence = yield from self.loss_evidence()
+    def _loss(self, steps: float | None) -> Asking[Answer]:
+        evidence = yield from self.loss_evidence(int(steps or 0))
         decision = unless_unlike(check_losses(evidence), (yield from self._ledgers()))
         figures = decision.figures
         assert isinstance(figures, LossFigures)
-        gaps = list(figures.gaps) if len(evidence.fp8) >= LEAST_SEEDS else []
+        gaps = list(figures.gaps) if steps is None and len(evidence.fp8) >= LEAST_SEEDS else []
         return decision, [("loss_gap", gaps, figures.margin)]
 
-    def loss_evidence(self) -> Asking[LossEvidence]:
-        """The first losses of both runs; of further seeds where the mark says how a seed is set."""
+    def loss_evidence(self, steps: int = 0) -> Asking[LossEvidence]:
+        """The first ``steps`` losses of both runs, as many as the case says where that is 0; of further seeds where the
+        mark says how a seed is set."""
         curves: dict[str, dict[int, Curve]] = {REFERENCE: {}, FP8: {}}
         seeds = range(self.case.seeds) if self.script.seed else range(1)
         for seed in seeds:
             names = {arm: f"{arm}, seed {seed}" if self.script.seed else arm for arm in curves}
             if self.script.seed:
                 self._seeded(names, seed)
-            told = yield tuple(Ask(name, "losses", steps=self.case.steps) for name in names.values())
+            told = yield tuple(Ask(name, "losses", steps=steps or self.case.steps) for name in names.values())
             for (arm, name), losses in zip(names.items(), told, strict=True):
                 curves[arm][seed] = Curve(seed, losses, [0.0] * len(losses))
                 if self.script.seed:

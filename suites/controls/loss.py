@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from controls.arms import set_rate
 from controls.control import BOTH, GITHUB, TORCHAO, Control, control, fault, micro
 from controls.lazily import torch
+from controls.models import LONG, SISTER
 from controls.ways import Forwards, Optimizers, on_gradients, plain
 from pytest_fp8.codes import C
 
@@ -226,3 +227,65 @@ class BatchesCarryOn(Control):
     def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
         self._drawn += 1
         return super().training_batch(0, self._drawn, whole)
+
+
+# -- what begins after the usual 20 to 40 steps: a look of 300 ---------------------------------------------------------
+
+LATE: dict[str, Any] = {"case": LONG, "workload": SISTER, "nightly": True}
+BEGINS = 60
+"""The step from which these are wrong."""
+
+fault(
+    "nan-after-80",
+    "NaN from step 80 on",
+    C.NOT_FINITE,
+    source=f"[torchtitan 1056]({GITHUB}/pytorch/torchtitan/issues/1056)",
+    about="from step 80",
+    before_step=_poison(lambda seed, step: step == 80),
+    **LATE,
+)
+
+
+@control("scale-stays", "the scales of inputs stay as they were in the first steps", C.HIGHER, **LATE)
+class ScaleStays(Forwards):
+    """A scale that is delayed and not renewed: later values are cut at what was largest in the first five steps."""
+
+    def build(self) -> None:
+        self._largest: dict[Any, Tensor] = {}
+        super().build()
+
+    def forward(self, layer: Any, own: Callable[[Any], Any], x: Tensor) -> Any:
+        if self.now >= 5:
+            return own(x.clamp(-self._largest[layer], self._largest[layer]))
+        now = x.detach().abs().amax()
+        self._largest[layer] = torch.maximum(now, self._largest.get(layer, now)) if self.now else now
+        return own(x)
+
+
+@control("cache-renewed-rarely", "copies of the weights are renewed every 50 steps", C.HIGHER, **LATE)
+class CacheRenewedRarely(Forwards):
+    def build(self) -> None:
+        self._kept: dict[Any, Tensor] = {}
+        super().build()
+
+    def forward(self, layer: Any, own: Callable[[Any], Any], x: Tensor) -> Any:
+        weight = layer.weight
+        if self.now < BEGINS or self.now % 50 == 0:
+            self._kept[layer] = weight.detach().clone()
+        # The gradient goes to the weight.
+        layer._parameters["weight"] = self._kept[layer] + weight - weight.detach()
+        try:
+            return own(x)
+        finally:
+            layer._parameters["weight"] = weight
+
+
+fault(
+    "off-after-sixty-steps",
+    "FP8 is off after sixty steps of each run",
+    C.FP8_LOST,
+    Forwards,
+    about="step 60",
+    forward=lambda arm, layer, own, x: plain(layer, x) if arm.now >= BEGINS else own(x),
+    **LATE,
+)

@@ -139,6 +139,13 @@ def for_inference(model: torch.nn.Module) -> None:
             layer.forward = forward.__get__(layer)  # type: ignore[method-assign]
 
 
+def build_sister() -> torch.nn.Module:
+    """Three layers whose steps take milliseconds: hundreds of them are a look of seconds."""
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 64))
+
+
 def wide_rows(step: int) -> torch.Tensor:
     import torch
 
@@ -305,5 +312,7 @@ FLOAT_HEAD = Workload(build=build_float_head, batch=wide_rows)
 SHIFTED = Workload(build=build_looped, batch=shifted_rows, step=looped)
 STUDENT = Workload(build=build_student, batch=rows_of_64, step=follow, leave=("teacher",), learning_rate=2e-3)
 BIASED = Case("own", "torchao", "tensorwise", name="student", emulated=True, steps=20)
+SISTER = Workload(build=build_sister, batch=rows_of_64, loss=squares)
+LONG = Case("own", "torchao", "tensorwise", name="long", emulated=True, steps=300)
 WIDE = Workload(build=build_wide, batch=rows_of_64, loss=squares)
 WIDE_CASE = Case("own", "torchao", "tensorwise", name="wide", emulated=True, steps=20)

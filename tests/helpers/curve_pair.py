@@ -24,10 +24,10 @@ class CurvePair:
         self.fp8 = CurveArm(self.asked, "fp8", fp8, of_fp8)
         self.bf16 = CurveArm(self.asked, "bf16", bf16, {})
 
-    def evidence(self, nats: bool = True) -> LossEvidence:
+    def evidence(self, nats: bool = True, steps: int = 0) -> LossEvidence:
         """What is asked of these arms until their curves decide."""
         arms = StandIn(self.case, self.bf16, self.fp8)
-        return arms.run(lambda: loss_of(arms, nats))
+        return arms.run(lambda: loss_of(arms, nats, steps))
 
     def noisy(self) -> list[tuple[int, int]]:
         """(seed, steps) of the reference's curves with noise."""

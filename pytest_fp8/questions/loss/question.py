@@ -17,15 +17,16 @@ DRAWS = 4
 """Ways in which noise moves a start. One can leave a loss where it is by chance."""
 
 
-def loss_of(arms: TwoArms, nats: bool) -> Asking[LossEvidence]:
+def loss_of(arms: TwoArms, nats: bool, steps: int = 0) -> Asking[LossEvidence]:
     """Curves that decide: first of the case's own number of seeds, then with one seed more at each look while the
     verdict is INCONCLUSIVE.
 
     It ends at the largest number of seeds, and at the first that no further one can mend: with other data in an arm, or
-    with numbers that are not finite. ``nats``: whether the loss is a cross-entropy. Where all seeds give one curve,
-    both arms of all but the first start with their weights one rounding away, another one for each seed.
+    with numbers that are not finite. ``nats``: whether the loss is a cross-entropy. ``steps``: of each curve; 0:
+    the case's own. Where all seeds give one curve, both arms of all but the first start with their weights one rounding
+    away, another one for each seed.
     """
-    case = arms.case
+    case = replace(arms.case, steps=steps or arms.case.steps)
     fp8: dict[int, Curve] = {}
     bf16: dict[int, Curve] = {}
     one = False
