@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8 import gpu as gpus
@@ -32,8 +33,9 @@ def case_of(nodeid: str) -> str:
     return found[1] if found and found[2] in (*SHAPES, OWN) else nodeid
 
 
-def by_case(config: pytest.Config, log: Any) -> Any:
-    """A scheduler of pytest-xdist that gives all tests of a case to one worker, which keeps its arms.
+def by_case(config: pytest.Config, log: Any, together: Callable[[str], str] = case_of) -> Any:
+    """A scheduler of pytest-xdist that gives all tests of a case to one worker, which keeps its arms. ``together``: the
+    same text for tests of one worker.
 
     xdist's own ``loadgroup`` would serve, and does nothing under pytest 9.2 (xdist 3.8).
     """
@@ -41,7 +43,7 @@ def by_case(config: pytest.Config, log: Any) -> Any:
 
     class ByCase(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return case_of(nodeid)
+            return together(nodeid)
 
     config.option.loadscopereorder = False
     return ByCase(config, log)
