@@ -61,3 +61,24 @@ def test_a_recomputation_outside_fp8_is_found():
 
     decision = judge(serve(build=build_broken, step=loop()))
     verdict_of(decision, Verdict.FAIL, L.RECOMPUTE_NOT_IN_FP8, "recompute of 2 of 5 layers", "bfloat16 by blocks.0.up")
+
+
+def test_reentrant_checkpointing_of_the_whole_model_is_not_an_evaluation():
+    def step(model, batch, optimizer, precision):
+        import torch
+        from torch.utils.checkpoint import checkpoint
+
+        loss = checkpoint(model, batch.requires_grad_(), use_reentrant=True).float().pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            model(batch[:16])
+        return loss
+
+    server = serve(step=step)
+    decision = judge(server)
+    assert server.logits(seed=0)
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert decision.numbers["roles"]["fprop"] == {"expected": 5, "fp8": 5}
+    assert decision.numbers["roles"]["recompute"]["fp8"] == decision.numbers["roles"]["recompute"]["expected"] > 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.worker.state.snapshot import unchanged
-from pytest_fp8.worker.training.ranks import called, reshard
+from pytest_fp8.worker.training.ranks import called, forget_aborted, reshard
 from pytest_fp8.worker.training.setup import seed_generators
 from pytest_fp8.worker.training.step import inputs_noted, output_of
 
@@ -59,7 +59,7 @@ def not_evaluated(engine: Engine, batch: int, besides: Container[torch.nn.Module
 
     ``None`` where that was done; else why not: the error's text, or an empty one where no step calls the whole model,
     or there is no room. A model that takes gradients in its own forward pass cannot be evaluated. Of several ranks one
-    may fail alone, with the others in a collective, and FSDP2 holds weights unsharded after it: that is raised.
+    may be out of memory alone, and the others in a collective: that is raised.
     """
     if not engine.inputs:
         return ""
@@ -78,8 +78,12 @@ def not_evaluated(engine: Engine, batch: int, besides: Container[torch.nn.Module
                 reshard(engine.model)
                 # Not by the modes alone: a layer may note in train() that training goes on.
                 engine.model.train()
-    except Exception as error:
+    except torch.OutOfMemoryError:
         if engine.case.gpus > 1:
             raise
-        return "" if isinstance(error, torch.OutOfMemoryError) else f"{type(error).__name__}: {error}"
+        return ""
+    except Exception as error:
+        if not forget_aborted(engine.model):
+            raise
+        return f"{type(error).__name__}: {error}"
     return None

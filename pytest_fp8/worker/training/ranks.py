@@ -114,6 +114,22 @@ def reshard(model: torch.nn.Module) -> None:
                 module.reshard()
 
 
+def forget_aborted(model: torch.nn.Module) -> bool:
+    """After an exception inside a forward pass FSDP2 would hold weights unsharded for good. False where torch cannot
+    help that: before 2.13."""
+    loaded = sys.modules.get("torch.distributed.fsdp")
+    inside: set[torch.nn.Module] = set()
+    if loaded is None:
+        return True
+    for module in model.modules():
+        if isinstance(module, loaded.FSDPModule) and module not in inside:
+            if not hasattr(module, "reset_iter_state"):
+                return False
+            module.reset_iter_state()
+            inside.update(module.modules())
+    return True
+
+
 # -- how the model is parallelized -------------------------------------------------------------------------------------
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.said import WorkloadError
@@ -113,7 +115,7 @@ def follow(
     @contextmanager
     def call(*_: Any) -> Iterator[None]:
         # Only from the forward part: in the backward part reentrant checkpointing may call a whole model again.
-        if torch.is_grad_enabled() or parts.name != "forward":
+        if is_training_call() or parts.name != "forward":
             yield
         else:
             with parts.inside(EVALUATION):
@@ -179,6 +181,20 @@ def _following_optimizer(
 
     with _hooked_steps(optimizer, before_step, lambda: parts.enter("forward")):
         yield
+
+
+def is_training_call() -> bool:
+    """Whether a call of the model that begins now trains: it has gradients, or it is reentrant checkpointing's first
+    pass over the whole model, which is computed again with gradients."""
+    if torch.is_grad_enabled():
+        return True
+    first_pass = inspect.unwrap(torch.utils.checkpoint.CheckpointFunction.forward)
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is getattr(first_pass, "__code__", None):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
@@ -408,7 +424,7 @@ def inputs_kept(model: torch.nn.Module, kept: list[tuple[Any, Any]]) -> Iterator
 
 def _on_training_calls(model: torch.nn.Module, note: Callable[[Any, Any], None]) -> AbstractContextManager[None]:
     def call(inner: Call, args: Any, kwargs: Any) -> Any:
-        if torch.is_grad_enabled():
+        if is_training_call():
             note(args, kwargs)
         return inner(*args, **kwargs)
 
@@ -424,7 +440,7 @@ def output_of(model: torch.nn.Module, run: Callable[[], torch.Tensor]) -> torch.
 
     @contextmanager
     def catch(result: list[Any]) -> Iterator[None]:
-        training = torch.is_grad_enabled()
+        training = is_training_call()
         yield
         (trained if training else others).extend(result)
         if training:
