@@ -35,6 +35,15 @@ def curve(arm, seed=0, steps=4, **how):
     return from_plain(Curve, curves.curve(arm, seed, steps, **how))
 
 
+@cache
+def forward():
+    """Of the 14 FP8 layers, and of what BF16 has beside them: the head, and in some versions of transformers the rotary
+    embedding."""
+    reference = Case("micro", "torchao", "tensorwise", emulated=True).reference()
+    watched = curve(Engine(ArmSpec(reference, "cpu", threads=1)), watch=True)
+    return ProductCount(14, watched.last_products["forward"].other - 14)
+
+
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise_with_gw_hp"])
 def test_a_watched_curve_is_equal_to_the_last_bit(recipe):
     arm = engine(recipe)
@@ -44,7 +53,7 @@ def test_a_watched_curve_is_equal_to_the_last_bit(recipe):
     assert watched.movement == plain.movement
     assert not plain.last_products
     backward = ProductCount(28, 2) if recipe == "tensorwise" else ProductCount(14, 16)
-    assert watched.first_products == watched.last_products == {"forward": ProductCount(14, 1), "backward": backward}
+    assert watched.first_products == watched.last_products == {"forward": forward(), "backward": backward}
 
 
 def test_noise_moves_the_losses_by_little_and_the_optimizer_steps_the_arms_own_weights():
@@ -78,7 +87,7 @@ def test_a_weight_that_something_else_steps_keeps_its_update(when):
 def test_recomputed_products_are_counted_by_themselves():
     watched = curve(engine(activation_checkpointing=True), watch=True)
     assert watched.last_products["recompute"].fp8 > 0
-    assert watched.last_products["forward"] == ProductCount(14, 1)
+    assert watched.last_products["forward"] == forward()
 
 
 def test_on_a_gpu_the_watched_step_is_the_profiled_one(monkeypatch):
