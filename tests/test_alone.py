@@ -75,6 +75,7 @@ def test_a_conversion_of_the_users_own_is_timed_by_its_live_layers():
     assert model[1].weight.grad is None
 
 
+@pytest.mark.nightly
 def test_compiled_layers_and_float32_weights_under_autocast_run():
     case = Case("micro", "torchao", "tensorwise", emulated=True, autocast=True)
     alone.together(engine(case, compiled=True), [(32, 64)], 16, ALL, ["tensorwise"])

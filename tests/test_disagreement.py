@@ -31,9 +31,8 @@ LEDGER = {
     "random": "r",
 }
 OTHER = {**LEDGER["before"], "w": {**WEIGHT, "digest": "b"}}
-SAVED = {"keys": ["w"], "digests": {"w": 1}, "optimizer_digests": {"w": 2}}
-LOADED = {**SAVED, **{key: [] for key in ("missing", "unexpected", "wrong_shape", "stale")}, "loaded": True}
-del LOADED["keys"]
+SAVED = {"digests": {"w": 1}, "optimizer_digests": {"w": 2}}
+LOADED = {**SAVED, "refused": "", "stale": []}
 
 
 @pytest.mark.parametrize(

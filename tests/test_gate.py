@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,11 +146,13 @@ def test_replay_gates_each_repeated_session_against_those_before_it():
 
 
 def test_the_command_prints_its_tables(monkeypatch, capsys):
-    for size in ("healthy", "disturbed", "changed"):
-        monkeypatch.setattr(simulate.Plan, size, 1)
     monkeypatch.setattr(simulate, "SESSION", 4)
     monkeypatch.setattr("benchmarks.gate.__main__.load", lambda: {"1b-x": [from_recording(recording())]})
-    monkeypatch.setattr("benchmarks.gate.__main__.run", lambda *what: simulate.run(*what, workers=1))
+
+    def few(noises, components, plan):
+        return simulate.run(noises, components, replace(plan, healthy=1, disturbed=1, changed=1), workers=1)
+
+    monkeypatch.setattr("benchmarks.gate.__main__.run", few)
     assert main([]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for words in ("between sessions:", "Sessions of 30 unchanged cases", *TODAY, "same session", "Replay"):

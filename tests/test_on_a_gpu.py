@@ -87,7 +87,7 @@ def test_a_case_that_became_faster_passes_and_asks_for_a_new_baseline(suite, mon
     result = suite.runpytest("--fp8-gpu=h200", "--fp8-strict", "-k", "test_speedup and rowwise")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
-        ["*IMPROVED FP8-S02: FP8 is faster than its baseline*", "*+8.[0-9]%*", "*update the baseline*"]
+        ["*IMPROVED FP8-S02: FP8 is faster than its baseline*", "*+8.[0-9]%*", "*--fp8-update*"]
     )
     result.stdout.fnmatch_lines(["*1 improved*"])
 

@@ -32,7 +32,7 @@ def test_a_workload_with_a_wrong_signature_is_one_short_error(pytester, where, l
     result = pytester.runpytest("-p", "no:benchmark", "-rN")
     result.stdout.fnmatch_lines([f"*.py:{line}:*" if not where else f"*.py:{line}: SettingsError"])
     result.stdout.fnmatch_lines(
-        ["E  *SettingsError: FP8-R34: the workload's batch= takes other arguments than it is called with"]
+        ["E  *SettingsError: FP8-R33: the workload's batch= is no function that can be called as it will be"]
     )
     result.stdout.no_fnmatch_line("*During handling*")
     result.stdout.no_fnmatch_line("*workload.py*")
