@@ -92,20 +92,22 @@ def pytest_collection_finish(session):
 
 
 LONGEST_FIRST = (
-    "test_zero3.py",
     "test_watch_launchers.py",
+    "test_own_fp8.py",
     "test_examples.py",
-    "test_watch_failures.py",
-    "test_watch_faults.py",
-    "test_progress.py",
-    "test_own_ranks.py",
     "test_healthy.py",
-    "test_ranks.py",
-    "test_own_model.py",
-    "test_declared_gpu.py",
+    "test_watch_failures.py",
     "test_ending.py",
-    "test_ledger_arms.py",
-    "test_fused.py",
+    "test_zero3.py",
+    "test_workload.py",
+    "test_other_backends.py",
+    "test_own_ranks.py",
+    "test_product_watch.py",
+    "test_sequence.py",
+    "test_script.py",
+    "test_any_order.py",
+    "test_compilers.py",
+    "test_watch_faults.py",
 )
 """Each goes to one worker: at the end it would run alone."""
 

@@ -44,7 +44,7 @@ def launch(launcher, path):
     }[launcher]
 
 
-@pytest.mark.nightly_beyond(3)
+@pytest.mark.nightly_beyond(2)
 @pytest.mark.parametrize("launcher", ["script", "torchrun", "accelerate", "module", "shell", "deepspeed", "uv run"])
 def test_a_launcher(tmp_path, launcher):
     if launcher == "deepspeed":
