@@ -287,7 +287,7 @@ class ArmProcess:
         if errors:
             error = _began(errors)
             # A step that was stopped in the middle leaves other ranks inside it.
-            still_answers = len(self.ranks) == 1 and error.code in (R.ARM_RAISED, R.OUT_OF_MEMORY)
+            still_answers = len(self.ranks) == 1 and error.code in (R.ARM_RAISED, R.OUT_OF_MEMORY, R.CANNOT_SHIP)
             raise error if still_answers and self.alive else self._ended_with(error)
         try:
             return merged(self._asked, [answers[rank] for rank in range(len(self.ranks))])
