@@ -204,9 +204,7 @@ class Pairs:
     @property
     def at_base(self) -> bool:
         """Whether the baselines are read at base's commit."""
-        from pytest_fp8.baselines.store import Revision
-
-        return isinstance(self.source(), Revision)
+        return bool(self.source().revision)
 
     @property
     def gpu_key(self) -> str:

@@ -18,7 +18,6 @@ from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.baselines.record import to_text
 from pytest_fp8.baselines.store import (
     Folder,
-    Revision,
     baseline_path,
     held_against,
     load_baseline,
@@ -165,11 +164,11 @@ def test_baselines_are_read_from_a_revision_and_the_checkout_does_not_count(stor
     for arguments in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "all"]):
         subprocess.run([*git, *arguments], check=True)
     write_baseline(stored, replace(GOOD, case_hash="new"))
-    assert read(Revision(stored, "main")) == GOOD
-    assert read(Revision(stored, "main"), case="8b-te-block") is None, "a link is no file of the revision"
-    assert Revision(stored, "main").names() == [FILE]
+    assert read(Folder(stored, "main")) == GOOD
+    assert read(Folder(stored, "main"), case="8b-te-block") is None, "a link is no file of the revision"
+    assert Folder(stored, "main").names() == [FILE]
     for revision in ("nowhere", "--output=x"):
-        assert refused(Revision(stored, revision)).code is B.NO_REVISION
+        assert refused(Folder(stored, revision)).code is B.NO_REVISION
 
 
 def test_what_only_looks_like_a_baseline_is_named_and_not_left_out(stored):

@@ -56,10 +56,10 @@ def list_baselines(options: argparse.Namespace) -> int:
 
 def diff(options: argparse.Namespace) -> int:
     from pytest_fp8.baselines.review import compare_histories
-    from pytest_fp8.baselines.store import Revision, chosen, estimated, read_all, read_folder, readable
+    from pytest_fp8.baselines.store import Folder, chosen, estimated, read_folder, readable
     from pytest_fp8.report.baselines import print_diff
 
-    before = read_all(Revision(options.dir, options.git))
+    before = Folder(options.dir, options.git).all()
     now = {} if before and not options.dir.exists() else read_folder(options.dir)
     named = chosen({**before, **now}, options.gpu).keys()
     old, new = (readable({path: files[path] for path in named if path in files}) for files in (before, now))

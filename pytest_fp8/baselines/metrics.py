@@ -21,7 +21,7 @@ class Metric:
 
     unit: str
     direction: str
-    """``higher`` or ``lower`` is better, or ``two-sided``: distance from zero counts."""
+    """``higher`` or ``lower`` is better."""
     question: str
     """The question that measures it, by its name in :data:`pytest_fp8.case.QUESTIONS`."""
     values: Any
@@ -48,42 +48,33 @@ def _listed(low: float, high: float) -> Any:
 # A hundred times faster or slower is no measurement of one step.
 _RATIOS = _some(_listed(-math.log(100), math.log(100)))
 _GAPS, _OVER_BF16, _COUNTED = _listed(-1e9, 1e9), _listed(1e-6, 1e3), _listed(0, 1e6)
-_MILLISECONDS = Metric("ms per step", "lower", "speedup", _listed(1e-6, 1e7), 0.08, informational=True)
-
-
-def _ratios(time: str) -> Metric:
-    return Metric(f"log ratio, BF16 over FP8 {time} time", "higher", "speedup", _RATIOS, Case.tolerance)
-
-
-def _account(unit: str, direction: str) -> Metric:
-    # Where a step went is no process's own, and says nothing that a gate asks.
-    return Metric(unit, direction, "speedup", _GAPS, 0.08, informational=True)
-
+_MS = Metric("ms per step", "lower", "speedup", _listed(1e-6, 1e7), 0.08, informational=True)
+# Where a step went is no process's own, and says nothing that a gate asks.
+_SPENT = Metric("ms per step", "lower", "speedup", _GAPS, 0.08, informational=True)
+_SPEED, _LOSS = ("speedup", _RATIOS, Case.tolerance), ("loss", _GAPS, LOSS_MARGIN)
 
 ACCOUNT: Mapping[str, Metric] = {
-    **dict.fromkeys(
-        ("bf16_busy_ms", "fp8_busy_ms", "bf16_wire_ms", "fp8_wire_ms", "casts_ms"), _account("ms per step", "lower")
-    ),
-    "earned_ms": _account("ms per step", "higher"),
-    "speedup_limit": _account("limit, BF16 over FP8 step time", "higher"),
+    **dict.fromkeys(("bf16_busy_ms", "fp8_busy_ms", "bf16_wire_ms", "fp8_wire_ms", "casts_ms"), _SPENT),
+    "earned_ms": Metric("ms per step", "higher", "speedup", _GAPS, 0.08, informational=True),
+    "speedup_limit": Metric("limit, BF16 over FP8 step time", "higher", "speedup", _GAPS, 0.08, informational=True),
 }
 """The account of a speedup (:mod:`pytest_fp8.questions.speed.account`): the time in which the GPU works; what nothing
 hides of the wire between several; what FP8 products earned and other kernels cost; the limit, of what is gated on."""
 
 METRICS: Mapping[str, Metric] = {
-    "speedup": _ratios("step"),
-    "busy_speedup": _ratios("busy"),
-    "bf16_ms": _MILLISECONDS,
-    "fp8_ms": _MILLISECONDS,
+    "speedup": Metric("log ratio, BF16 over FP8 step time", "higher", *_SPEED),
+    "busy_speedup": Metric("log ratio, BF16 over FP8 busy time", "higher", *_SPEED),
+    "bf16_ms": _MS,
+    "fp8_ms": _MS,
     "fp8_share": Metric("share of GEMM FLOPs", "higher", "layers", _listed(0, 1 + 1e-9)),
     "fp8_layers": Metric("Linears in FP8", "higher", "layers", _COUNTED),
     **{
         f"fp8_{role}": Metric(f"{role} products in FP8 per step", "higher", "layers", _COUNTED)
         for role in ("fprop", "dgrad", "wgrad", "recompute")
     },
-    "loss_gap": Metric("nats", "lower", "loss", _GAPS, LOSS_MARGIN),
+    "loss_gap": Metric("nats", "lower", *_LOSS),
     # Of older sessions: BF16 against itself one rounding apart, which is no longer measured.
-    "loss_twin_gap": Metric("nats", "two-sided", "loss", _GAPS, LOSS_MARGIN, informational=True),
+    "loss_twin_gap": Metric("nats", "lower", *_LOSS, informational=True),
     "memory_ratio": Metric("FP8 over BF16 peak of allocated bytes", "lower", "memory", _OVER_BF16, 0.02),
     "activation_ratio": Metric(
         "FP8 over BF16 bytes that the forward pass adds", "lower", "memory", _OVER_BF16, 0.02, informational=True
@@ -102,8 +93,3 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
 def informational(name: str, gated: str) -> bool:
     """Whether a metric is never better or worse: by itself, or since another is ``gated`` on in its place."""
     return METRICS[name].informational or (name in ("speedup", "busy_speedup") and name != gated)
-
-
-def lacking(case: Case, held: Sequence[str]) -> list[str]:
-    """The metrics that a baseline of this case must have and that are not among those ``held``."""
-    return [name for question, names in REQUIRED.items() if case.asks(question) for name in names if name not in held]

@@ -72,9 +72,7 @@ class Revision:
         """The metrics that begin a new level: where one of a question's moved that is not informational, all of them
         that the new session measured."""
         moved = {
-            METRICS[change.metric].question
-            for change in self.changes
-            if change.moved and not informational(change.metric, self.gated)
+            METRICS[c.metric].question for c in self.changes if c.moved and not informational(c.metric, self.gated)
         }
         return [name for name in self.new.metrics if METRICS[name].question in moved]
 
@@ -98,18 +96,17 @@ def revise(
     """
     if old is not None and old.case_hash != new.case_hash:
         old, whole = None, "the case was redefined: its old numbers are not compared"
-    if old is None:
-        changes = tuple(compare_metric(name, [], new.values(name)) for name in new.metrics if name not in ACCOUNT)
-        return Revision(new.case, new.gpu, changes, whole or "no earlier baseline", None, new.newest, new.gated)
-    known = tolerances or {}
-    held = sorted({*old.metrics, *new.metrics} - ACCOUNT.keys())
-    found = [compare_metric(name, old.history(name), new.values(name), known.get(name), components) for name in held]
-    # Of the old side: a file that comes with a change must not be able to silence its own step times.
-    changes = tuple(
-        replace(change, word="moved") if change.moved and informational(change.metric, old.gated) else change
-        for change in found
-    )
-    return Revision(new.case, new.gpu, changes, "", old.newest, new.newest, new.gated)
+    whole = "" if old is not None else whole or "no earlier baseline"
+    changes = []
+    for name in sorted({*(old.metrics if old is not None else ()), *new.metrics} - ACCOUNT.keys()):
+        held = old.history(name) if old is not None else []
+        change = compare_metric(name, held, new.values(name), (tolerances or {}).get(name), components)
+        # Of the old side: a file that comes with a change must not be able to silence its own step times.
+        if old is not None and change.moved and informational(name, old.gated):
+            change = replace(change, word="moved")
+        changes.append(change)
+    before = old.newest if old is not None else None
+    return Revision(new.case, new.gpu, tuple(changes), whole, before, new.newest, new.gated)
 
 
 def compare_histories(
@@ -153,7 +150,7 @@ def compare_metric(
     word = "noise"
     if list(new) == list(old[-1]):
         word = "same"
-    elif beyond and not known.informational and known.direction != "two-sided":
+    elif beyond and not known.informational:
         word = "better" if (change > 0) == (known.direction == "higher") else "worse"
     elif beyond_noise:
         word = "moved"
@@ -161,23 +158,19 @@ def compare_metric(
 
 
 def level(name: str, values: Sequence[Any]) -> float:
-    """One number for a metric: the ratio of a log ratio, the distance from zero of a two-sided one, else the mean."""
-    if METRICS[name].per_process:
-        return math.exp(figure(values))
-    if METRICS[name].direction == "two-sided":
-        return math.sqrt(fmean(float(x) ** 2 for x in values))
-    return fmean(values)
+    """One number for a metric: the ratio of a log ratio, else the mean."""
+    return math.exp(figure(values)) if METRICS[name].per_process else fmean(values)
 
 
 def differing(old: StoredSession, new: StoredSession) -> list[str]:
     """Libraries, driver and power limit of two sessions that differ: ``torch 2.11.0 -> 2.12.0``."""
-    return changed_versions(_origins(old), _origins(new))
 
+    def origins(session: StoredSession) -> dict[str, str]:
+        # A session that was measured without a GPU has neither.
+        about = {"driver": session.gpu.get("driver"), "power limit": session.gpu.get("power_limit")}
+        return {**session.libraries, **{name: str(value) for name, value in about.items() if value is not None}}
 
-def _origins(session: StoredSession) -> dict[str, str]:
-    # A session that was measured without a GPU has neither.
-    about = {"driver": session.gpu.get("driver"), "power limit": session.gpu.get("power_limit")}
-    return {**session.libraries, **{name: str(value) for name, value in about.items() if value is not None}}
+    return changed_versions(origins(old), origins(new))
 
 
 def tampering(old: Baseline, new: Baseline) -> str:

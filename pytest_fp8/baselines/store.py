@@ -21,45 +21,59 @@ Files = Mapping[Path, Baseline | BaselineError]
 
 
 class Folder:
-    """Files by their path below the folder of baselines, in the working tree."""
+    """Baselines by their path ``<gpu>/<case>.json`` below a folder: in the working tree, or as they were at a git
+    ``revision``, of which everything is read at the first question. Raises :class:`BaselineError` where the revision,
+    or the folder in it, does not exist."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, revision: str = "") -> None:
+        self.folder, self.revision = folder, revision
 
     def label(self, name: Path) -> str:
         """The file as a message calls it."""
-        return str(self.folder / name)
-
-    def read(self, name: Path) -> bytes | None:
-        """What is in the file; ``None`` where there is none. Raises ``OSError``."""
-        try:
-            return (self.folder / name).read_bytes()
-        except FileNotFoundError:
-            return None
+        return f"{self.revision}:{self.folder.name}/{name}" if self.revision else str(self.folder / name)
 
     def names(self) -> list[Path]:
         """All baselines, sorted: notes (``_*.json``) and hidden files are none."""
-        return _baselines(path.relative_to(self.folder) for path in self.folder.glob("*/*.json"))
+        every = self._at_revision if self.revision else self.folder.glob("*/*.json")
+        names = (name if self.revision else name.relative_to(self.folder) for name in every)
+        return sorted(x for x in names if len(x.parts) == 2 and x.suffix == ".json" and x.name[0] not in "_.")
 
+    def read(self, name: Path) -> Baseline | None:
+        """The baseline in a file; ``None`` where there is none. Raises :class:`BaselineError` for one that is corrupt,
+        of another schema, or of another GPU or case than its path says."""
+        path = self.label(name)
+        try:
+            data = self._at_revision.get(name) if self.revision else (self.folder / name).read_bytes()
+            found = from_text(data) if data is not None else None
+            if found is not None and (found.gpu, found.case) != (name.parent.name, name.stem):
+                raise PlainDataError(f"it is the baseline of {found.gpu}/{found.case}: the file was renamed or copied")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            raise BaselineError(
+                B.UNREADABLE,
+                f"{path} is not a readable baseline",
+                expected=f"schema {SCHEMA} of pytest-fp8, in JSON, as it was measured",
+                seen=str(error),
+                cause="the file was cut off, edited by hand, copied or merged; another version of pytest-fp8 wrote it; "
+                "or this user may not read it",
+                next_step=f"git diff -- {path} shows an edit; restore it (git checkout -- {shlex.quote(path)}), or "
+                'delete it and measure again: --fp8-update="..."',
+            ) from error
+        return found
 
-class Revision(Folder):
-    """A folder as it was at a git revision: a commit, branch or tag. Everything is read at the first question.
-
-    Raises :class:`BaselineError` where the revision or the folder in it does not exist.
-    """
-
-    def __init__(self, folder: Path, revision: str) -> None:
-        super().__init__(folder)
-        self.revision = revision
-
-    def label(self, name: Path) -> str:
-        return f"{self.revision}:{self.folder.name}/{name}"
-
-    def read(self, name: Path) -> bytes | None:
-        return self._files.get(name)
-
-    def names(self) -> list[Path]:
-        return _baselines(self._files)
+    def all(self, gpu: str = "") -> Files:
+        """All baselines, or those of a GPU."""
+        found: dict[Path, Baseline | BaselineError] = {}
+        for name in self.names():
+            if gpu in ("", name.parts[0]):
+                try:
+                    stored = self.read(name)
+                except BaselineError as error:
+                    found[name] = error
+                else:
+                    found |= {name: stored} if stored is not None else {}
+        return found
 
     @cached_property
     def above(self) -> Path:
@@ -68,7 +82,7 @@ class Revision(Folder):
         return next(one for one in (folder, *folder.parents) if one.is_dir())
 
     @cached_property
-    def _files(self) -> Mapping[Path, bytes]:
+    def _at_revision(self) -> Mapping[Path, bytes]:
         below = self.folder.absolute().relative_to(self.above)
         try:
             found = committed(self.above, commit_named(self.above, self.revision), f"./{below.as_posix()}")
@@ -85,20 +99,29 @@ class Revision(Folder):
         return {Path(name).relative_to(below): data for name, data in found.items()}
 
 
-def _baselines(names: Iterable[Path]) -> list[Path]:
-    return sorted(x for x in names if len(x.parts) == 2 and x.suffix == ".json" and not x.name.startswith(("_", ".")))
-
-
 @lru_cache(maxsize=4)
 def source_of(folder: Path, revision: str = "") -> Folder:
     """Where this session's baselines are: the folder as it is at the commit ``revision`` where its repository has that
     commit and the commit has baselines there; else the folder itself. Read once. Raises :class:`BaselineError`."""
-    there = Revision(folder, revision)
+    there = Folder(folder, revision)
     known = bool(revision) and agrees(there.above, "cat-file", "-e", f"{revision}^{{commit}}")
     return there if known and there.names() else Folder(folder)
 
 
-# -- one file -----------------------------------------------------------------------------------------------------
+def read_folder(folder: Path) -> Files:
+    """All baselines below a folder. Raises :class:`BaselineError` where it is none."""
+    if folder.is_dir():
+        return Folder(folder).all()
+    raise BaselineError(
+        B.NOTHING_THERE,
+        f"{folder} is no folder of baselines",
+        expected="a folder like baselines/, with <gpu>/<case>.json in it",
+        seen="a file" if folder.exists() else "nothing there",
+        next_step="name it with --dir",
+    )
+
+
+# -- one case ---------------------------------------------------------------------------------------------------------
 
 
 def baseline_path(folder: Path, gpu: str, case: str) -> Path:
@@ -106,42 +129,11 @@ def baseline_path(folder: Path, gpu: str, case: str) -> Path:
     return folder / gpu / f"{case}.json"
 
 
-def load(source: Folder, name: Path) -> Baseline | None:
-    """The baseline in a file of ``source``; ``None`` where there is none. Raises :class:`BaselineError` for one that is
-    corrupt, of another schema, or of another GPU or case than its path says."""
-    path = source.label(name)
-    try:
-        data = source.read(name)
-        found = from_text(data) if data is not None else None
-        if found is not None and (found.gpu, found.case) != (name.parent.name, name.stem):
-            raise PlainDataError(f"it is the baseline of {found.gpu}/{found.case}: the file was renamed or copied")
-    except (OSError, ValueError, RecursionError) as error:
-        raise BaselineError(
-            B.UNREADABLE,
-            f"{path} is not a readable baseline",
-            expected=f"schema {SCHEMA} of pytest-fp8, in JSON, as it was measured",
-            seen=str(error),
-            cause="the file was cut off, edited by hand, copied or merged; another version of pytest-fp8 wrote it; or "
-            "this user may not read it",
-            next_step=f"git diff -- {path} shows an edit; restore it (git checkout -- {shlex.quote(path)}), or delete "
-            'it and measure again: --fp8-update="..."',
-        ) from error
-    return found
-
-
-def load_baseline(path: Path) -> Baseline:
-    """The baseline in ``<folder>/<gpu>/<case>.json``. Raises ``FileNotFoundError`` and :class:`BaselineError`."""
-    found = load(Folder(path.parents[1]), path.relative_to(path.parents[1]))
-    if found is None:
-        raise FileNotFoundError(path)
-    return found
-
-
 def read_baseline(source: Folder, gpu: str, case: str, case_hash: str) -> Baseline | None:
-    """The baseline of a case, or ``None`` where there is none. Raises :class:`BaselineError` as :func:`load` does, and
-    for one of a case whose definition has changed: it is never compared with."""
+    """The baseline of a case, or ``None`` where there is none. Raises :class:`BaselineError` for a file that cannot be
+    read, and for one of a case whose definition has changed: it is never compared with."""
     name = baseline_path(Path(), gpu, case)
-    found = load(source, name)
+    found = source.read(name)
     if found is not None and found.case_hash != case_hash:
         raise BaselineError(
             B.REDEFINED,
@@ -176,6 +168,14 @@ def held_against(source: Folder, gpu: str, case: str, case_hash: str, update: bo
     return None if update else read, read is not None and read.host_bound
 
 
+def load_baseline(path: Path) -> Baseline:
+    """The baseline in ``<folder>/<gpu>/<case>.json``. Raises ``FileNotFoundError`` and :class:`BaselineError`."""
+    found = Folder(path.parents[1]).read(path.relative_to(path.parents[1]))
+    if found is None:
+        raise FileNotFoundError(path)
+    return found
+
+
 def write_baseline(folder: Path, baseline: Baseline) -> Path:
     """Write atomically: a reader sees the old file or the new one, and after any failure the old one is still there."""
     path, text = baseline_path(folder, baseline.gpu, baseline.case), to_text(baseline)
@@ -192,33 +192,7 @@ def measuring(gpu: str, case: str) -> str:
     return f"{run} -k {case} {option}--fp8-update "
 
 
-# -- all of a folder ----------------------------------------------------------------------------------------------
-
-
-def read_all(source: Folder) -> Files:
-    """All baselines of a folder or revision."""
-    return {name: _one(source, name) for name in source.names()}
-
-
-def _one(source: Folder, name: Path) -> Baseline | BaselineError:
-    try:
-        found = load(source, name)
-    except BaselineError as error:
-        return error
-    return found or BaselineError(B.UNREADABLE, f"{source.label(name)} was deleted")
-
-
-def read_folder(folder: Path) -> Files:
-    """All baselines below a folder. Raises :class:`BaselineError` where it is none."""
-    if folder.is_dir():
-        return read_all(Folder(folder))
-    raise BaselineError(
-        B.NOTHING_THERE,
-        f"{folder} is no folder of baselines",
-        expected="a folder like baselines/, with <gpu>/<case>.json in it",
-        seen="a file" if folder.exists() else "nothing there",
-        next_step="name it with --dir",
-    )
+# -- several ----------------------------------------------------------------------------------------------------------
 
 
 def readable(files: Files) -> dict[tuple[str, str], Baseline]:
@@ -233,22 +207,15 @@ def chosen(files: Files, gpu: str = "", case: str = "") -> Files:
     """Those of a GPU, and of a case or ``<gpu>/<case>`` as summaries print it. Raises :class:`SettingsError` with the
     name that was probably meant where nothing is."""
 
-    def names(path: Path) -> tuple[str, str]:
-        return path.stem, path.with_suffix("").as_posix()
+    def name(path: Path) -> str:
+        return path.with_suffix("").as_posix() if "/" in case else path.stem
 
-    found = {
-        path: stored
-        for path, stored in files.items()
-        if gpu in ("", path.parts[0]) and (not case or case in names(path))
-    }
+    found = {p: stored for p, stored in files.items() if gpu in ("", p.parts[0]) and case in ("", name(p))}
     if not found and (gpu or case):
-        known = {names(path)["/" in case] if case else path.parts[0] for path in files}
+        known = sorted({name(path) if case else path.parts[0] for path in files})
         here = f"no baseline of case {case!r}" if case else f"--gpu {gpu}: nothing is stored of such a GPU"
-        refuse_unknown(B.UNKNOWN_NAME, here, case or gpu, sorted(known), "pytest-fp8 baselines list")
+        refuse_unknown(B.UNKNOWN_NAME, here, case or gpu, known, "pytest-fp8 baselines list")
     return found
-
-
-# -- what the stored histories of a GPU say of its noise ------------------------------------------------------------
 
 
 def estimated(stored: Iterable[Baseline | BaselineError]) -> Components:
@@ -264,4 +231,4 @@ def estimated(stored: Iterable[Baseline | BaselineError]) -> Components:
 
 def components_in(source: Folder, gpu: str) -> Components:
     """The components of a GPU's stored baselines."""
-    return estimated(_one(source, name) for name in source.names() if name.parts[0] == gpu)
+    return estimated(source.all(gpu).values())

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.baselines.check import too_coarse
-from pytest_fp8.baselines.metrics import METRICS
 from pytest_fp8.baselines.record import MAX_SESSIONS, Baseline, StoredSession
 from pytest_fp8.baselines.review import Revision, revise
 from pytest_fp8.baselines.store import Folder, components_in, earlier_baseline, write_baseline
@@ -60,8 +59,6 @@ def _store(done: Update, folder: Path, entry: Row, new: Baseline, components: Co
     tolerances = {name: float(metric["tolerance"]) for name, metric in entry.metrics.items()}
     try:
         old, why_none = earlier_baseline(Folder(folder), new.gpu, new.case, new.case_hash)
-        if why := why_not_appended(old, new.newest):
-            return why
         revision = revise(old, new, why_none, tolerances, components)
         done.written.append(write_baseline(folder, appended(old, new, revision.starts())))
         done.revisions.append(revision)
@@ -75,33 +72,11 @@ def appended(old: Baseline | None, new: Baseline, starts: Sequence[str]) -> Base
     """``old`` with the newest session of ``new`` behind its own; ``starts``: the metrics that begin a new level in it.
 
     ``old`` is ``None`` where nothing can be compared: then the session is the first. Where the file is full the oldest
-    session leaves. Call :func:`why_not_appended` first.
+    session leaves.
     """
     session = replace(new.newest, starts=tuple(sorted(starts)))
     before = old.sessions if old is not None else ()
     return replace(new, sessions=(*before, session)[-MAX_SESSIONS:])
-
-
-def why_not_appended(old: Baseline | None, new: StoredSession) -> str:
-    """Why a session cannot be added to a baseline, or an empty string."""
-    if old is None:
-        return ""
-    if any(session.run == new.run for session in old.sessions):
-        return "this session is stored already"
-    if len(old.sessions) < MAX_SESSIONS:
-        return ""
-    oldest, *others = old.sessions
-    lost = sorted(_questions(oldest) - _questions(new).union(*map(_questions, others)))
-    if lost:
-        return (
-            f"the file holds {MAX_SESSIONS} sessions, and the oldest, which would leave it, is the only one that "
-            f"answered {' and '.join(lost)}; run all tests of the case in one session"
-        )
-    return ""
-
-
-def _questions(session: StoredSession) -> set[str]:
-    return {METRICS[name].question for name in session.metrics}
 
 
 def measured(entry: Row, origin: Mapping[str, Any]) -> Baseline:
@@ -146,10 +121,9 @@ def _unfit(entry: Row, new: Baseline, components: Components) -> str:
             return f"{name} is not finite"
     if not new.gated:
         return ""
-    values = new.values(new.gated)
-    if len(values) < RUNS_TO_FAIL:
+    if len(new.values(new.gated)) < RUNS_TO_FAIL:
         return "its speedup stands on one process, which may be slow by chance"
-    why = too_coarse(new.gated, values, entry.metrics[new.gated]["tolerance"], components)
+    why = too_coarse(new, entry.metrics[new.gated]["tolerance"], components)
     return "; ".join(filter(None, (why, _speed(entry, "scattered")))) if why else ""
 
 

@@ -14,7 +14,7 @@ from helpers.good_baseline import GOOD, read
 from pytest_fp8 import Case
 from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.baselines.check import inspect, suite_cases
-from pytest_fp8.baselines.store import Revision, chosen, read_all, read_folder, write_baseline
+from pytest_fp8.baselines.store import Folder, chosen, read_folder, write_baseline
 from pytest_fp8.codes import B
 from pytest_fp8.errors import Fp8Error
 
@@ -44,7 +44,7 @@ def onto_a_file(folder):
 
 def of_no_revision(folder):
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
-    read_all(Revision(folder, "nowhere"))
+    Folder(folder, "nowhere").all()
 
 
 RAISED = {
