@@ -12,15 +12,15 @@ import torch
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.loss.check import TOO_EXACT
 from pytest_fp8.questions.loss.evidence import Curve
-from pytest_fp8.questions.loss.presence import TOO_EXACT
 from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.record.probe import LOOKED_AT, StepLooks
 from pytest_fp8.worker.run.engine import Engine
 
 pytestmark = pytest.mark.slow
 LARGEST = 0.0035
-"""Of 15731 products of sound workloads (``questions/loss/presence.py``)."""
+"""Of 15731 products of sound workloads (``questions/loss/check.py``)."""
 
 
 def engine(recipe="tensorwise", **more):

@@ -71,7 +71,6 @@ FOUND = [
     (lambda: decided(arm(wobble=0.0)), Verdict.FAIL, C.BIT_EQUAL, "3 seeds"),
     (lambda: decided(off(0.2)), Verdict.FAIL, C.HIGHER, "nats +-"),
     (lambda: decided(off(-0.3)), Verdict.INCONCLUSIVE, C.LOWER, "below BF16"),
-    (lambda: decided(arm(0.5)), Verdict.FAIL, C.FIRST_STEP, "at step 0"),
     (lambda: decided(arm(0.001, wobble=0.02)), Verdict.INCONCLUSIVE, C.MORE_SEEDS, "of 3 seeds"),
     (lambda: decided(each(arm(0.5), data=1)), Verdict.FAIL, D.OTHER_DATA, "00000001 (FP8)"),
     (lambda: constant(0.0), Verdict.INVALID, C.CONSTANT, "0 in all"),

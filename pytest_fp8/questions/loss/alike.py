@@ -1,14 +1,10 @@
-"""Do both arms train alike, from the first step to the last; and does the reference begin each curve anew? Pure.
-
-First losses are held to the yardstick: how far noise of FP8's size moves the reference's own.
-"""
+"""Do both arms train alike, from the first step to the last; and does the reference begin each curve anew? Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from pytest_fp8.codes import C, D
 from pytest_fp8.questions.findings import finding, some
@@ -21,11 +17,6 @@ RATES = 1e-6
 OTHER_RATE = 0.01
 """The same of two that a schedule makes. A rate that is derived from the weights differs by their rounding, 2**-8 and
 less."""
-FIRST_STEP = 0.02
-"""Difference of the first step's loss, as a share of the reference's largest, up to which nothing else is asked."""
-OF_NOISE = (4.0, 8.0)
-"""First losses of the arms: INCONCLUSIVE, and FAIL, from so many times what noise does to the reference's own (root
-mean squares over seeds)."""
 ANOTHER_START = 2.0
 """Losses of a start that is trained again: another one from so many times what noise does to that start."""
 
@@ -41,8 +32,7 @@ def trained_otherwise(evidence: LossEvidence) -> Finding | None:
     for seed in sorted(evidence.fp8):
         bf16, fp8 = evidence.bf16[seed].course, evidence.fp8[seed].course
         if found := _other_course(bf16, fp8, evidence.noisy[seed].course if seed in evidence.noisy else bf16):
-            code, expected, seen, given = found
-            return finding(code, expected, seen, Verdict.INVALID, **given)
+            return found
     # What the optimizer does not step and moves with every seed in one arm alone: a teacher, running statistics.
     for code, in_bf16, seen in ((D.STANDS_STILL, True, "unchanged"), (D.FROZEN_MOVES, False, "changed")):
         if names := _moving(evidence, in_bf16):
@@ -52,26 +42,26 @@ def trained_otherwise(evidence: LossEvidence) -> Finding | None:
     return None
 
 
-def _other_course(bf16: Course, fp8: Course, noisy: Course) -> tuple[D, str, str, dict[str, Any]] | None:
-    """Code, expected, seen, and what the words leave open."""
+def _other_course(bf16: Course, fp8: Course, noisy: Course) -> Finding | None:
     mine, theirs = list(fp8.stepped), list(bf16.stepped)
     if mine != theirs == list(noisy.stepped):
         step = next(i for i, (a, b) in enumerate(zip(theirs, mine, strict=False)) if a != b)
+        expected = f"as many steps of the optimizer in both arms; {sum(theirs)} in BF16"
         seen = f"{sum(mine)} in FP8; in training step {step} {theirs[step]} in BF16 and {mine[step]} in FP8"
-        return D.OTHER_STEPS, f"as many steps of the optimizer in both arms; {sum(theirs)} in BF16", seen, {}
+        return finding(D.OTHER_STEPS, expected, seen, Verdict.INVALID)
     # Rates that differ from the start are the ledger's, which knows whose they are.
     if (at := _other_rates(bf16, fp8, RATES)) and _other_rates(bf16, noisy, RATES) is None:
         expected = f"the same rates in both arms; after {at} training steps {_in_words(bf16.rates[at])} in BF16"
-        return D.OTHER_RATES, expected, f"{_in_words(fp8.rates[at])} in FP8", {}
+        return finding(D.OTHER_RATES, expected, f"{_in_words(fp8.rates[at])} in FP8", Verdict.INVALID)
     if other := [name for name in bf16.state if name in fp8.state and bf16.state[name] != fp8.state[name]]:
         reference, seen = (arm.state[other[0]] or "no tensor" for arm in (bf16, fp8))
         expected, seen = f"{other[0]}: {reference}, as in BF16", f"{seen}; so for {some(other)}"
-        return D.OTHER_OPTIMIZER_STATE, expected, seen, {"count": len(other)}
+        return finding(D.OTHER_OPTIMIZER_STATE, expected, seen, Verdict.INVALID, count=len(other))
     # A step may well leave all gradients, and clear them at its start.
     if bool(bf16.left) != bool(fp8.left):
         arm, names = ("FP8", fp8.left) if fp8.left else ("BF16", bf16.left)
         expected = "gradients that are cleared in both arms after a step, or in neither"
-        return D.GRADIENTS_LEFT, expected, f"left in {arm}: {some(list(names))}", {"arm": arm}
+        return finding(D.GRADIENTS_LEFT, expected, f"left in {arm}: {some(list(names))}", Verdict.INVALID, arm=arm)
     return None
 
 
@@ -97,23 +87,24 @@ def _moving(evidence: LossEvidence, in_bf16: bool) -> list[str]:
     ]
 
 
-# -- the first steps --------------------------------------------------------------------------------------------------
+# -- the start of a curve, trained again ------------------------------------------------------------------------------
 
 
-def needs_noise(evidence: LossEvidence) -> bool:
-    """Whether a difference of the first losses, or of a start that was trained again, needs the yardstick. Most
-    models' do not, and their reference is not asked."""
-    apart, enough, _ = _first_losses(evidence)
-    return apart > enough or _start_apart(evidence) > 0
+def start_apart(first: Curve, again: Curve) -> float:
+    """The largest difference of a loss of the first curve's start to that of the same step, trained again."""
+    return max((abs(two - one) for one, two in zip(first.losses, again.losses, strict=False)), default=0.0)
 
 
 def does_not_restart(evidence: LossEvidence) -> Finding | None:
     """The first steps of the reference's first curve against the same steps, trained again after all curves: other
     data, other learning rates at the start, or losses further apart than noise of FP8's size takes them."""
-    again, first = evidence.again, _first(evidence)
+    again, first = evidence.again, evidence.bf16[min(evidence.bf16)]
     if again is None:
         return None
-    apart, limit = _start_apart(evidence), ANOTHER_START * _start_noise(evidence)
+    # From one draw to the next: an arm that keeps something from curve to curve trains none of these as it trained the
+    # first one, and each a little further than the one before.
+    draws = [two - one for pair in pairwise(evidence.noisy_starts) for one, two in zip(*pair, strict=True)]
+    apart, limit = start_apart(first, again), ANOTHER_START * root_mean_square(draws) / math.sqrt(2)
     if first.data_at_start != again.data_at_start:
         what, told = "batches", [f"checksum {curve.data_at_start:08x}" for curve in (first, again)]
     elif _other_rates(first.course, again.course, OTHER_RATE) == 0:
@@ -126,48 +117,3 @@ def does_not_restart(evidence: LossEvidence) -> Finding | None:
         return None
     expected = f"the {what} of the first steps of seed {first.seed} again: {told[0]}"
     return finding(C.NOT_ANEW, expected, f"{told[1]}, when these were trained again", Verdict.INVALID)
-
-
-def first_step(evidence: LossEvidence) -> Finding | None:
-    """The arms' first losses lie further apart than FP8's rounding explains."""
-    apart, enough, noise = _first_losses(evidence)
-    limit = max(enough, OF_NOISE[0] * noise)
-    if not apart > limit:
-        return None
-    pairs = {s: (evidence.bf16[s].losses[0], evidence.fp8[s].losses[0]) for s in sorted(evidence.fp8)}
-    seed = max(pairs, key=lambda s: abs(pairs[s][1] - pairs[s][0]))
-    amount, (bf16, fp8) = evidence.amount, pairs[seed]
-    verdict = Verdict.FAIL if apart > max(enough, OF_NOISE[1] * noise) else Verdict.INCONCLUSIVE
-    expected, seen = f"{amount(bf16)}, within {amount(limit)}", f"{amount(fp8)} at step 0, seed {seed}"
-    return finding(C.FIRST_STEP, expected, seen, verdict)
-
-
-def _first(evidence: LossEvidence) -> Curve:
-    return evidence.bf16[min(evidence.bf16)]
-
-
-def _first_losses(evidence: LossEvidence) -> tuple[float, float, float]:
-    """How far the arms' first losses lie apart (root mean square over seeds); how far they may without a yardstick; and
-    how far noise moves the reference's, 0 where it was not asked."""
-    apart = root_mean_square([evidence.fp8[s].losses[0] - evidence.bf16[s].losses[0] for s in sorted(evidence.fp8)])
-    largest = root_mean_square([max(map(abs, evidence.bf16[s].losses)) for s in sorted(evidence.fp8)])
-    return apart, FIRST_STEP * largest, root_mean_square(list(_moved(evidence)))
-
-
-def _moved(evidence: LossEvidence) -> Iterator[float]:
-    for seed, starts in evidence.noisy_starts.items():
-        yield from (start.losses[0] - evidence.bf16[seed].losses[0] for start in starts)
-
-
-def _start_apart(evidence: LossEvidence) -> float:
-    """The largest difference of a loss of the start to that of the same step, trained again."""
-    again = evidence.again.losses if evidence.again is not None else ()
-    return max((abs(two - one) for one, two in zip(_first(evidence).losses, again, strict=False)), default=0.0)
-
-
-def _start_noise(evidence: LossEvidence) -> float:
-    """How far noise moves these losses, from one draw to the next: an arm that keeps something from curve to curve
-    trains none of these as it trained the first one, and each a little further than the one before."""
-    starts = evidence.noisy_starts.get(_first(evidence).seed, ())
-    moved = [two - one for pair in pairwise(starts) for one, two in zip(*(s.losses for s in pair), strict=True)]
-    return root_mean_square(moved) / math.sqrt(2)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_fp8.case import Case
 from pytest_fp8.plan import FP8, REFERENCE, Ask, Asking, TwoArms
-from pytest_fp8.questions.loss.alike import needs_noise, trained_otherwise
+from pytest_fp8.questions.loss.alike import start_apart, trained_otherwise
 from pytest_fp8.questions.loss.check import judge_gap
 from pytest_fp8.questions.loss.evidence import START, Curve, LossEvidence, largest_number
 from pytest_fp8.stats.loss import MAX_LOSS_SEEDS
@@ -64,18 +64,14 @@ def _with_noise(case: Case, found: LossEvidence) -> Asking[LossEvidence]:
 
 
 def _with_starts(case: Case, found: LossEvidence) -> Asking[LossEvidence]:
-    """The evidence with the reference's first steps again; and with noise where these, or the arms' first losses, lie
-    apart."""
-    found = replace(found, again=(yield _again(case)))
-    if not needs_noise(found):
-        return found
-    draws = [(s, draw) for s in sorted(found.bf16) for draw in range(DRAWS)]
-    starts = yield tuple(
-        _curve(case, REFERENCE, s, found.one_curve and s > 0, steps=min(START, case.steps), noise=1 + draw)
-        for s, draw in draws
-    )
-    by_seed = {s: [start for (of, _), start in zip(draws, starts, strict=True) if of == s] for s, _ in draws}
-    return replace(found, noisy_starts=by_seed)
+    """The evidence with the reference's first steps again; and with noise where these lie apart. Most models' do not,
+    and their reference is not asked."""
+    again = yield _again(case)
+    starts: tuple[Curve, ...] = ()
+    if start_apart(found.bf16[0], again):
+        steps = min(START, case.steps)
+        starts = yield tuple(_curve(case, REFERENCE, 0, steps=steps, noise=1 + draw) for draw in range(DRAWS))
+    return replace(found, again=again, noisy_starts=[start.losses for start in starts])
 
 
 def _curve(case: Case, arm: str, seed: int, moved: bool = False, steps: int = 0, **more: Any) -> Ask:
