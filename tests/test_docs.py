@@ -205,7 +205,7 @@ def test_the_options_page_lists_every_argument_of_the_mark_with_its_default():
 
 def headlines():
     """The first cell of each row about skipped tests."""
-    section = PAGES["report.md"].read_text().partition("## Tests are skipped")[2].partition("\n## ")[0]
+    section = PAGES["verdicts.md"].read_text().partition("## Tests are skipped")[2].partition("\n## ")[0]
     found = re.findall(r"^\| `([^`]+)` \|", section, flags=re.MULTILINE)
     assert found
     return found

@@ -16,7 +16,7 @@ NAMED = "[pytest_fp8.backends]\nmlp_alone = mlp_alone:MlpAlone\n"
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """``installed()`` has a folder on the path with the backend that docs/backends.md shows, and its metadata."""
+    """``installed()`` has a folder on the path with the backend that docs/integrations.md shows, and its metadata."""
 
     def install():
         folder = tmp_path / "site"
@@ -31,7 +31,7 @@ def installed(tmp_path, monkeypatch):
 
 
 def code():
-    page = (ROOT / "docs/backends.md").read_text()
+    page = (ROOT / "docs/integrations.md").read_text().partition("## Write a backend")[2]
     return re.search(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -76,12 +75,6 @@ def runner(pool):
 SCRIPTS = [control for control in CATALOGUE if control.script]
 OF_EACH_CODE = list({control.code: control for control in SCRIPTS if control.nightly}.values())
 """Of those that the suite does not run for each commit."""
-
-
-def test_the_page_says_which_control_shows_which_code():
-    page = (Path(__file__).parents[1] / "docs/script.md").read_text()
-    rows = re.findall(r"^\| .* \| `(script-[\w-]+)` \| (FP8-\w+) \|$", page, re.M)
-    assert dict(rows) == {control.id: control.code for control in SCRIPTS}
 
 
 @pytest.mark.parametrize("control", OF_EACH_CODE, ids=lambda control: control.id)

@@ -89,7 +89,7 @@ def read(test: str, mark: pytest.Mark) -> tuple[Script, Case]:
     known = (*words, "env", "share", *OF_THE_CASE)
     for name in mark.kwargs:
         if name not in known:
-            refuse_unknown(R.UNKNOWN_NAME, f"{where} has no argument {name!r}", name, known, "docs/script.md")
+            refuse_unknown(R.UNKNOWN_NAME, f"{where} has no argument {name!r}", name, known, "docs/watch.md")
     given = {"command": mark.args[0] if len(mark.args) == 1 else mark.args}
     given |= {name: mark.kwargs.get(name, ()) for name in words}
     wrong = [name for name, value in given.items() if not _are_words(value)]
