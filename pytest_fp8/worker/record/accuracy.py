@@ -165,5 +165,5 @@ def kept_numbers(module: torch.nn.Module) -> dict[str, list[float]]:
     return {
         name: value.detach().flatten().double().tolist()
         for name, value in {**vars(module), **module._buffers}.items()
-        if type(value) is torch.Tensor and value.is_floating_point() and value.numel() <= HISTORY
+        if type(value) is torch.Tensor and not value.is_meta and value.is_floating_point() and value.numel() <= HISTORY
     }
