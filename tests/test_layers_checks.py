@@ -9,7 +9,7 @@ import pytest
 from helpers.evidence import CASE, SIZES, arm_ledger, layers_evidence, verdict_of
 from pytest_fp8 import Case, Verdict
 from pytest_fp8.codes import L, P
-from pytest_fp8.questions.layers.check import check_layers, strictly
+from pytest_fp8.questions.layers.check import AS_IT_RUNS, check_layers, strictly
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
 from pytest_fp8.questions.ledger.evidence import Collective, TwoLedgers
 from pytest_fp8.recipes import ROLES, Reason, Stays
@@ -186,6 +186,7 @@ def test_what_compiled_code_alone_has_in_bf16_is_told_by_its_size():
     decision = check_layers(CASE, evidence)
     said = "bfloat16: 1 of 6 of equal sizes, and which is not known: up0, up1, up2, up3 and 2 more"
     verdict_of(decision, Verdict.FAIL, L.DGRAD_NOT_IN_FP8, "dgrad of 1 of 12 layers", said)
+    assert decision.cause == AS_IT_RUNS
 
 
 def test_an_expert_that_no_row_was_sent_to_in_the_profiled_step_owes_nothing():

@@ -291,8 +291,14 @@ def _not_in_fp8(
         f"{len(mine) - len(wrong)} in FP8; {_kinds(wrong)}",
         about=wrong[0].layer,
         what=f"{role} of {len(wrong)} of {len(mine)} {each}",
-        cause=eval_cause(evidence),
+        cause=eval_cause(evidence) or (AS_IT_RUNS if all(a.recorded == FP8 for a in wrong) else ""),
     )
+
+
+AS_IT_RUNS = (
+    "recorded uncompiled these products are in FP8, profiled as the step runs they are not: code that goes another way "
+    "while it is compiled (torch.compiler.is_compiling()), or in some of its steps"
+)
 
 
 def _kinds(wrong: Sequence[Attribution]) -> str:
