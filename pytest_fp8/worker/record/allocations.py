@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,6 +44,16 @@ class Label:
     addresses: Collection[int]
 
 
+@dataclass
+class _Block:
+    """Memory at an address between two numbers of events."""
+
+    address: int
+    bytes: int
+    born: int = 0
+    died: float = math.inf
+
+
 def at_peak(
     held: Mapping[int, int],
     events: Sequence[Event],
@@ -55,42 +66,26 @@ def at_peak(
     is looked for.
     """
     skipped = {place for start, end in uncounted for place in range(start, end)}
-    size = dict(held)
-    now = most = sum(size.values())
+    blocks = [_Block(address, count) for address, count in held.items()]
+    live = {block.address: block for block in blocks}
+    now = most = sum(held.values())
     peak = 0
     for place, (address, count) in enumerate(events):
-        now += count - size.pop(address, 0)
+        if gone := live.pop(address, None):
+            gone.died, now = place + 1, now - gone.bytes
         if count:
-            size[address] = count
+            live[address] = _Block(address, count, place + 1)
+            blocks.append(live[address])
+        now += count
         if now > most and place not in skipped:
             peak, most = place + 1, now
-    blocks: list[tuple[int, str]] = []
-    """Bytes and kind of every block that was ever live."""
-    live: dict[int, int] = {}
-    for address, count in held.items():
-        live[address] = len(blocks)
-        blocks.append((count, OTHER))
     ordered = sorted(labels, key=lambda label: label.after)
-    at_the_peak: list[int] = []
-    for place in range(len(events) + 1):
-        while ordered and ordered[0].after <= place:
-            label = ordered.pop(0)
-            for address in label.addresses:
-                index = live.get(address)
-                if index is not None and blocks[index][1] == OTHER:
-                    blocks[index] = blocks[index][0], label.kind
-        if place == peak:
-            at_the_peak = list(live.values())
-        if place < len(events):
-            address, count = events[place]
-            live.pop(address, None)
-            if count:
-                live[address] = len(blocks)
-                blocks.append((count, OTHER))
     found: dict[str, int] = {}
-    for index in at_the_peak:
-        count, kind = blocks[index]
-        found[kind] = found.get(kind, 0) + count
+    for block in blocks:
+        if block.born <= peak < block.died:
+            named = (each for each in ordered if block.born <= each.after < block.died)
+            kind = next((label.kind for label in named if block.address in label.addresses), OTHER)
+            found[kind] = found.get(kind, 0) + block.bytes
     return found
 
 
