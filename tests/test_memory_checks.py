@@ -9,11 +9,11 @@ import pytest
 from helpers.evidence import verdict_of
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import M
-from pytest_fp8.questions.memory import MemoryEvidence, Peak, StepMemory, check_memory
+from pytest_fp8.questions.memory import MemoryEvidence, StepMemory, check_memory
 
 
 def memory(peak, resident=50, phase="forward"):
-    return StepMemory(resident, {phase: Peak(peak, peak)}, peak_allocated=peak, peak_reserved=peak)
+    return StepMemory(resident, {phase: peak}, peak_allocated=peak, peak_reserved=peak)
 
 
 def test_memory():

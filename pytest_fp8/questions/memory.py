@@ -31,24 +31,18 @@ TOLD = 0.01
 
 
 @dataclass(frozen=True)
-class Peak:
-    """Bytes: the most that was allocated, and that torch's allocator had reserved."""
-
-    allocated: int
-    reserved: int
-
-
-@dataclass(frozen=True)
 class StepMemory:
     """Bytes of one arm in one training step."""
 
     resident: int
     """Allocated between steps."""
-    phases: Mapping[str, Peak]
-    """``forward``, ``backward``, ``optimizer``, and ``evaluation`` where a step evaluates."""
+    phases: Mapping[str, int]
+    """The most that was allocated in ``forward``, ``backward``, ``optimizer``, and ``evaluation`` where a step
+    evaluates."""
     peak_allocated: int
     """Of the whole step, without evaluation."""
     peak_reserved: int
+    """The most that torch's allocator had reserved."""
     kinds: Mapping[str, int] = field(default_factory=dict)
     """:data:`KINDS` -> bytes of it at the peak, which is their sum. Empty where they were not told apart."""
 
@@ -72,11 +66,7 @@ class MemoryEvidence:
         logits, and FP8 copies that a library keeps for the backward pass. Empty where an arm's step has no forward
         phase, as some steps of the user's own."""
         arms = {"bf16": self.bf16, "fp8": self.fp8}
-        held = {
-            name: arm.phases["forward"].allocated - arm.resident
-            for name, arm in arms.items()
-            if "forward" in arm.phases
-        }
+        held = {name: arm.phases["forward"] - arm.resident for name, arm in arms.items() if "forward" in arm.phases}
         return held if len(held) == len(arms) and held["bf16"] > 0 else {}
 
 
@@ -117,7 +107,7 @@ def check_memory(evidence: MemoryEvidence, stored: float | None = None) -> Decis
 
 def _peaks(arm: StepMemory) -> dict[str, float]:
     """Peak of allocated memory in each phase, in GiB. Evaluation is no training, and in no peak."""
-    return {name: peak.allocated / GIB for name, peak in arm.phases.items() if name != EVALUATION}
+    return {name: peak / GIB for name, peak in arm.phases.items() if name != EVALUATION}
 
 
 def _judge(figures: MemoryFigures) -> Finding:

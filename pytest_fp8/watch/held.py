@@ -298,8 +298,8 @@ class Held(Observer):
         resident = torch.cuda.memory_allocated()
         yield
         synchronize()
-        peak = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
-        told = {"peak_allocated": peak["allocated"], "peak_reserved": peak["reserved"]}
+        peak = torch.cuda.max_memory_allocated()
+        told = {"peak_allocated": peak, "peak_reserved": torch.cuda.max_memory_reserved()}
         return {"resident": resident, "phases": {"step": peak}, "kinds": {}, **told}
 
     def tell_losses(self, steps: int) -> Steps:

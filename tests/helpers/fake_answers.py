@@ -153,7 +153,7 @@ class FakeAnswers:
 
     def memory(self) -> dict[str, Any]:
         peak = (self.world.fp8_memory if self.is_fp8 else 100) * 2**30
-        phases = {name: {"allocated": peak, "reserved": peak} for name in ("forward", "backward", "optimizer")}
+        phases = dict.fromkeys(("forward", "backward", "optimizer"), peak)
         return {"resident": peak // 2, "phases": phases, "peak_allocated": peak, "peak_reserved": peak, "kinds": {}}
 
     def alone(self, layers: list[Any], recipes: list[str]) -> dict[str, Any]:

@@ -196,26 +196,21 @@ def forget_workspaces(synchronize: Callable[[], None]) -> None:
 def memory_of_step(synchronize: Callable[[], None], step: Callable[[Phase], Any]) -> dict[str, Any]:
     """Peak bytes in each phase of ``step``, and bytes resident before it. A phase may be entered several times."""
     synchronize()
-    peaks: dict[str, dict[str, int]] = {}
+    peaks: dict[str, int] = {}
+    reserved = 0
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:
+        nonlocal reserved
         torch.cuda.reset_peak_memory_stats()
         yield
         synchronize()
-        earlier = peaks.get(name, {"allocated": 0, "reserved": 0})
-        peaks[name] = {
-            "allocated": max(earlier["allocated"], torch.cuda.max_memory_allocated()),
-            "reserved": max(earlier["reserved"], torch.cuda.max_memory_reserved()),
-        }
+        peaks[name] = max(peaks.get(name, 0), torch.cuda.max_memory_allocated())
+        # Evaluations are left out: the arms may evaluate at different steps, and hold more memory there.
+        if name != EVALUATION:
+            reserved = max(reserved, torch.cuda.max_memory_reserved())
 
     resident = torch.cuda.memory_allocated()
     step(phase)
-    # Evaluations are left out: the arms may evaluate at different steps, and hold more memory there.
-    trained = [peak for name, peak in peaks.items() if name != EVALUATION]
-    return {
-        "resident": resident,
-        "phases": peaks,
-        "peak_allocated": max(peak["allocated"] for peak in trained),
-        "peak_reserved": max(peak["reserved"] for peak in trained),
-    }
+    allocated = max(peak for name, peak in peaks.items() if name != EVALUATION)
+    return {"resident": resident, "phases": peaks, "peak_allocated": allocated, "peak_reserved": reserved}
