@@ -18,12 +18,11 @@ import torch
 
 from pytest_fp8.backends import backend
 from pytest_fp8.backends.linears import mark_skipped
+from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.recipes import DGRAD, RECOMPUTE, WGRAD, library_of
-from pytest_fp8.worker.answers.recorded import observed_step
+from pytest_fp8.worker.answers.recorded import recorded
 from pytest_fp8.worker.record.profile import profile_step
-from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training.preparation import under_autocast
-from pytest_fp8.worker.training.restored import Hook, followed, hooked
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
@@ -53,49 +52,15 @@ def alone(engine: Engine, layers: Sequence[Sequence[Any]], recipes: Sequence[str
 
 
 def sharing(engine: Engine, names: Sequence[str]) -> list[list[int]]:
-    """The layers, by their index, in groups that are given one and the same input in an uncompiled step."""
-    seen = _Inputs(engine, names)
-    observed_step(engine, seen)
+    """The layers, by their index, in groups that are given one and the same input in the recorded step."""
+    given: dict[str, int] = {}
+    for call in recorded(engine).step.table.calls:
+        if call.phase != EVALUATION:
+            given.setdefault(call.module, call.given)
     groups: dict[Any, list[int]] = {}
-    for index in range(len(names)):
-        groups.setdefault(seen.found.get(index, ("not called", index)), []).append(index)
+    for index, name in enumerate(names):
+        groups.setdefault(given.get(name, f"{name} is not called"), []).append(index)
     return list(groups.values())
-
-
-class _Inputs:
-    """Watches a step: which input each layer is given first."""
-
-    def __init__(self, engine: Engine, names: Sequence[str]) -> None:
-        modules = {plain_name(name): module for name, module in engine.model.named_modules()}
-        self._layers = {index: modules[name] for index, name in enumerate(names) if name in modules}
-        self._held: list[torch.Tensor] = []
-        """Held, so that no later one has its memory."""
-        self.found: dict[int, int] = {}
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        hooks = [
-            layer.register_forward_pre_hook(Hook(partial(self._note, index)), with_kwargs=True)
-            for index, layer in self._layers.items()
-        ]
-        with hooked([*followed(self._layers.values()), *hooks]):
-            yield
-        self._held.clear()
-
-    def in_phase(self, name: str) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def _note(self, index: int, layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
-        if given is None or index in self.found:
-            return
-        same = [place for place, held in enumerate(self._held) if _is_same(held, given)]
-        self.found[index] = same[0] if same else len(self._held)
-        self._held += [] if same else [given]
-
-
-def _is_same(one: torch.Tensor, two: torch.Tensor) -> bool:
-    return one is two or (one.data_ptr() == two.data_ptr() != 0 and one.numel() == two.numel())
 
 
 def together(

@@ -51,6 +51,9 @@ class Call:
     """The part of the step: ``forward``, ``backward`` or ``evaluation``."""
     tensors: Sequence[Size]
     """Its arguments that are tensors."""
+    given: int
+    """Equal for calls whose first tensor is the same: the number of the autograd node that made it; of what no node
+    made, its identity."""
     training: bool
     outermost: bool
     """Whether no other module called it."""
@@ -260,6 +263,7 @@ class StepRecorder(TorchDispatchMode):
             phase=phase,
             part=self.part,
             tensors=[(shape_of(tensor), dtype_name(tensor)) for tensor in tensors],
+            given=_source(tensors[0]) if tensors else -1,
             training=module.training,
             outermost=not self._calling,
             inside=self._stack[-1] if self._stack else -1,
@@ -446,6 +450,10 @@ def note_of(tensor: torch.Tensor) -> TensorNote:
     """Without a digest where autograd computed it: products round it otherwise in each arm."""
     with unwatched():
         return TensorNote(shape_of(tensor), dtype_name(tensor), digest_of(tensor) if tensor.grad_fn is None else "")
+
+
+def _source(tensor: torch.Tensor) -> int:
+    return id(tensor) if tensor.grad_fn is None else tensor.grad_fn._sequence_nr()
 
 
 def _innermost(spans: list[Span], number: int) -> int:
