@@ -136,6 +136,8 @@ COPIES = """
     clone contiguous _to_copy copy_ _copy_from empty empty_like empty_strided new_empty new_empty_strided zeros
     zeros_like ones ones_like full full_like new_zeros new_ones new_full scalar_tensor zero_ fill_ set_ resize_
     is_same_size record_stream pin_memory"""
+CASTS = ("_to_copy", "copy_")
+"""Copies that round where they give FP8 values. So they are counted, in the backward pass too."""
 NOT_COUNTED = {*VIEWS.split(), *COPIES.split(), READ}
 MARKS = "profiler::"
 """Of what torch sets around an optimizer's step."""
@@ -366,8 +368,9 @@ class StepRecorder(TorchDispatchMode):
         event.waits = operator == READ or on_host
         if draws:
             event.state = before if random_state() != before else ""
-        uncounted = operator in NOT_COUNTED or operator.startswith(MARKS) or event.products or event.bytes
-        if event.phase == "forward" and not uncounted and not _by_a_library():
+        casts = operator in CASTS and event.dtype.startswith("float8") and event.phase != EVALUATION
+        free = operator in NOT_COUNTED or operator.startswith(MARKS) or event.products or event.bytes
+        if (casts or (event.phase == "forward" and not free)) and not _by_a_library():
             event.counted = True
             event.numbers = [value for value in args if isinstance(value, (int, float))]
             event.words = _words(func, args, kwargs)
