@@ -257,7 +257,8 @@ def _may_be_absent(product: Attribution, evidence: LayersEvidence) -> bool:
 
 
 def find_past_layers(case: Case, evidence: LayersEvidence) -> Finding | None:
-    """The first role in which code multiplies with FP8 layers' weights in high precision and never calls the layers."""
+    """The first role in which code multiplies with FP8 layers' weights in high precision: in place of calling the
+    layers, or in the layers' own calls beside their products in FP8."""
     past = [(role, call) for call in evidence.calls if call.past for role in call.owed]
     for role in (FPROP, RECOMPUTE, DGRAD):
         found = {c.name: c for each, c in past if each == role and evidence.owes_fp8(case, c.name, role)}

@@ -86,7 +86,8 @@ class Event:
     """Of what it gave."""
     products: Sequence[Product] = ()
     weight: str = ""
-    """The layer whose weight it multiplies without a call of the layer."""
+    """The layer whose weight it multiplies by code of its caller's, where autograd records that: not a library's
+    function. Inside a layer's own call only that layer's."""
     numbers: Sequence[float] = ()
     words: Sequence[str] = ()
     """Numbers and words among its arguments."""
@@ -379,10 +380,11 @@ class StepRecorder(TorchDispatchMode):
         return result
 
     def _weight(self, event: Event, operands: Sequence[torch.Tensor]) -> str:
-        owner = self.table.owner(event)
-        if not operands or owner in self.layers:
+        if not operands:
             return ""
-        weight = _weight_of(operands, self.layers, event.phase)
+        owner = self.table.owner(event)
+        layers = {owner: self.layers[owner]} if owner in self.layers else self.layers
+        weight = _weight_of(operands, layers, event.phase)
         # nn.MultiheadAttention multiplies with the weight of its out_proj, transformers' Mamba of its dt_proj.
         of_library = event.call >= 0 and self.table.calls[event.call].of_library
         return "" if of_library and weight.startswith(owner and f"{owner}.") else weight

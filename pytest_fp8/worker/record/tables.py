@@ -174,22 +174,30 @@ def layer_table(table: StepTable, linears: Mapping[str, tuple[int, int]], live: 
             inside = table.calls[inside].inside
         if inside >= 0:
             of_call[inside].events.append(event)
-    calls, others = list[LayerCall](), list[Product]()
+    calls, others, beside = list[LayerCall](), list[Product](), list[OwnedProduct]()
     for entry in entries:
         name = names[entry.call.module]
         told, left = _with_products(table, entry, name, *linears[name])
         others += left
+        with_weight = [e for e in entry.events if e.weight == entry.call.module and e.phase != "backward"]
+        own = {id(product) for event in with_weight for product in event.products}
+        beside += [OwnedProduct(entry.call.module, each, name) for each in left if id(each) in own]
         if entry.trains:
             calls.append(told)
     multiply = {call.name for call in calls if FPROP in call.ran and call.ran[FPROP].kind == FP8}
     calls = [replace(call, fp8=call.fp8 or call.name in multiply) for call in calls]
     foreign = _foreign(table, names)
-    own, foreign = _own_products(foreign, {n: size for n, size in linears.items() if not latest[plain_name(n)]})
-    in_fp8 = {*live, *multiply, *(call.name for call in own)}
-    past = [each for each in foreign if each.weight in in_fp8 and each.product.kind != FP8]
+    by_hand, foreign = _own_products(foreign, {n: size for n, size in linears.items() if not latest[plain_name(n)]})
+    in_fp8 = {*live, *multiply, *(call.name for call in by_hand)}
+    past = [each for each in (*foreign, *beside) if each.weight in in_fp8 and each.product.kind != FP8]
     past = [each for each in past if each.product.phase in TRAINING]
-    calls += own + [_past_its_layer(each, *linears[each.weight]) for each in past]
-    return LayerTable(calls, others, [each for each in foreign if not any(each is other for other in past)])
+    calls += by_hand + [_past_its_layer(each, *linears[each.weight]) for each in past]
+    taken = {id(each.product) for each in past}
+    return LayerTable(
+        calls,
+        [each for each in others if id(each) not in taken],
+        [each for each in foreign if id(each.product) not in taken],
+    )
 
 
 def _with_products(
