@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from controls.control import Control, control, fault, micro
 from controls.lazily import torch
 from controls.models import BIASED, RECOMPUTING, SHIFTED, STUDENT, WIDE, WIDE_CASE
-from controls.ways import Loop, Optimizers, through_e4m3
+from controls.ways import Loop, Optimizers, on_gradients, through_e4m3
 from pytest_fp8.codes import D, L
 
 if TYPE_CHECKING:
@@ -188,6 +188,17 @@ fault(
     question="numerics",
     verdicts=("FAIL",),
     nightly=True,
+)
+
+# By copies alone, which round: no other operator runs. It is as much noise as FP8 itself makes.
+fault(
+    "gradient-through-e4m3",
+    "the FP8 arm keeps its embedding's gradient in E4M3",
+    D.OTHER_WORK,
+    converted=lambda arm, model: on_gradients(
+        [model.get_input_embeddings().weight], lambda given: given.to(torch.float8_e4m3fn).to(given.dtype)
+    ),
+    about="_to_copy float8_e4m3fn",
 )
 
 # -- random numbers ---------------------------------------------------------------------------------------------------

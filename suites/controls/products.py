@@ -12,7 +12,7 @@ from controls.control import ACCELERATE, GITHUB, TORCHAO, Control, control, faul
 from controls.lazily import torch
 from controls.models import BIASED, STUDENT, WIDE, WIDE_CASE
 from controls.ways import MIDDLE, Forwards, Products, on_gradients, plain, torchao_config, with_gradient
-from pytest_fp8.codes import L, N
+from pytest_fp8.codes import C, L, N
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,6 +64,41 @@ fault(
     source=f"[torchao, rowwise_with_gw_hp]({TORCHAO}/blob/main/torchao/float8/config.py)",
     forward=_as_with_gw_hp,
     case=micro("rowwise"),
+)
+
+
+def _half_in_bf16(arm: Any, layer: Any, own: Callable[[Any], Any], x: Tensor) -> Tensor:
+    half = len(layer.weight) // 2
+    rest = torch.nn.functional.linear(x, layer.weight[half:])
+    return torch.cat([own(x)[..., :half], rest], dim=-1)
+
+
+# All products of the layers run in FP8, and half of what they give is thrown away.
+fault(
+    "half-in-bf16",
+    "FP8 layers give half of their outputs in BF16",
+    L.FPROP_NOT_IN_FP8,
+    Forwards,
+    forward=_half_in_bf16,
+)
+
+
+def _bf16_by_hooks(arm: Any, model: Any) -> None:
+    def hook(layer: Any, given: Any, output: Tensor) -> Tensor:
+        with torch.no_grad():
+            exact = plain(layer, given[0])
+        return output + (exact - output).detach()
+
+    for layer in arm.fp8_layers():
+        layer.register_forward_hook(hook)
+
+
+# FP8's gradients run, so that every product of the step is there and right.
+fault(
+    "bf16-by-hooks",
+    "hooks put BF16's product in the place of each FP8 layer's output",
+    C.TOO_EXACT,
+    converted=_bf16_by_hooks,
 )
 
 

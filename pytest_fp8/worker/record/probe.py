@@ -96,9 +96,9 @@ class Probe:
         handles = followed(self.layers.values()) if self.views else []
         for name, layer in self.layers.items():
             handles.append(layer.register_forward_pre_hook(Hook(self._entered(name)), with_kwargs=True))
-            # Before other hooks, which may change the output. Always, because an early end of a recomputation is an
-            # exception, and the weight must be put back.
-            handles.append(layer.register_forward_hook(Hook(self._left), prepend=True, always_call=True))
+            # Products are compared before other hooks, which may change the output. Always, because an early end of a
+            # recomputation is an exception, and the weight must be put back.
+            handles.append(layer.register_forward_hook(Hook(self._left), prepend=self.views, always_call=True))
         return handles
 
     @contextmanager
@@ -502,7 +502,8 @@ COARSEST = Cast(E4M3, TENSOR), Cast(E4M3, TENSOR)
 
 class StepLooks(Probe):
     """The calls of the FP8 layers in forward passes that train, step by step: whether each multiplies in FP8, and a few
-    right values. By hooks, so where nothing is compiled. No number of the curve changes."""
+    right values of what it gives after the user's hooks, one of which may put BF16's product in FP8's place. By hooks,
+    so where nothing is compiled. No number of the curve changes."""
 
     def __init__(self, engine: Engine, seed: int) -> None:
         watched = not (engine.compiled or engine.backend.brings_model)
