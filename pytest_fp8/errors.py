@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from pytest_fp8.codes import Code
+if TYPE_CHECKING:
+    from pytest_fp8.codes import Code
 
 
 class Fp8Error(Exception):
@@ -29,12 +30,15 @@ class Fp8Error(Exception):
         cause: str = "",
         next_step: str = "",
     ) -> None:
+        """``next_step``: by default what the code's page says to do."""
+        from pytest_fp8.codes.pages import pages_of
+
         self.code = code
         self.headline = headline
         self.expected = expected
         self.seen = seen
         self.cause = cause
-        self.next_step = next_step
+        self.next_step = next_step or pages_of(type(code))[code].instead
         super().__init__(self.message)
 
     @property
