@@ -91,8 +91,8 @@ class TwoArms:
 
     def conditions(self) -> Conditions | None:
         """Clocks and neighbours of the arms' GPUs; ``None`` on a CPU. The question itself lets the GPU stand idle."""
-        gpu, pool = self.pool.gpu, self.pool
-        return conditions(gpu, pool.pids, pool.contexts, self.case.gpus) if gpu is not None else None
+        pool = self.pool
+        return conditions(pool.pids, pool.contexts, self.case.gpus) if pool.gpu is not None else None
 
     def folder(self, what: str) -> Path:
         """A folder for files of the reference, kept for the other cases that share it."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers.fakes import H100, H200, install
+from helpers.fakes import H200, install
 from helpers.later_arms import pairs, spares
 from pytest_fp8 import gpu as gpus
 from pytest_fp8.arms.environment import arm_env
@@ -30,7 +30,10 @@ def nvml(monkeypatch):
         NVMLError=NvmlError,
         NVML_CLOCK_SM=1,
         nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
         nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByUUID=lambda name: int(name.removeprefix("GPU-")),
         nvmlDeviceGetClockInfo=lambda *_: 1980,
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: 0,
         nvmlDeviceGetComputeRunningProcesses=lambda _: [],
@@ -72,13 +75,13 @@ def test_a_process_that_waits_hides_no_stranger(monkeypatch, nvml):
 
 
 def test_what_nvml_does_not_tell_is_unknown_and_not_quiet(nvml):
-    assert conditions(H100, {1}, 1).unknown == (NEIGHBOURS,), "an arm is there and is not listed"
-    assert conditions(H100, set(), 0).unknown == ()
+    assert conditions({1}, 1).unknown == (NEIGHBOURS,), "an arm is there and is not listed"
+    assert conditions(set(), 0).unknown == ()
     nvml.nvmlDeviceGetClockInfo = unsupported
     nvml.nvmlDeviceGetComputeRunningProcesses = unsupported
-    assert conditions(H100, {1}, 1).unknown == (CLOCKS, NEIGHBOURS)
-    nvml.nvmlDeviceGetHandleByIndex = unsupported
-    assert conditions(H100, {1}, 1).unknown == (CLOCKS, NEIGHBOURS), "a GPU that was lost"
+    assert conditions({1}, 1).unknown == (CLOCKS, NEIGHBOURS)
+    nvml.nvmlDeviceGetHandleByUUID = unsupported
+    assert conditions({1}, 1).unknown == (CLOCKS, NEIGHBOURS), "a GPU that was lost"
 
 
 def test_arms_count_gpus_as_nvml_does(monkeypatch, nvml, tmp_path):
@@ -89,7 +92,6 @@ def test_arms_count_gpus_as_nvml_does(monkeypatch, nvml, tmp_path):
     nvml.nvmlDeviceGetPowerManagementLimit = unsupported
     nvml.nvmlDeviceGetMemoryInfo = lambda _: SimpleNamespace(total=1)
     nvml.nvmlSystemGetDriverVersion = lambda: "580"
-    nvml.nvmlDeviceGetIndex = lambda index: index
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     for visible, name in ((None, "Tesla T4"), ("1", "NVIDIA H100 PCIe")):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -20,7 +20,6 @@ DRIVER = """
     pynvml.nvmlDeviceGetHandleByIndex = lambda index: index
     pynvml.nvmlDeviceGetHandleByUUID = handle_by_uuid
     pynvml.nvmlDeviceGetUUID = lambda handle: f"GPU-{handle}"
-    pynvml.nvmlDeviceGetIndex = lambda handle: handle
     pynvml.nvmlDeviceGetName = lambda handle: "NVIDIA H200"
     pynvml.nvmlDeviceGetCudaComputeCapability = lambda handle: (9, 0)
     pynvml.nvmlDeviceGetPowerManagementLimit = lambda handle: 700_000
