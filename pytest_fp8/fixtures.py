@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_fp8.codes import R
+from pytest_fp8.items import failed
 
 if TYPE_CHECKING:
     from pytest_fp8.case import Case
@@ -16,23 +17,38 @@ if TYPE_CHECKING:
     from pytest_fp8.workload import Workload
 
 
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """An error of the block fails the test with its lines alone."""
+    from pytest_fp8.errors import Fp8Error
+
+    try:
+        yield
+    except Fp8Error as error:
+        raise failed(error) from None
+
+
 @pytest.fixture(scope="session")
 def fp8_case(request: pytest.FixtureRequest) -> Case:
     """The case that the test asks about; parametrised from ``@pytest.mark.fp8``."""
     case = getattr(request, "param", None)
     if case is None:
-        # A session fixture does not know which test asked first; pytest names it above this message.
-        _fail(
-            R.NO_CASE,
-            "this test asks for an FP8 case and names none",
-            expected="@pytest.mark.fp8(backend='torchao', recipe='tensorwise') on the test or its module",
-            seen="no mark fp8 that goes with it",
-            cause="fp8_case, fp8_pair, bf16_model and fp8_model need a case, which the mark names where the test, or a "
-            "fixture that it takes, has one of them as an argument; pytest gives methods of a unittest.TestCase none, "
-            "marked or not",
-            next_step="add the mark (pytest --markers shows its arguments); take fp8_pair as an argument in place of "
-            "request.getfixturevalue('fp8_pair'); make a plain class of a unittest.TestCase",
-        )
+        from pytest_fp8.codes import R
+        from pytest_fp8.errors import refuse
+
+        with told():
+            # A session fixture does not know which test asked first; pytest names it above this message.
+            refuse(
+                R.NO_CASE,
+                "this test asks for an FP8 case and names none",
+                expected="@pytest.mark.fp8(backend='torchao', recipe='tensorwise') on the test or its module",
+                seen="no mark fp8 that goes with it",
+                cause="fp8_case, fp8_pair, bf16_model and fp8_model need a case, which the mark names where the test, "
+                "or a fixture that it takes, has one of them as an argument; pytest gives methods of a "
+                "unittest.TestCase none, marked or not",
+                next_step="add the mark (pytest --markers shows its arguments); take fp8_pair as an argument in place "
+                "of request.getfixturevalue('fp8_pair'); make a plain class of a unittest.TestCase",
+            )
     return case  # type: ignore[no-any-return]
 
 
@@ -52,17 +68,13 @@ def fp8_workload() -> Workload | None:
 @pytest.fixture
 def fp8_pair(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workload | None) -> Fp8Pair:
     """The BF16 and the FP8 arm of the case, each in a process of its own, shared by all tests of the case."""
-    from pytest_fp8.errors import Fp8Error
-    from pytest_fp8.session import SESSION
+    from pytest_fp8.plugin import session_of
 
-    _require_workload(request, fp8_case, fp8_workload)
-    try:
-        pair = request.config.stash[SESSION].pairs.pair(fp8_case, fp8_workload, request.node.nodeid)
-        pair.used = False
-        return pair
-    except Fp8Error as error:
-        # pytest.fail() would raise with this error as its context, and pytest would show both.
-        raise pytest.fail.Exception(error.message, pytrace=False) from None
+    with told():
+        require_workload(request.node.name, fp8_case, fp8_workload)
+        pair = session_of(request.config).pairs.pair(fp8_case, fp8_workload, request.node.nodeid)
+    pair.used = False
+    return pair
 
 
 @pytest.fixture
@@ -86,16 +98,13 @@ def fp8_script(request: pytest.FixtureRequest, fp8_case: Case) -> Callable[[], D
         def test_script(fp8_script):
             fp8_script()
     """
-    from pytest_fp8.errors import Fp8Error
+    from pytest_fp8.plugin import session_of
     from pytest_fp8.script.command import script_of
-    from pytest_fp8.session import SESSION
 
     script = script_of(request.node)
     assert script is not None, "the case comes of the mark"
-    try:
-        pair = request.config.stash[SESSION].pairs.script_pair(fp8_case, script)
-    except Fp8Error as error:
-        raise pytest.fail.Exception(error.message, pytrace=False) from None
+    with told():
+        pair = session_of(request.config).pairs.script_pair(fp8_case, script)
     return getattr(pair, f"assert_{request.param}")  # type: ignore[no-any-return]
 
 
@@ -113,47 +122,36 @@ def fp8_model(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Work
 
 def _model(request: pytest.FixtureRequest, case: Case, workload: Workload | None, convert: bool) -> Any:
     """The one place where pytest's own process loads torch."""
-    from pytest_fp8.errors import Fp8Error
     from pytest_fp8.worker.local_model import local_model
 
-    _require_workload(request, case, workload)
-    try:
+    with told():
+        require_workload(request.node.name, case, workload)
         return local_model(case, workload, convert)
-    except Fp8Error as error:
-        raise pytest.fail.Exception(error.message, pytrace=False) from None
 
 
-def _require_workload(request: pytest.FixtureRequest, case: Case, given: object) -> None:
-    """Fail the test unless its mark names a model, or else ``fp8_workload`` gave a :class:`Workload`."""
+def require_workload(test: str, case: Case, given: object) -> None:
+    """Raise :class:`SettingsError` unless a test's mark names a model, or else ``fp8_workload`` gave a
+    :class:`Workload`."""
     from pytest_fp8.case import OWN
+    from pytest_fp8.codes import R
+    from pytest_fp8.errors import refuse
     from pytest_fp8.workload import Workload
 
     if given is not None and not isinstance(given, Workload):
-        _fail(
+        refuse(
             R.NOT_A_WORKLOAD,
             "the fixture fp8_workload did not give a workload",
             expected="pytest_fp8.Workload(build=..., batch=...), or None",
             seen=f"{given!r:.200}",
             cause="a model, its class or a function belongs into the workload's build=",
-            next_step="return Workload(build=a function that makes the model, batch=a function of the step)",
         )
     if (given is None) is (case.model == OWN):
-        _fail(
+        refuse(
             R.NO_WORKLOAD if given is None else R.TWO_MODELS,
-            f"{request.node.name}: {'no model' if given is None else 'two models'} to train",
+            f"{test}: {'no model' if given is None else 'two models'} to train",
             expected="a model's name in the mark, or a Workload from the fixture fp8_workload",
             seen=f"case {case.id} in the mark, and fp8_workload gave {'None' if given is None else 'a Workload'}",
             cause="no fixture fp8_workload here overrides the plugin's, which brings none; or yours returns nothing"
             if given is None
             else f"fp8_workload brings a model and the mark names another ({case.model})",
-            next_step="return Workload(build=..., batch=...) from a fixture fp8_workload, or name the suite's model: "
-            "@pytest.mark.fp8(cases=[pytest_fp8.Case('tiny', 'torchao', 'tensorwise')])"
-            if given is None
-            else "leave cases= out, or write Case('own', ...) in it",
         )
-
-
-def _fail(code: R, headline: str, **lines: str) -> NoReturn:
-    from pytest_fp8.errors import Fp8Error
-
-    pytest.fail(Fp8Error(code, headline, **lines).message, pytrace=False)

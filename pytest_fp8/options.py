@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pytest_fp8.codes import R
+import pytest
+
 from pytest_fp8.errors import refuse
-
-if TYPE_CHECKING:
-    import pytest
 
 LONGEST_REASON = 500
 """Characters of a stored reason."""
@@ -24,7 +21,7 @@ class Settings:
     """What the user asked for."""
 
     gpu: str = "auto"
-    """The declared GPU, one of :data:`pytest_fp8.gpu.NAMES`, or ``auto``."""
+    """The declared GPU, one of :data:`pytest_fp8.gpu.KINDS`, or ``auto``."""
     strict: bool = False
     """Whether INCONCLUSIVE, INVALID and NOT_EXERCISED fail."""
     baseline_dir: Path = Path("baselines")
@@ -46,18 +43,23 @@ class Settings:
         """Whether what this run measures becomes the new baselines."""
         return bool(self.reason)
 
+    @property
+    def asks(self) -> bool:
+        """Whether a session with these settings says something at its end, also without a test of FP8."""
+        return self.declared or self.strict or bool(self.base or self.reason or self.report_dir)
 
-MARKER = (
+
+SETTINGS = pytest.StashKey[Settings]()
+"""Where a pytest ``Config`` keeps them."""
+
+MARKERS = (
     "fp8(*, cases=[...], question=None, backend='torchao', recipe='tensorwise', options={}, emulated=False, "
-    "compile=True, autocast=False, name='', gpus=1, parallel='', steps=0, seeds=0, tolerance=0.02, floor=1.0): the "
+    "compile=True, autocast=False, name='', gpus=1, parallel='', steps=0, seeds=0, tolerance=0.02): the "
     "FP8 cases that a test asks about; backend and recipe take lists as well, a case for each combination. "
-    'the page "options" of the documentation, which pytest-fp8 --help names, says what each means'
-)
-
-SCRIPT_MARKER = (
+    'the page "options" of the documentation, which pytest-fp8 --help names, says what each means',
     "fp8_script(command, *, bf16=[], fp8=[], env={}, seed=[], share=0.0, name='', emulated=False, gpus=1, steps=0, "
     "seeds=0, tolerance=0.02, floor=1.0): a training command as it is, which the fixture fp8_script runs with the "
-    'words of bf16= and with those of fp8=. The page "script" says what each means'
+    'words of bf16= and with those of fp8=. The page "script" says what each means',
 )
 
 
@@ -77,32 +79,43 @@ def add_options(parser: pytest.Parser) -> None:
 
 def read_settings(config: pytest.Config) -> Settings:
     """The settings of a session; raises :class:`SettingsError` for what cannot be honoured."""
-    reason, base = _given(config, "fp8_update"), _given(config, "fp8_base").strip()
+    name = _given(config, "fp8_gpu") or "auto"
+    if name != "auto":
+        from pytest_fp8 import gpu
+
+        name = gpu.known(name)
     # One line of a summary.
-    reason = " ".join(reason.split())[:LONGEST_REASON]
+    reason, base = " ".join(_given(config, "fp8_update").split()), _given(config, "fp8_base").strip()
     if reason and base:
+        from pytest_fp8.codes import R
+
         refuse(
             R.OPTIONS_EXCLUDE,
             "--fp8-update and --fp8-base exclude each other",
             expected="a run that updates the baselines, or one that is gated on a base",
             seen=f"both, with --fp8-base={base}",
         )
-    report = _of_project(config, "fp8_report", may_be_empty=True)
+    report = config.getoption("fp8_report")
+    # An option without a value means none, where the ini file names one.
+    report = config.getini("fp8_report") if report is None else report
+    folder = _given(config, "fp8_baselines") or config.getini("fp8_baselines")
     return Settings(
-        gpu=_declared(_given(config, "fp8_gpu") or "auto"),
+        gpu=name,
         strict=config.getoption("fp8_strict") or config.getini("fp8_strict"),
-        baseline_dir=Path(config.rootpath) / (_of_project(config, "fp8_baselines") or "baselines"),
-        report_dir=Path(config.rootpath) / report if report else None,
-        reason=reason,
+        baseline_dir=config.rootpath / (folder or "baselines"),
+        report_dir=config.rootpath / report if report else None,
+        reason=reason[:LONGEST_REASON],
         base=base,
     )
 
 
-def _given(config: pytest.Config, name: str, may_be_empty: bool = False) -> str:
+def _given(config: pytest.Config, name: str) -> str:
     """The value of an option; empty where it was not given. One that is given and empty is a variable that nobody set:
     with it a gate would ask nothing."""
     value: str | None = config.getoption(name)
-    if value is not None and not value.strip() and not may_be_empty:
+    if value is not None and not value.strip():
+        from pytest_fp8.codes import R
+
         flag = f"--{name.replace('_', '-')}"
         refuse(
             R.EMPTY_OPTION,
@@ -110,21 +123,5 @@ def _given(config: pytest.Config, name: str, may_be_empty: bool = False) -> str:
             expected=f"{flag}=VALUE, or nothing at all",
             seen=f"{flag}=, without a value",
             cause=f"a variable that is not set, as in {flag}=$NAME",
-            next_step="set the variable, or leave the option out",
         )
     return value or ""
-
-
-def _of_project(config: pytest.Config, name: str, may_be_empty: bool = False) -> str:
-    """A folder that an option or the ini file names. ``may_be_empty``: an option without a value means none, where the
-    ini file names one."""
-    given = _given(config, name, may_be_empty)
-    return given if config.getoption(name) is not None else str(config.getini(name))
-
-
-def _declared(name: str) -> str:
-    if name == "auto":
-        return name
-    from pytest_fp8 import gpu
-
-    return gpu.known(name)

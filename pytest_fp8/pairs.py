@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pytest_fp8 import gpu as gpus
+from pytest_fp8.baselines.store import Folder, baseline_path, components_in, held_against, source_of
+from pytest_fp8.markers import one_of_each, require_one_folder, running
 from pytest_fp8.options import Settings
 from pytest_fp8.report.record import Notes
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.pool import ArmPool
-    from pytest_fp8.baselines.store import Folder
     from pytest_fp8.case import Case
     from pytest_fp8.compare.session import Comparison, Sides
     from pytest_fp8.pair import Fp8Pair
@@ -48,8 +51,6 @@ class Pairs:
     def collected(self, asked: list[tuple[Case, str | None]]) -> None:
         """Note the case and the question of each collected test. Question ``None``: the marks name none, so the test
         may ask any. Raises :class:`SettingsError`."""
-        from pytest_fp8.markers import one_of_each, require_one_folder
-
         require_one_folder(case for case, _ in asked)
         self.cases = one_of_each(case for case, _ in asked)
         for case, question in asked:
@@ -69,8 +70,7 @@ class Pairs:
             shipped = workload.ship(test) if workload is not None else None
         # Arms are shared only between identical workloads, random values included.
         model = identity(shipped) if shipped is not None else ""
-        with self._noted(case, case.digest(model)):
-            return self._started(Fp8Pair, case, case.judged_by, workload, shipped, model)
+        return self._started(Fp8Pair, case, case.judged_by, workload, shipped, model)
 
     def script_pair(self, case: Case, script: Script) -> Fp8Script:
         """The pair of a script: both runs of it started, and held once they are warm. Raises :class:`BaselineError` and
@@ -78,8 +78,7 @@ class Pairs:
         from pytest_fp8.script.pair import Fp8Script
 
         judged = *case.judged_by, script.share
-        with self._noted(case, case.digest(script.identity)):
-            pair = self._started(Fp8Script, case, judged, None, script.to_text(), script.identity)
+        pair = self._started(Fp8Script, case, judged, None, script.to_text(), script.identity)
         pair.script = script
         return pair
 
@@ -106,16 +105,17 @@ class Pairs:
         """``judged``: by what its answers are judged. ``shipped``: the workload, or the script, as its arms are given
         it. ``model``: its identity, empty for a model of the zoo."""
         key = case.id, case.digest(model), judged
-        if key not in self._pairs:
-            self._pairs[key] = self._made(kind, case, workload, shipped, model)
-        pair = self._pairs[key]
-        assert isinstance(pair, kind)
-        pair.start()
+        with self._noted(case, key[1]):
+            if key not in self._pairs:
+                self._pairs[key] = self._made(kind, case, workload, shipped, model)
+            pair = self._pairs[key]
+            assert isinstance(pair, kind)
+            pair.start()
         return pair
 
     def _made(self, kind: type[P], case: Case, workload: Workload | None, shipped: str | None, model: str) -> P:
         from pytest_fp8.arms.pair import PairArms
-        from pytest_fp8.baselines.store import baseline_path, held_against
+        from pytest_fp8.report.evidence import evidence_of
         from pytest_fp8.workload import case_digest
 
         arms = PairArms(case, self.pool(), shipped, model)
@@ -124,37 +124,34 @@ class Pairs:
             arms.start()
             digest = case_digest(case, workload, arms.bf16)
         gpu = self.gpu_key if case.needs_gpu else "emulated"
-        baseline, host_bound = held_against(self.source(), gpu, case.id, digest, self.settings.update)
+        if gpu not in self._spreads:
+            self._spreads[gpu] = components_in(self.source, gpu)
+        baseline, host_bound = held_against(self.source, gpu, case.id, digest, self.settings.update)
         pair = kind(
             arms,
             self.settings,
             self.notes.of(case.id, arms.digest, digest, gpu),
             baseline,
-            self.source().label(baseline_path(Path(), gpu, case.id)),
+            self.source.label(baseline_path(Path(), gpu, case.id)),
             self.gated_cases,
-            components=self._components(gpu),
+            components=self._spreads[gpu],
             host_bound=host_bound,
             compare_with_base=self._base_of(case, shipped, model),
             asked=self.asked.get(case.id, {None}),
         )
         if self.settings.report_dir is not None:
-            from pytest_fp8.report.evidence import evidence_of
-
             self.notes.gathers(case.id, arms.digest, lambda: evidence_of(arms, pair.loss_evidence))
         return pair
 
     @property
     def gated_cases(self) -> int:
         """Cases that run in this session and are gated on speed: they share its false alarms."""
-        from pytest_fp8.markers import running
-
         run = running(self.cases, self.settings)
         return max(1, sum(case.asks("speedup") and bool(self.asked[case.id] & {None, "speedup"}) for case in run))
 
     def _base_of(self, case: Case, shipped: str | None, model: str) -> Callable[[], Comparison] | None:
         """What times base's FP8 arm beside this session's; ``None`` where no base was named."""
-        settings = self.settings
-        if not settings.base or not case.needs_gpu:
+        if not self.settings.base or not case.needs_gpu:
             return None
         from pytest_fp8.compare.session import Model, Side, compare, environments
 
@@ -168,9 +165,8 @@ class Pairs:
     def pool(self) -> ArmPool:
         if self._pool is None:
             from pytest_fp8.arms.pool import ArmPool
-            from pytest_fp8.gpu import detect
 
-            self._pool = ArmPool(detect()[0])
+            self._pool = ArmPool(gpus.detect()[0])
             self._pool.stopwatch.tell = self.waiting
         return self._pool
 
@@ -178,38 +174,27 @@ class Pairs:
         """Where the arms' time went since the last call; empty without arms."""
         return self._pool.stopwatch.take() if self._pool is not None else {}
 
-    def end(self) -> Iterator[str]:
+    def end(self) -> list[str]:
         """End all arms; gives what a person should read of them."""
-        if self._pool is not None:
-            for arm in self._pool.separated:
-                yield f"{arm} and its reference did not fit this GPU together: they took turns, which takes longer"
-            self._pool.separated.clear()
-            self._pool.close()
+        if self._pool is None:
+            return []
+        apart, self._pool.separated = self._pool.separated, []
+        self._pool.close()
+        return [f"{arm} and its reference did not fit this GPU together: they took turns" for arm in apart]
 
-    def _components(self, gpu: str) -> Components:
-        """How sessions, processes and blocks of this GPU differ, of the stored histories: read once."""
-        from pytest_fp8.baselines.store import components_in
-
-        if gpu not in self._spreads:
-            self._spreads[gpu] = components_in(self.source(), gpu)
-        return self._spreads[gpu]
-
+    @cached_property
     def source(self) -> Folder:
         """Where this session reads its baselines: with a base as they are at that commit, which the change under test
         cannot edit. Where base has none in this folder, or the folder lies in no repository, those of the folder."""
-        from pytest_fp8.baselines.store import source_of
-
         return source_of(self.settings.baseline_dir, self.base_commit)
 
     @property
     def at_base(self) -> bool:
         """Whether the baselines are read at base's commit."""
-        return bool(self.source().revision)
+        return bool(self.source.revision)
 
     @property
     def gpu_key(self) -> str:
         """The folder of this machine's baselines; ``none`` without a GPU."""
-        from pytest_fp8.gpu import detect
-
-        gpu = detect()[0]
+        gpu = gpus.detect()[0]
         return gpu.key if gpu is not None else "none"

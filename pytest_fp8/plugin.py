@@ -1,17 +1,37 @@
-"""What pytest finds of pytest-fp8: options, fixtures, the hook for others, and the session, whose methods are the other
-hooks. Imports stay light, so that an idle plugin costs milliseconds.
+"""What pytest finds of pytest-fp8: options, fixtures, the hook for others. All other hooks are methods of one
+:class:`~pytest_fp8.session.Session`, which is made once an option or a test asks for FP8: an idle plugin costs
+milliseconds.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_check, fp8_model, fp8_pair, fp8_script, fp8_workload
-from pytest_fp8.options import MARKER, SCRIPT_MARKER, add_options, read_settings
-from pytest_fp8.session import SESSION, Session
+from pytest_fp8.items import parametrize, wants_fp8
+from pytest_fp8.options import MARKERS, SETTINGS, add_options, read_settings
+
+if TYPE_CHECKING:
+    from pytest_fp8.session import Session
 
 __all__ = ["bf16_model", "fp8_case", "fp8_check", "fp8_model", "fp8_pair", "fp8_script", "fp8_workload"]
+
+LIBRARIES = ("torch", "torchao", "transformer-engine")
+"""Named in pytest's header."""
+SESSION: pytest.StashKey[Session] = pytest.StashKey()
+
+
+def session_of(config: pytest.Config) -> Session:
+    """The session of this process, made and registered when it is first asked for. Raises :class:`Fp8Error`."""
+    if SESSION not in config.stash:
+        from pytest_fp8.session import Session
+
+        session = config.stash[SESSION] = Session(config.stash[SETTINGS], config)
+        config.pluginmanager.register(session, "fp8-session")
+    return config.stash[SESSION]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,15 +45,46 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", MARKER)
-    config.addinivalue_line("markers", SCRIPT_MARKER)
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
     try:
-        settings = read_settings(config)
+        settings = config.stash[SETTINGS] = read_settings(config)
         if hasattr(config, "workerinput"):
             from pytest_fp8.xdist import take_share
 
             take_share(config.workerinput)
-        session = config.stash[SESSION] = Session(settings, config)
+        if settings.asks:
+            session_of(config)
     except Fp8Error as error:
         raise pytest.UsageError(error.message) from None
-    config.pluginmanager.register(session, "fp8-session")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Which GPU, which libraries, which baselines. A mere collection does not ask the driver."""
+    settings = config.stash[SETTINGS]
+    declared = f"{settings.gpu}, declared" if settings.declared else "auto"
+    if config.getoption("collectonly"):
+        return f"fp8: GPU not looked at for a mere collection (--fp8-gpu: {declared})"
+    from pytest_fp8.gpu import detect
+    from pytest_fp8.libraries import library_versions
+
+    gpu, reason = detect()
+    seen = f"{gpu.name}, driver {gpu.driver}" if gpu is not None else reason
+    versions = library_versions(LIBRARIES)
+    libraries = ", ".join(f"{name} {versions[name]}" if name in versions else f"no {name}" for name in LIBRARIES)
+    place = settings.baseline_dir.name
+    baselines = place if settings.baseline_dir.is_dir() else f"none, there is no folder {place}"
+    base = f"; base {settings.base}" if settings.base else ""
+    update = " (updating)" if settings.update else ""
+    return f"fp8: {seen} (--fp8-gpu: {declared}); {libraries}; baselines: {baselines}{base}{update}"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if wants_fp8(metafunc):
+        parametrize(metafunc, session_of(metafunc.config).settings)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodeready(node: Any) -> None:
+    """This process has workers of pytest-xdist, and collects nothing itself."""
+    session_of(node.config).endings.take()

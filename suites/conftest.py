@@ -27,9 +27,9 @@ def pytest_collection_modifyitems(config, items):
     The controls run last: the arm of a control takes the GPU's memory from healthy arms, which would have to be built
     again.
     """
-    from pytest_fp8.session import SESSION
+    from pytest_fp8.options import SETTINGS
 
-    without_plugin = SESSION not in config.stash
+    without_plugin = SETTINGS not in config.stash
     items.sort(key=lambda item: item.path == HERE / "test_controls.py")
     left_out = []
     for item in items:
@@ -57,16 +57,16 @@ def not_each_commit(case, question):
 def pytest_xdist_make_scheduler(config, log):
     """``-n 2`` without a GPU: a case's tests, and each control, go to one worker; so do the others, which share answers
     of Accelerate that take seconds."""
-    from pytest_fp8.session import SESSION
+    from pytest_fp8.options import SETTINGS
     from pytest_fp8.xdist import by_case, case_of
 
     def together(nodeid):
         alone = "-emulated" in nodeid or "test_control[" in nodeid
         return case_of(nodeid) if alone else ""
 
-    if SESSION not in config.stash or config.getoption("dist") != "load":
+    if SETTINGS not in config.stash or config.getoption("dist") != "load":
         return None
-    if config.stash[SESSION].settings.declared:
+    if config.stash[SETTINGS].declared:
         return None
     return by_case(config, log, together)
 
@@ -104,9 +104,9 @@ def pytest_runtest_makereport(item, call):
 @pytest.fixture
 def healthy_alone(request):
     """Skips in an update of baselines: no baseline is stored of a case that is broken on purpose or known to fail."""
-    from pytest_fp8.session import SESSION
+    from pytest_fp8.options import SETTINGS
 
-    if request.config.stash[SESSION].settings.update:
+    if request.config.stash[SETTINGS].update:
         pytest.skip("an update of baselines measures healthy arms alone")
 
 

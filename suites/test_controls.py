@@ -23,9 +23,9 @@ CHECKPOINTED = micro(activation_checkpointing=True)
 def runner(request):
     from control_runner import ControlRunner
     from pytest_fp8.gpu import detect
-    from pytest_fp8.session import SESSION
+    from pytest_fp8.plugin import session_of
 
-    session = request.config.stash[SESSION]
+    session = session_of(request.config)
     gpu = detect()[0]
     return ControlRunner(session.settings, session.pairs.pool, gpu.key if gpu is not None else "none")
 
@@ -34,7 +34,7 @@ def require(request, control):
     """Skip, or on a declared GPU fail, where this machine cannot run the control."""
     from pytest_fp8.gpu import visible
     from pytest_fp8.markers import why_not
-    from pytest_fp8.session import SESSION
+    from pytest_fp8.options import SETTINGS
 
     for package in control.needs:
         if importlib.util.find_spec(package) is None:
@@ -44,7 +44,7 @@ def require(request, control):
         return
     if control.case.gpus > 1 and control.case.gpus > len(visible()):
         pytest.skip(f"needs {control.case.gpus} GPUs")
-    reason, failure = why_not(control.case, request.config.stash[SESSION].settings)
+    reason, failure = why_not(control.case, request.config.stash[SETTINGS])
     if failure:
         pytest.fail(reason, pytrace=False)
     if reason:

@@ -7,7 +7,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 HEAVY = (
     "pytest_fp8.case",
-    "pytest_fp8.codes.pages",
+    "pytest_fp8.codes",
+    "pytest_fp8.session",
+    "pytest_fp8.report",
     "torch",
     "numpy",
     "transformers",

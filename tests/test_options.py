@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_fp8.gpu import NAMES
+from pytest_fp8.gpu import KINDS
 from pytest_fp8.options import read_settings
 
 VALUED = ("--fp8-gpu", "--fp8-base", "--fp8-update", "--fp8-baselines")
@@ -108,7 +108,7 @@ def test_an_unknown_gpu_is_refused_with_the_known_ones(pytester):
     result = pytester.runpytest("--fp8-gpu=x100")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--fp8-gpu=x100: no GPU with FP8 of that name is known*"])
-    for name in NAMES:
+    for name in KINDS:
         result.stderr.fnmatch_lines([f"*expected:*{name}*"])
 
 

@@ -42,9 +42,9 @@ WITHOUT_A_CASE = """
     @pytest.mark.parametrize("control", ["dgrad-x2"])
     def test_control(control, request):
         import time
-        from pytest_fp8.session import SESSION
+        from pytest_fp8.plugin import session_of
 
-        with request.config.stash[SESSION].pairs.pool().stopwatch.clock("micro-bf16-emulated", "curve"):
+        with session_of(request.config).pairs.pool().stopwatch.clock("micro-bf16-emulated", "curve"):
             time.sleep(0.4)
 """
 
