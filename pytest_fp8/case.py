@@ -30,20 +30,20 @@ CHIPS = ("hopper", "blackwell", "ada")
 CHECKPOINT_FORMATS = ("safetensors", "dcp")
 OWN_STORE = "own"
 """The store that is a workload's own ``save()`` and ``load()``."""
-EXAMPLES = {
-    "str": ("a text", "'...'"),
-    "bool": ("True or False", "True or False"),
-    "int": ("a whole number", "1"),
-    "float": ("a number", "1.0"),
-    "tuple[str, ...]": ("a tuple of texts", "('...',)"),
-    "Mapping[str, Any]": ("a dict with names as keys", "{'...': ...}"),
+EXPECTED = {
+    "str": "a text",
+    "bool": "True or False",
+    "int": "a whole number",
+    "float": "a number",
+    "tuple[str, ...]": "a tuple of texts: ('...',)",
+    "Mapping[str, Any]": "a dict with names as keys: {'...': ...}",
 }
-"""A field's annotation -> what a message calls it, and an example."""
+"""A field's annotation -> what a message calls it."""
 WITHIN: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     **{name: ("a whole number from 1", lambda n: n >= 1) for name in ("batch", "seq")},
     **{name: ("a whole number from 1", lambda n: n >= 0) for name in ("steps", "seeds")},
     "lora": ("a whole number: a rank, or 0", lambda rank: rank >= 0),
-    "tolerance": ("a fraction between 0 and 1", lambda loss: 0 < loss < 1),
+    "tolerance": ("a fraction between 0 and 1, such as 0.02", lambda loss: 0 < loss < 1),
     "floor": ("a speedup over BF16 above 0, such as 1.0", lambda floor: 0 < floor < math.inf),
 }
 """Field -> what a message calls its values, and whether one of its type is among them."""
@@ -213,31 +213,21 @@ _GATE_FIELDS = ("questions", "tolerance", "floor", "checkpoint_formats", "resume
 
 
 class Rule(NamedTuple):
-    """What the fields of a case must agree in. ``seen`` and ``next_step`` are formats with ``case``."""
+    """What the fields of a case must agree in. ``what`` and ``seen`` are formats with ``case``."""
 
     sound: Callable[[Case], Any]
-    headline: str
+    what: str
     expected: str
-    seen: str
-    next_step: str = ""
-    cause: str = ""
+    seen: str = "{case.id}"
     code: Code = R.FIELDS_DISAGREE
 
 
 def _require(case: Case, rule: Rule) -> None:
     """Raise :class:`SettingsError` unless the rule holds."""
     if not rule.sound(case):
-        kind = backend_type(case.backend)
-        has = [facts.name for facts in kind.recipes]
-        words = {
-            "case": case,
-            "backends": ", ".join(kind.name for kind in types() if case.parallel in kind.parallel),
-            "on_gpu": f"backend={(kind.short or kind.name)!r}, "
-            f"recipe={(case.recipe if case.recipe in has else has[0])!r}",
-        }
-        told = (text.format(**words) for text in (rule.headline, rule.expected, rule.seen, rule.next_step))
-        headline, expected, seen, next_step = told
-        refuse(rule.code, headline, expected=expected, seen=seen, cause=rule.cause, next_step=next_step)
+        backends = ", ".join(kind.name for kind in types() if case.parallel in kind.parallel)
+        what, expected, seen = (text.format(case=case, backends=backends) for text in rule[1:4])
+        refuse(rule.code, what, expected=expected, seen=seen)
 
 
 def _is_own(case: Case) -> bool:
@@ -252,9 +242,8 @@ EMULATES = Rule(
     lambda case: not case.emulated or backend_type(case.backend).emulates,
     "{case.backend!r} cannot be emulated",
     "torchao, alone or through Accelerate, whose numerics run on any processor",
-    "{case.backend}",
-    "backend='torchao'; or without emulated=True, on a GPU: {on_gpu}",
-    code=R.NOT_EMULATED,
+    "emulated=True with backend={case.backend!r}",
+    R.NOT_EMULATED,
 )
 RULES = (
     Rule(
@@ -262,54 +251,39 @@ RULES = (
         "batch=, seq= or weights= with a model of your own",
         "none of them: they are for models of the suite",
         "batch={case.batch}, seq={case.seq}, weights={case.weights!r:.80}",
-        "leave them out: the workload's batch(step) gives the sequences, and its build() loads weights",
-    ),
-    Rule(
-        lambda case: not _brings_model(case) or case.lora,
-        "{case.backend!r} trains LoRA adapters alone",
-        "lora= a rank from 1",
-        "lora=0, which trains all weights",
-        "lora=16, or backend='torchao' to train all weights in FP8",
-        "Unsloth itself: `load_in_fp8` is not compatible with full finetuning",
-        R.ADAPTERS_ALONE,
     ),
     Rule(
         lambda case: (
-            not _brings_model(case) or (not _is_own(case) and case.compile and not case.activation_checkpointing)
+            not _brings_model(case)
+            or (case.lora and not _is_own(case) and case.compile and not case.activation_checkpointing)
         ),
-        "{case.backend!r} builds and compiles its model itself",
-        "a model of the suite, compile=True and activation_checkpointing=False",
-        "model={case.model!r}, compile={case.compile}, activation_checkpointing={case.activation_checkpointing}",
-        "leave these out of the case",
-        "its kernels replace the model's forward pass, and neither of these works on top of them",
+        "{case.backend!r} trains LoRA adapters alone, and builds and compiles its model itself",
+        "lora= a rank from 1, a model of the suite, compile=True and activation_checkpointing=False",
+        "lora={case.lora}, model={case.model!r}, compile={case.compile}, "
+        "activation_checkpointing={case.activation_checkpointing}",
         R.ADAPTERS_ALONE,
     ),
     Rule(
         lambda case: not case.autocast or not (_brings_model(case) or case.parallel == "zero3"),
         "float32 weights under autocast",
-        "a backend and a way to shard that keep weights as they are",
-        "{case.id}",
-        "leave autocast= out",
-        "Unsloth loads its model in bfloat16, and DeepSpeed makes float32 master weights itself",
+        "a backend and a way to shard that keep weights as they are: Unsloth loads its model in bfloat16, and "
+        "DeepSpeed makes float32 master weights itself",
     ),
     Rule(
         lambda case: case.gpus >= 1 and (case.gpus > 1) == bool(case.parallel),
         "gpus and parallel of a case",
         f"gpus=2 or more with parallel= one of {', '.join(PARALLEL)}; or neither",
         "gpus={case.gpus!r}, parallel={case.parallel!r}",
-        "parallel='fsdp2' beside gpus=2, or neither",
     ),
     Rule(
         lambda case: not case.options.get("float8_all_gather") or case.parallel in ("fsdp2", "own"),
         "float8_all_gather",
         "FSDP2, whose gathers it casts: parallel='fsdp2' or 'own'",
-        "{case.id}",
     ),
     Rule(
         lambda case: not case.options.get("precompute_scale") or case.options.get("float8_all_gather"),
         "precompute_scale",
         "float8_all_gather, whose scales it computes at once",
-        "{case.id}",
     ),
     Rule(
         lambda case: not case.parallel or case.parallel in backend_type(case.backend).parallel,
@@ -321,28 +295,24 @@ RULES = (
         lambda case: case.parallel != "own" or _is_own(case),
         "parallel='own'",
         "a model of your own, Workload(parallelize=...)",
-        "{case.model}",
     ),
     Rule(
         lambda case: case.parallel != "zero3" or not case.compile,
         "parallel='zero3' is DeepSpeed's, which runs uncompiled",
-        "compile=False",
-        "compile=True",
-        "parallel='fsdp2' shards weights too, and runs compiled",
+        "compile=False; parallel='fsdp2' shards weights too, and runs compiled",
     ),
     Rule(
         lambda case: case.tokens is None or case.tokens[0] % case.gpus == 0,
         "batch of a case on several GPUs",
         "a number of sequences that {case.gpus} ranks can share evenly",
-        "{case.tokens[0]}",
-        "batch={case.gpus}",
+        "batch={case.tokens[0]}",
     ),
     Rule(
         lambda case: case.checkpoint_formats and {*case.checkpoint_formats} <= {*CHECKPOINT_FORMATS, OWN_STORE},
         "checkpoint_formats of a case",
         f"some of {(*CHECKPOINT_FORMATS, OWN_STORE)}",
         "{case.checkpoint_formats}",
-        code=R.BAD_VALUE,
+        R.BAD_VALUE,
     ),
 )
 
@@ -355,9 +325,7 @@ def _known(what: str, value: str, known: Sequence[str], otherwise: str = "") -> 
 
 def field_value(name: str, value: Any) -> Any:
     """``value`` as the field ``name`` of a case has it. Raises :class:`SettingsError` for one that it cannot have."""
-    [default] = [each.default for each in fields(Case) if each.name == name]
-    kind = Case.__annotations__[name].removesuffix(" | None")
-    what, example = EXAMPLES[kind]
+    what = EXPECTED[Case.__annotations__[name].removesuffix(" | None")]
     what, within = WITHIN.get(name, (what, lambda _: True))
     try:
         # A path becomes a text, and a list a tuple.
@@ -367,13 +335,7 @@ def field_value(name: str, value: Any) -> Any:
     except PlainDataError:
         sound = False
     if not sound:
-        refuse(
-            R.BAD_VALUE,
-            f"{name} of a case",
-            expected=what,
-            seen=f"{value!r:.80}, a {type(value).__name__}",
-            next_step=f"{name}={default!r}" if kind == "float" else f"{name}={example}",
-        )
+        refuse(R.BAD_VALUE, f"{name} of a case", expected=what, seen=f"{value!r:.80}, a {type(value).__name__}")
     return found
 
 

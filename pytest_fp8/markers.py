@@ -26,7 +26,7 @@ LISTED = {"backend": "torchao", "recipe": DEFAULT_RECIPE}
 """Arguments that take a list as well, a case for each combination, and what a mark means without them."""
 ARGUMENTS = (
     *("cases", "question", *LISTED, "options", "emulated", "compile", "autocast", "name"),
-    *("gpus", "parallel", "steps", "seeds", "tolerance", "floor"),
+    *("gpus", "parallel", "steps", "seeds", "tolerance"),
 )
 """Beside the first two, fields of a :class:`Case`; one with other fields goes into ``cases=``."""
 SIGNATURE = Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in ARGUMENTS])
@@ -51,7 +51,6 @@ def cases_of(test: str, marks: Iterable[tuple[object, pytest.Mark]], settings: S
             f"{where}: cases=",
             expected="a list of pytest_fp8.Case, or the fields of one case; not both",
             seen=f"cases={listed!r:.200}" + "".join(f", {name}={value!r:.80}" for name, value in arguments.items()),
-            next_step="cases=[Case('own', 'torchao', 'tensorwise')]",
         )
     if question not in (None, *QUESTIONS):
         refuse_unknown(R.UNKNOWN_NAME, f"{where}: unknown question {question!r}", question, QUESTIONS)
@@ -62,10 +61,6 @@ def cases_of(test: str, marks: Iterable[tuple[object, pytest.Mark]], settings: S
             f"{where} names no case" + (f" that answers {question!r}" if cases else ""),
             expected="one value at least in each list, and a case that answers the question",
             seen=some([case.id for case in cases]) or "an empty list",
-            cause="an emulated case has no speed and no memory, and questions= can leave a question out"
-            if cases
-            else "",
-            next_step="put a value into the list, or take it out of the mark; or another question=",
         )
     return chosen
 
@@ -91,10 +86,7 @@ def _arguments(where: str, marks: Iterable[tuple[object, pytest.Mark]]) -> dict[
                 R.BAD_MARK,
                 f"{where}: {error}",
                 expected=f"some of these, by name: {', '.join(ARGUMENTS)}",
-                seen=", ".join(
-                    [*map(repr, mark.args), *(f"{name}={value!r:.80}" for name, value in mark.kwargs.items())]
-                ),
-                next_step="a name of these; other fields of a case in cases=[pytest_fp8.Case(...)]",
+                seen=f"{mark.args!r:.80} {mark.kwargs!r:.200}",
             )
         for name, value in mark.kwargs.items():
             if given_at.setdefault(name, place) is not place:
@@ -106,8 +98,6 @@ def _arguments(where: str, marks: Iterable[tuple[object, pytest.Mark]]) -> dict[
                     f"two marks {where} give {name}=",
                     expected=f"{name}= in one of the marks that stand at one place",
                     seen=f"{name}={first!r:.80} and {name}={value!r:.80}",
-                    cause="one of them would be lost",
-                    next_step="recipe=[...] or backend=[...] in one mark, or cases=[pytest_fp8.Case(...), ...]",
                 )
     return arguments
 
@@ -160,7 +150,6 @@ def require_one_folder(cases: Iterable[Case]) -> None:
                 f"two cases are named {case.id}",
                 expected="one folder of weights for each name: it names the row, the arms and the baseline",
                 seen=f"weights={other.weights!r} and weights={case.weights!r}",
-                next_step="ask one of them in a session of its own",
             )
 
 

@@ -30,9 +30,7 @@ def test_lists_multiply_as_parametrize_does(pytester):
 def test_two_marks_at_one_place_that_give_one_argument_are_refused(pytester):
     result = collect(pytester, "@pytest.mark.fp8(recipe='rowwise')\n@pytest.mark.fp8(recipe='tensorwise')")
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(
-        ["FP8-R24: two marks*test_mine give recipe=", "*next:*recipe=[[]...] or backend=[[]...] in one mark*"]
-    )
+    result.stdout.fnmatch_lines(["FP8-R24: two marks*test_mine give recipe=", "*next:*recipe=[[]*"])
 
 
 @pytest.mark.oldest
@@ -89,12 +87,10 @@ TINY = Case("tiny", "torchao", "rowwise")
         (R.BAD_VALUE, {"emulated": 1}, "expected: True or False"),
         (R.BAD_VALUE, {"steps": "4"}, "expected: a whole number from 1"),
         (R.BAD_VALUE, {"seeds": -1}, "expected: a whole number from 1"),
-        (R.BAD_VALUE, {"gpus": True}, "next:     gpus=1"),
-        (R.BAD_VALUE, {"tolerance": "2%"}, "next:     tolerance=0.02"),
+        (R.BAD_VALUE, {"gpus": True}, "expected: a whole number"),
+        (R.BAD_VALUE, {"tolerance": "2%"}, "such as 0.02"),
         (R.BAD_VALUE, {"tolerance": float("nan")}, "expected: a fraction between 0 and 1"),
-        (R.BAD_VALUE, {"floor": float("inf")}, "floor of a case"),
-        (R.BAD_VALUE, {"floor": 0}, "floor of a case"),
-        (R.BAD_VALUE, {"options": ["margin"]}, "next:     options={'...': ...}"),
+        (R.BAD_VALUE, {"options": ["margin"]}, "keys: {'...': ...}"),
         (R.BAD_VALUE, {"recipe": None}, "expected: a text"),
         (R.BAD_VALUE, {"name": 3}, "expected: a text"),
         (R.NO_CASE, {"recipe": []}, "an empty list"),
