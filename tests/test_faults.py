@@ -375,7 +375,7 @@ def test_a_temporary_folder_with_a_very_long_name_works(tmp_path, monkeypatch):
         (1, 'Current thread 0x1 (most recent call first):\n  File "train.py", line 9 in loss\n', "as os._exit() does"),
         (-9, "", "out-of-memory killer"),
         (-11, "", "a library crashed"),
-        (-10, "", "sent this signal"),
+        (-10, "", "some code sent this signal"),
         (-6, "gloo: op.preamble.length <= op.nbytes. 64 vs 32", "ranks called other collectives"),
     ],
 )

@@ -64,7 +64,7 @@ def test_a_rank_without_memory_is_an_arm_without_memory(fresh, monkeypatch):
     assert failure.value.code is R.OUT_OF_MEMORY
 
 
-def test_the_rank_that_hangs_is_named_and_shows_where_it_is(fresh):
+def test_ranks_that_hang_show_where_they_are(fresh):
     def loss(model, batch):
         if rank() == 1 and os.environ.get("HANGS"):
             time.sleep(600)
@@ -73,10 +73,9 @@ def test_the_rank_that_hangs_is_named_and_shows_where_it_is(fresh):
     fresh.build(own(loss=loss))
     call(fresh, lambda: os.environ.update(HANGS="1"))
     pids = fresh.pids
-    with pytest.raises(ArmError, match="rank 1 hangs, and the others wait for it") as failure:
+    with pytest.raises(ArmError, match="was stopped: ranks 0, 1") as failure:
         fresh.request("curve", timeout=3, seed=0, steps=2)
     assert failure.value.code is R.ARM_HUNG
-    assert failure.value.seen.startswith("the end of the output of rank 1")
     assert "in loss" in failure.value.seen
     assert all_end(*pids)
 

@@ -61,29 +61,8 @@ OTHER_COLLECTIVES = re.compile(r"collective mismatch|Received data size doesn't 
 """What gloo says of ranks whose calls do not fit together, before it ends one of them."""
 ON_THE_CPU = {"TORCH_WARM_POOL": "0", "DS_ACCELERATOR": "cpu"}
 """torch starts no processes for compilation ahead, as there are no kernels for them; DeepSpeed takes no GPU."""
-CRASHED = "a library crashed; the output above says where, if it could"
-SENT = "code in the arm or another program sent this signal"
-ENDED_ITSELF = "code in the arm ended its process, as os._exit() does"
-WAITING = re.compile(
-    r"torch/distributed/|torch/nn/parallel/distributed\.py|in _engine_run_backward$"
-    r"|torch/cuda/\S+ line \d+ in synchronize$"
-)
-"""The innermost call of a rank that waits for others: a collective, DDP's forward pass, the backward pass, the GPU."""
 TRACEBACK = re.compile(r'^Traceback \(most recent call last|^ +File ".+", line \d+, in ', re.M)
 """What shows an exception in the end of an output, where a long one has lost its head."""
-CAUSES: dict[int | None, str] = {
-    1: "an exception outside of any question, as where a library cannot be imported; the output above ends with it",
-    -signal.SIGSEGV: CRASHED,
-    -signal.SIGABRT: CRASHED,
-    -signal.SIGBUS: CRASHED,
-    -signal.SIGFPE: CRASHED,
-    -signal.SIGILL: CRASHED,
-    None: "code in the arm closed its file descriptors, or became another program (os.exec)",
-    -signal.SIGKILL: "the system's out-of-memory killer, or a kill -9",
-    # What multiprocessing gives where nobody knows the code any more.
-    255: f"{ENDED_ITSELF}; or the process that arms on the CPU are forked from was killed",
-}
-"""Of an arm's end, by its exit code; ``None`` while it runs."""
 
 
 class Rank:
@@ -376,22 +355,14 @@ class ArmProcess:
         for rank in silent:
             self.ranks[rank].show_stacks()
         time.sleep(0.5)
-        tails = {rank: tail_of(self.ranks[rank].log) for rank in silent}
-        at_work = [rank for rank, tail in tails.items() if not WAITING.search(_innermost(tail))]
-        which = f": ranks {', '.join(map(str, silent))}"
-        if len(self.ranks) == 1:
-            which = ""
-        elif len(at_work) == 1:
-            which = f": rank {at_work[0]} hangs, and the others wait for it"
-        order = sorted(silent, key=lambda rank: rank not in at_work)
+        which = f": ranks {', '.join(map(str, silent))}" if len(self.ranks) > 1 else ""
         return ArmError(
             R.ARM_HUNG,
             f"the arm {self.name!r} gave no answer to {self._asked!r} in {timeout:.0f} s and was stopped{which}",
             expected=f"an answer within {timeout:.0f} s",
-            seen="\n".join(f"the end of the output of rank {rank}:\n{tails[rank]}" for rank in order),
+            seen="\n".join(map(self._output, silent)),
             cause="a deadlock, or work far slower than planned; the stacks above say where it was. Of several ranks, "
             "one waits in a collective for another that does not call it",
-            next_step="run the same case alone with -k, and watch nvidia-smi",
         )
 
     def _unreadable(self, rank: int, what: Exception) -> ArmError:
@@ -399,36 +370,27 @@ class ArmProcess:
             R.UNREADABLE_ANSWER,
             f"what the arm {self._called(rank)} gave to {self._asked!r} is no answer, and it was stopped",
             expected="one JSON document, with the number of the request",
-            seen=f"{what}\nthe end of its output:\n{tail_of(self.ranks[rank].log) or '(nothing)'}",
+            seen=f"{what}\n{self._output(rank)}",
             cause="code in the arm wrote to its socket: to every open file descriptor, or in a process that it forked",
-            next_step="look for os.write, os.fdopen and os.fork in what the workload calls",
         )
 
     def _death(self, rank: int, when: str = "", expected: str = "an answer") -> ArmError:
         code = self.ranks[rank].exit_code()
-        tail = tail_of(self.ranks[rank].log)
         how = "closed its connection" if code is None else f"exited with {code}"
         if code is not None and code < 0:
-            how = f"died of {_signal_name(-code)}"
+            # Not all numbers have a name.
+            how = f"died of {signal.Signals(-code).name if -code in [*signal.Signals] else f'signal {-code}'}"
         return ArmError(
             R.ARM_DIED,
             f"the arm {self._called(rank)} {how} {when or f'while it was asked to {self._asked!r}'}",
             expected=expected,
-            seen=f"the end of its output:\n{tail or '(nothing)'}",
-            cause=cause_of(code, tail),
-            next_step="read the output above; `dmesg | tail` names a process the system killed",
+            seen=self._output(rank),
+            cause=cause_of(code, tail_of(self.ranks[rank].log)),
         )
 
-
-def _innermost(tail: str) -> str:
-    """The innermost call of faulthandler's last stack in an output; empty where there is none."""
-    calls: list[str] = []
-    for line in tail.splitlines():
-        if STACK.match(line):
-            calls = []
-        elif line.lstrip().startswith("File "):
-            calls.append(line.strip())
-    return calls[0] if calls else ""
+    def _output(self, rank: int) -> str:
+        of = f" of rank {rank}" if len(self.ranks) > 1 else ""
+        return f"the end of the output{of}:\n{tail_of(self.ranks[rank].log) or '(nothing)'}"
 
 
 def _variables(rank: int, ranks: int, first: Rank | None) -> dict[str, str]:
@@ -489,28 +451,31 @@ def told_as_arm_error(name: str) -> Iterator[None]:
             f"the arm {name!r} could not be started: {error.strerror or error}",
             expected=f"room for another process, for its open files, and for a folder below {place}",
             seen=f"{type(error).__name__}: {error}",
-            cause="the temporary folder's disk is full or cannot be written; or no process, open file "
-            "or memory is left",
             next_step=f"df -h {place}; df -i {place}; ulimit -a; TMPDIR=FOLDER names another place",
         ) from None
 
 
 def cause_of(code: int | None, tail: str) -> str:
+    """Of an arm's end, by its exit code, ``None`` while it runs, and the end of its output."""
     if OTHER_COLLECTIVES.search(tail):
         return (
             "ranks called other collectives than each other, or of other sizes: one of them skips, freezes or leaves "
             "unconverted what the others do not; or float8_all_gather, where they cannot share a weight's rows evenly"
         )
-    if code == 1 and not TRACEBACK.search(tail):
+    if code is None:
+        return "code in the arm closed its file descriptors, or became another program (os.exec)"
+    if code == -signal.SIGKILL:
+        return "the system's out-of-memory killer, or a kill -9"
+    if code < 0:
+        return "a library crashed, and the output above says where, if it could; or some code sent this signal"
+    if code == 1 and TRACEBACK.search(tail):
         # Python ends so where nothing catches an exception, and then shows it.
-        return ENDED_ITSELF
-    return CAUSES.get(code, SENT if code is not None and code < 0 else ENDED_ITSELF)
-
-
-def _signal_name(number: int) -> str:
-    with contextlib.suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"
+        return (
+            "an exception outside of any question, as where a library cannot be imported; the output above ends with it"
+        )
+    ended = "code in the arm ended its process, as os._exit() does"
+    # What multiprocessing gives where nobody knows the code any more.
+    return ended if code != 255 else f"{ended}; or the process that arms on the CPU are forked from was killed"
 
 
 def end_of_process(
