@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from pytest_fp8.case import Case as Case
     from pytest_fp8.errors import ArmError as ArmError
     from pytest_fp8.errors import BaselineError as BaselineError
+    from pytest_fp8.errors import CheckFailed as CheckFailed
     from pytest_fp8.errors import Fp8Error as Fp8Error
     from pytest_fp8.errors import SettingsError as SettingsError
     from pytest_fp8.pair import Fp8Pair as Fp8Pair
-    from pytest_fp8.verdicts import CheckFailed as CheckFailed
     from pytest_fp8.verdicts import Decision as Decision
     from pytest_fp8.verdicts import Verdict as Verdict
     from pytest_fp8.worker.training.recompute import recompute_with as recompute_with
@@ -28,7 +28,7 @@ _HOMES = {
     "Case": "case",
     "ArmError": "errors",
     "BaselineError": "errors",
-    "CheckFailed": "verdicts",
+    "CheckFailed": "errors",
     "Fp8Error": "errors",
     "SettingsError": "errors",
     "Decision": "verdicts",

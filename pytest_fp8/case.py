@@ -249,7 +249,7 @@ RULES = (
     Rule(
         lambda case: not _is_own(case) or (case.batch, case.seq, case.weights) == (None, None, None),
         "batch=, seq= or weights= with a model of your own",
-        "none of them: they are for models of the suite",
+        "none of them: they are for models of the suite, and your own batch(step) and build() decide",
         "batch={case.batch}, seq={case.seq}, weights={case.weights!r:.80}",
     ),
     Rule(

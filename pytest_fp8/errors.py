@@ -31,14 +31,12 @@ class Fp8Error(Exception):
         next_step: str = "",
     ) -> None:
         """``next_step``: by default what the code's page says to do."""
-        from pytest_fp8.codes.pages import pages_of
-
         self.code = code
         self.headline = headline
         self.expected = expected
         self.seen = seen
         self.cause = cause
-        self.next_step = next_step or pages_of(type(code))[code].instead
+        self.next_step = next_step or code.page.instead
         super().__init__(self.message)
 
     @property
@@ -61,6 +59,14 @@ class ArmError(Fp8Error):
 
 class BaselineError(Fp8Error):
     """A baseline file that is corrupt, belongs elsewhere, or cannot be written."""
+
+
+class CheckFailed(AssertionError):
+    """A check's ``verdict`` is FAIL (or, under ``--fp8-strict``, INCONCLUSIVE, INVALID or NOT_EXERCISED)."""
+
+    def __init__(self, message: str, verdict: str) -> None:
+        self.verdict = verdict
+        super().__init__(message)
 
 
 def explain(headline: str, expected: str, seen: str, cause: str, next_step: str) -> str:

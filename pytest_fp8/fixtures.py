@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_fp8.items import failed
+from pytest_fp8.options import SESSION
 
 if TYPE_CHECKING:
     from pytest_fp8.case import Case
@@ -68,11 +69,9 @@ def fp8_workload() -> Workload | None:
 @pytest.fixture
 def fp8_pair(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workload | None) -> Fp8Pair:
     """The BF16 and the FP8 arm of the case, each in a process of its own, shared by all tests of the case."""
-    from pytest_fp8.plugin import session_of
-
     with told():
         require_workload(request.node.name, fp8_case, fp8_workload)
-        pair = session_of(request.config).pairs.pair(fp8_case, fp8_workload, request.node.nodeid)
+        pair: Fp8Pair = request.config.stash[SESSION].pairs.pair(fp8_case, fp8_workload, request.node.nodeid)
     pair.used = False
     return pair
 
@@ -98,13 +97,12 @@ def fp8_script(request: pytest.FixtureRequest, fp8_case: Case) -> Callable[[], D
         def test_script(fp8_script):
             fp8_script()
     """
-    from pytest_fp8.plugin import session_of
     from pytest_fp8.script.command import script_of
 
     script = script_of(request.node)
     assert script is not None, "the case comes of the mark"
     with told():
-        pair = session_of(request.config).pairs.script_pair(fp8_case, script)
+        pair = request.config.stash[SESSION].pairs.script_pair(fp8_case, script)
     return getattr(pair, f"assert_{request.param}")  # type: ignore[no-any-return]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,8 @@ class Settings:
 
 
 SETTINGS = pytest.StashKey[Settings]()
-"""Where a pytest ``Config`` keeps them."""
+SESSION = pytest.StashKey[Any]()
+"""Where a pytest ``Config`` keeps them, and its session once it is made (:func:`pytest_fp8.plugin.session_of`)."""
 
 MARKERS = (
     "fp8(*, cases=[...], question=None, backend='torchao', recipe='tensorwise', options={}, emulated=False, "

@@ -14,7 +14,7 @@ from pytest_fp8.arms.pair import PairArms, beside_another
 from pytest_fp8.arms.pool import Arm
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.case import OWN, Case, field_value
-from pytest_fp8.errors import Fp8Error
+from pytest_fp8.errors import CheckFailed, Fp8Error
 from pytest_fp8.options import FRESH_PAIRS, Settings
 from pytest_fp8.plan import Asking, Begin
 from pytest_fp8.questions import pays
@@ -36,7 +36,7 @@ from pytest_fp8.recipes import known_backend
 from pytest_fp8.report.record import CaseNotes
 from pytest_fp8.stats.components import MEASURED, Components
 from pytest_fp8.stats.looks import GATED_CASES
-from pytest_fp8.verdicts import CheckFailed, Decision, Verdict, passed
+from pytest_fp8.verdicts import Decision, Verdict, passed
 
 if TYPE_CHECKING:
     from pytest_fp8.compare.session import Comparison

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_fp8.errors import Fp8Error
+from pytest_fp8.errors import CheckFailed, Fp8Error
 from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_check, fp8_model, fp8_pair, fp8_script, fp8_workload
 from pytest_fp8.items import parametrize, wants_fp8
-from pytest_fp8.options import MARKERS, SETTINGS, add_options, read_settings
+from pytest_fp8.options import MARKERS, SESSION, SETTINGS, add_options, read_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from pytest_fp8.session import Session
 
 __all__ = ["bf16_model", "fp8_case", "fp8_check", "fp8_model", "fp8_pair", "fp8_script", "fp8_workload"]
 
 LIBRARIES = ("torch", "torchao", "transformer-engine")
 """Named in pytest's header."""
-SESSION: pytest.StashKey[Session] = pytest.StashKey()
 
 
 def session_of(config: pytest.Config) -> Session:
@@ -31,7 +32,8 @@ def session_of(config: pytest.Config) -> Session:
 
         session = config.stash[SESSION] = Session(config.stash[SETTINGS], config)
         config.pluginmanager.register(session, "fp8-session")
-    return config.stash[SESSION]
+    found: Session = config.stash[SESSION]
+    return found
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -82,6 +84,21 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if wants_fp8(metafunc):
         parametrize(metafunc, session_of(metafunc.config).settings)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """A test may also make a Case or a Workload without any fixture."""
+    error = None if call.excinfo is None else call.excinfo.value
+    if not isinstance(error, (CheckFailed, Fp8Error)):
+        return (yield)
+    from pytest_fp8.report.terminal import end_at_the_users_line, headline_first
+
+    if isinstance(error, Fp8Error):
+        end_at_the_users_line(error.__traceback__)
+    report = yield
+    headline_first(report, error)
+    return report
 
 
 @pytest.hookimpl(optionalhook=True)

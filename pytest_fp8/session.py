@@ -38,7 +38,7 @@ from pytest_fp8.report.record import (
     plain_line,
 )
 from pytest_fp8.report.rows import Answer
-from pytest_fp8.verdicts import SHOWN_AS, CheckFailed
+from pytest_fp8.verdicts import SHOWN_AS
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -183,15 +183,8 @@ class Session:
         return result
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-        from pytest_fp8.report.terminal import end_at_the_users_line, headline_first
-
-        error = None if call.excinfo is None else call.excinfo.value
-        if isinstance(error, Fp8Error):
-            end_at_the_users_line(error.__traceback__)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
         report = yield
-        if isinstance(error, (CheckFailed, Fp8Error)):
-            headline_first(report, error)
         # Before a test ends pytest asks for reports of its subtests. What these asked counts with the test.
         if (case := case_of(item)) and not item.stash.get(RUNNING, False):
             self._tell(item, case, report)

@@ -106,11 +106,3 @@ class Decision(Finding):
 
 def passed(headline: str) -> Finding:
     return Finding(None, Verdict.PASS, headline)
-
-
-class CheckFailed(AssertionError):
-    """A check's ``verdict`` is FAIL (or, under ``--fp8-strict``, INCONCLUSIVE, INVALID or NOT_EXERCISED)."""
-
-    def __init__(self, message: str, verdict: Verdict) -> None:
-        self.verdict = verdict
-        super().__init__(message)

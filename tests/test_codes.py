@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pytest_fp8.cli import main
-from pytest_fp8.codes import K, L, R
-from pytest_fp8.codes.pages import LETTERS, codes, pages_of
+from pytest_fp8.codes import LETTERS, K, L, R, pages_of
+from pytest_fp8.codes.pages import codes
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,8 +45,8 @@ def test_one_page(capsys):
         assert main(["explain", name]) == 0
         shown = capsys.readouterr().out
         assert shown.startswith("FP8-R13 bad-value\n")
-        assert pages_of(R)[R.BAD_VALUE].means in shown
-        assert pages_of(R)[R.BAD_VALUE].instead in shown
+        assert R.BAD_VALUE.page.means in shown
+        assert R.BAD_VALUE.page.instead in shown
 
 
 @pytest.mark.parametrize(("name", "shown"), [("untied", [L.UNTIED, K.UNTIED]), ("c05", ["FP8-C05 retired"])])

@@ -7,7 +7,31 @@ example, and what to do.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from textwrap import indent
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is said of a code. Texts are Markdown of one line; ``example`` is code, a command or a message. Of a retired
+    code there is its meaning alone."""
+
+    means: str
+    example: str = ""
+    instead: str = ""
+    """The next step."""
+    says: str = ""
+    """The headline of a message, with places in braces. Of codes whose messages take their words from here."""
+    cause: str = ""
+    """The likely cause, where the check that finds it says no other."""
+
+    def text(self) -> str:
+        """Meaning, example and next step."""
+        example = indent(self.example.strip("\n"), "    ")
+        return "\n\n".join(filter(None, (self.means, example, self.instead and f"Instead: {self.instead}")))
 
 
 class Code(StrEnum):
@@ -22,6 +46,10 @@ class Code(StrEnum):
     def anchor(self) -> str:
         """Of its part of docs/codes.md."""
         return f"{self.lower()}-{self.slug}"
+
+    @property
+    def page(self) -> Page:
+        return pages_of(type(self))[self]
 
 
 class L(Code):
@@ -332,3 +360,28 @@ class W(Code):
     RECOMPUTED_OTHERWISE = "FP8-W24"
     NOT_COMPILED = "FP8-W25"
     COMPILED_WHILE_TIMED = "FP8-W27"
+
+
+LETTERS: dict[type[Code], str] = {
+    L: "layers",
+    D: "differ",
+    N: "numerics",
+    C: "loss",
+    S: "speed",
+    M: "memory",
+    K: "checkpoints",
+    P: "precision",
+    B: "baselines",
+    R: "run",
+    W: "watch",
+}
+"""Class of codes -> its file and its part of docs/codes.md."""
+
+
+@cache
+def pages_of(letter: type[Code]) -> dict[str, Page]:
+    """Code -> page, of one letter."""
+    import tomllib
+
+    file = Path(__file__).parent / f"{LETTERS[letter]}.toml"
+    return {name: Page(**fields) for name, fields in tomllib.loads(file.read_text()).items()}

@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from textwrap import indent
 from typing import Any
 
-from pytest_fp8.codes import B, C, Code, D, K, L, M, N, P, R, S, W
+from pytest_fp8.codes import LETTERS, Code, R, pages_of
 from pytest_fp8.errors import refuse
 from pytest_fp8.libraries import documentation
 
-LETTERS: dict[type[Code], str] = {
-    L: "layers",
-    D: "differ",
-    N: "numerics",
-    C: "loss",
-    S: "speed",
-    M: "memory",
-    K: "checkpoints",
-    P: "precision",
-    B: "baselines",
-    R: "run",
-    W: "watch",
-}
-"""Class of codes -> its file and its part of docs/codes.md."""
 INTRODUCTION = """\
 # Codes
 
@@ -38,26 +19,6 @@ Each answer that is no PASS, and each error, has a code in its first line. It is
 properties, too. The words of a message may change; a code keeps its meaning and is never used again.
 `pytest-fp8 explain FP8-L01` prints one page.
 """
-
-
-@dataclass(frozen=True)
-class Page:
-    """What is said of a code. Texts are Markdown of one line; ``example`` is code, a command or a message. Of a retired
-    code there is its meaning alone."""
-
-    means: str
-    example: str = ""
-    instead: str = ""
-    """The next step."""
-    says: str = ""
-    """The headline of a message, with places in braces. Of codes whose messages take their words from here."""
-    cause: str = ""
-    """The likely cause, where the check that finds it says no other."""
-
-    def text(self) -> str:
-        """Meaning, example and next step."""
-        example = indent(self.example.strip("\n"), "    ")
-        return "\n\n".join(filter(None, (self.means, example, self.instead and f"Instead: {self.instead}")))
 
 
 def add_explain(commands: Any) -> None:
@@ -103,13 +64,6 @@ def named(name: str) -> list[tuple[type[Code], str]]:
 def slug_of(letter: type[Code], code: str) -> str:
     """A retired code has a page, so that it is not used again, and no name."""
     return letter(code).slug if code in list(letter) else "retired"
-
-
-@cache
-def pages_of(letter: type[Code]) -> dict[str, Page]:
-    """Code -> page, of one letter."""
-    file = Path(__file__).parent / f"{LETTERS[letter]}.toml"
-    return {name: Page(**fields) for name, fields in tomllib.loads(file.read_text()).items()}
 
 
 def text_of(letter: type[Code], code: str) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytest_fp8.codes import Code
-from pytest_fp8.codes.pages import pages_of
 from pytest_fp8.verdicts import Finding, Verdict
 
 SHOWN = 4
@@ -26,7 +25,7 @@ def finding(
 ) -> Finding:
     """A finding in the words of its code's page. ``given``: what the page leaves open. ``cause``, ``next_step``: where
     the check knows better."""
-    page = pages_of(type(code))[code]
+    page = code.page
     open_ = {"about": about, **given}
     cause = cause or page.cause.format(**open_)
     return Finding(code, verdict, page.says.format(**open_), expected, seen, cause, next_step or page.instead, about)
