@@ -7,25 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.evidence import CASE as LAYERS_CASE
-from helpers.evidence import layers_evidence
 from pytest_fp8 import Case, Workload
-from pytest_fp8.codes import L
-from pytest_fp8.questions.layers.check import check_layers, strictly
-from pytest_fp8.verdicts import Verdict
-
-
-def test_a_pattern_that_matches_nothing_fails_where_strict_and_is_a_note_elsewhere():
-    evidence = layers_evidence(unmatched=["mlp.*"])
-    decision = check_layers(LAYERS_CASE, evidence)
-    assert decision.verdict is Verdict.PASS
-    assert "leave='mlp.*' matches no Linear" in decision.numbers["notes"]
-    strict = strictly(decision, evidence)
-    assert (strict.verdict, strict.code) == (Verdict.FAIL, L.LEAVES_NOTHING)
-    assert strict.numbers["notes"] == [each for each in decision.numbers["notes"] if "leave=" not in each]
-    without = layers_evidence()
-    assert strictly(check_layers(LAYERS_CASE, without), without).verdict is Verdict.PASS
-
 
 # -- in an arm ------------------------------------------------------------------------------------------------------
 

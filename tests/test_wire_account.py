@@ -7,14 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.evidence import SIZES, arm_ledger, layers_evidence, verdict_of
+from helpers.evidence import verdict_of
 from helpers.steps import recorded_step
-from pytest_fp8 import Case, Verdict
-from pytest_fp8.codes import L
-from pytest_fp8.questions.layers.beside import same_on_all_ranks
-from pytest_fp8.questions.layers.check import find_on_wire
+from pytest_fp8 import Verdict
 from pytest_fp8.questions.layers.evidence import WireTime
-from pytest_fp8.questions.ledger.evidence import Collective, TensorNote, TwoLedgers
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 
@@ -81,71 +77,3 @@ def test_an_fp8_arm_that_sends_less_is_other_work():
     fp8 = travelling(FP8_ARM, 8.0, 5.0, 2.0, elements=10**9 // 3)
     decision = asked(travelling(BF16, 24.0, 12.0, 8.0), fp8, 129.5, 108.0)
     verdict_of(decision, Verdict.INVALID, "do not do the same work", "the FP8 arm sends less")
-
-
-SHARDED = Case("1b", "torchao", "tensorwise", gpus=2, parallel="fsdp2", options={"float8_all_gather": True})
-CONVERTED = sum(SIZES[name][0] * SIZES[name][1] for name in ("q", "up"))
-GATHERED = 2 * (CONVERTED + SIZES["lm_head"][0] * SIZES["lm_head"][1])
-
-
-SHARDS_ALL = layers_evidence(sharded=[*SIZES])
-SHARDS_ONE = layers_evidence(sharded=["q"])
-
-
-def gathers(size):
-    other = Collective("backward", "reduce-scatter", "bfloat16", GATHERED, 1)
-    return arm_ledger(ranks=2, wire=[Collective("forward", "all-gather", "uint8", size // 2, 2), other])
-
-
-@pytest.mark.parametrize(
-    ("case", "now", "fails"),
-    [
-        (SHARDED, GATHERED - CONVERTED, False),
-        (SHARDED, 1.015 * (GATHERED - CONVERTED), False),
-        (SHARDED, 1.03 * (GATHERED - CONVERTED), True),
-        (SHARDED, GATHERED, True),
-        (replace(SHARDED, options={}), GATHERED, False),
-    ],
-)
-def test_fp8_all_gather_sends_one_byte_of_each_converted_weight(case, now, fails):
-    found = find_on_wire(case, SHARDS_ALL, TwoLedgers(gathers(GATHERED), gathers(int(now)), "torchao"))
-    assert (found is not None) is fails
-    if found:
-        assert found.verdict is Verdict.FAIL
-        assert f"{(GATHERED - CONVERTED) / 2**10:.1f} KiB gathered before the backward pass" in found.expected
-
-
-OWN = Case("own", "torchao", "tensorwise", gpus=2, parallel="own", options={"float8_all_gather": True})
-
-
-def of_one_layer(dtype, phase="forward", others=0):
-    """The gather of one converted weight with so many bytes in BF16: a bias of the same group."""
-    size = SIZES["q"][0] * SIZES["q"][1] * {"bfloat16": 2, "uint8": 1}[dtype] + others
-    return arm_ledger(ranks=2, wire=[Collective(phase, "all-gather", dtype, size, 1)])
-
-
-@pytest.mark.parametrize("others", [0, 400])
-@pytest.mark.parametrize("phase", ["forward", "evaluation"])
-@pytest.mark.parametrize(("dtype", "fails"), [("uint8", False), ("bfloat16", True)])
-def test_of_weights_that_are_sharded_in_part_fp8_must_be_gathered(dtype, fails, phase, others):
-    """In an evaluation ahead of the forward pass: the root then stays gathered."""
-    ledgers = TwoLedgers(of_one_layer("bfloat16", phase, others), of_one_layer(dtype, phase, others), "torchao")
-    found = find_on_wire(OWN, SHARDS_ONE, ledgers)
-    assert (found is not None) is fails
-    if found:
-        assert found.code is L.GATHERS_BF16
-
-
-def test_fp8_all_gather_where_nothing_is_gathered_fails():
-    nothing = arm_ledger(ranks=2, wire=[Collective("backward", "all-reduce", "bfloat16", 64, 1)])
-    found = find_on_wire(OWN, layers_evidence(), TwoLedgers(nothing, nothing, "torchao"))
-    assert (found.verdict, found.code) == (Verdict.FAIL, L.GATHERS_BF16)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "digests", "same"),
-    [(2, "abab", True), (2, "abac", False), (1, "ab", False), (2, "", False), (2, ["a", "", "a", ""], False)],
-)
-def test_ranks_that_are_given_one_batch_are_told(ranks, digests, same):
-    batch = [TensorNote([48, 64], "bfloat16", digest) for digest in digests]
-    assert same_on_all_ranks(arm_ledger(ranks=ranks, batch=batch)) is same

@@ -1,0 +1,325 @@
+"""The layers question: evidence of an arm, healthy and broken in each way that it must name, and what is decided."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from helpers.evidence import CASE, HEAD, SIZES, arm_ledger, layers_evidence, verdict_of
+from pytest_fp8 import Case, Verdict
+from pytest_fp8.codes import L, P
+from pytest_fp8.questions.layers.beside import beside, same_on_all_ranks
+from pytest_fp8.questions.layers.check import AS_IT_RUNS, check_layers, find_on_wire, strictly
+from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
+from pytest_fp8.questions.ledger.evidence import Collective, TensorNote, TwoLedgers
+from pytest_fp8.recipes import ROLES, Reason, Stays
+
+PASS, FAIL = Verdict.PASS, Verdict.FAIL
+HP = Case("1b", "torchao", "rowwise_with_gw_hp")
+ACCELERATE = Case("1b", "accelerate_te", "delayed")
+RECOMPUTED = Case("1b", "torchao", "tensorwise", activation_checkpointing=True)
+RECIPE = {"recipe": "delayed", **CASE.full_options}
+HEALTHY = layers_evidence()
+
+
+def judge(case=CASE, ledgers=None, **changes):
+    return check_layers(case, layers_evidence(case=case, **changes), ledgers=ledgers)
+
+
+def of_arms(**fp8):
+    return TwoLedgers(arm_ledger(), arm_ledger(**fp8), "torchao")
+
+
+def in_bf16(*names):
+    """The products and calls of an arm in which these layers are not FP8."""
+    healthy = layers_evidence(bf16=[(name, role) for name in names for role in ROLES])
+    calls = [replace(call, fp8=call.fp8 and call.name not in names) for call in healthy.calls]
+    return {"products": healthy.products, "calls": calls}
+
+
+def nothing(skipped=None, **more):
+    return {"converted": [], "live_fp8": [], "skipped": skipped or {}, **in_bf16("q", "up"), **more}
+
+
+def seen_in(recipe):
+    return {"recipes": {name: {"recipe": "delayed", **recipe} for name in ("q", "up")}}
+
+
+def with_function(gradients=FP8):
+    """A healthy arm with a function of the user's own in FP8, and its gradients of this kind."""
+    call = LayerCall("mix (64 to 128)", 64, 128, 48, fp8=True, by="mix")
+    kinds = {"fprop": FP8, "dgrad": gradients, "wgrad": gradients}
+    ran = {role: Product(*call.expected(role), kinds[role], "_scaled_mm", "fp8_kernel_1x1") for role in ROLES}
+    return {"calls": [*HEALTHY.calls, replace(call, ran=ran)], "products": [*HEALTHY.products, *ran.values()]}
+
+
+def in_some_calls():
+    """Layers that are off in one of two micro-batches."""
+    off = layers_evidence(bf16=[("q", "fprop"), ("up", "fprop")])
+    return {"calls": [*HEALTHY.calls, *off.calls], "products": [*HEALTHY.products, *off.products]}
+
+
+def recomputed(kind=FP8):
+    """Recomputation that torch ended early, with its other products of this kind."""
+    healthy = layers_evidence(case=RECOMPUTED, again=["q", "up"])
+    ended = [p for p in healthy.products if p != healthy.calls[1].ran["recompute"]]
+    ran = [replace(p, kind=kind) if p.phase == "recompute" and p.kind == FP8 else p for p in ended]
+    return {"case": RECOMPUTED, "again": ["q", "up"], "products": ran}
+
+
+def cut_off():
+    """The one dgrad of two layers of equal sizes may be anybody's."""
+    expected = HEALTHY.calls[0].expected("dgrad")
+    return {"products": [p for p in HEALTHY.products if p.phase == "forward" or p.extents != expected]}
+
+
+def of_twelve_layers(dgrad=FP8):
+    """Six of each size, of which one has its dgrad of this kind in compiled code."""
+    alike = [replace(call, name=f"{call.name}{index}") for index in range(6) for call in HEALTHY.calls]
+    names = [call.name for call in alike if call.fp8]
+    products = [product for call in alike for product in call.ran.values()]
+    products[products.index(alike[1].ran["dgrad"])] = replace(alike[1].ran["dgrad"], kind=dgrad)
+    return {
+        "originals": {call.name: (call.in_features, call.out_features) for call in alike},
+        "skipped": {call.name: HEAD for call in alike if not call.fp8},
+        **dict.fromkeys(("converted", "live_fp8"), names),
+        "recipes": {},
+        "calls": alike,
+        "products": products,
+    }
+
+
+def not_called(layer):
+    return {"products": [p for p in HEALTHY.products if p not in layer.ran.values()]}
+
+
+IN_EVALUATION = {"products": [Product("evaluation", 64, (48, 128), FP8, "mm", "fp8_kernel_1x1")]}
+BOTH_FORWARD, BOTH_WGRAD = ([(name, role) for name in ("q", "up")] for role in ("fprop", "wgrad"))
+SIZE, LEFT, EDGE = Reason(Stays.SIZE, "odd"), Reason(Stays.LEFT, "the workload leaves '*'"), Reason(Stays.EDGE, "first")
+ROUTER = Reason(Stays.SIZE, "out_features=10 is not a multiple of 16")
+ADAPTED = {
+    "originals": {"q": (32, 32), "q.lora_A": (32, 16)},
+    "converted": ["q"],
+    "skipped": {"q.lora_A": Reason(Stays.ADAPTER, "LoRA")},
+    "live_fp8": ["q", "q.lora_A"],
+}
+STOPPED = {
+    "originals": {"mlp.gate": (64, 64), "mlp.router": (64, 10), "mlp.up": (64, 256)},
+    "converted": ["mlp.gate", "mlp.up"],
+    "skipped": {"mlp.router": ROUTER},
+    "live_fp8": ["mlp.gate"],
+}
+ASKED = {"amax_compute_algo": "max"}
+COUNTS = {"fp8_layers": 2, "fp8_fprop": 2, "fp8_dgrad": 2, "fp8_wgrad": 2}
+
+FOUND = [  # code, what the message says, changes of the evidence
+    # What was converted.
+    (L.NOTHING_CONVERTED, "3 Linears could be FP8", nothing()),
+    (L.NOTHING_CONVERTED, "size: odd", nothing(dict.fromkeys(SIZES, SIZE))),
+    (L.NOTHING_CONVERTED, "size: odd", nothing({"q": SIZE, "up": LEFT, "lm_head": LEFT})),
+    # What a conversion of the user's own left without a reason was not meant to be left.
+    (L.NOTHING_CONVERTED, "2 Linears could be FP8 and are not: q, up", nothing({"lm_head": LEFT})),
+    (L.NO_LINEAR_FITS, "filter: the workload leaves", nothing(dict.fromkeys(SIZES, LEFT))),
+    (L.NO_LINEAR_FITS, "the backend torchao converts both", nothing(dict.fromkeys(SIZES, EDGE))),
+    (L.NO_LINEAR_FITS, "no Linear at all", nothing(originals={})),
+    (L.OTHER_LIBRARY, "torchao.float8", nothing(kinds=dict.fromkeys(SIZES, "torchao.float8.Linear"))),
+    (P.NOTHING_READS_IT, "", nothing(switches={"asked": "fp8", "accelerate": ""})),
+    (P.TRAINER_DECIDES, "", nothing(switches={"asked": "fp8", "accelerate": "bf16"})),
+    (P.PROGRAM_DECIDES, "", nothing(switches={"asked": "fp8", "accelerate": "no"})),
+    (L.NOTHING_CONVERTED, "", nothing(switches={"asked": "fp8", "accelerate": "fp8"})),
+    (L.LEFT_AND_CONVERTED, "FP8: lm_head", {"live_fp8": ["q", "up", "lm_head"]}),
+    (L.LEFT_AND_CONVERTED, "q.lora_A left alone (adapter: LoRA)", ADAPTED),
+    (L.LOST_BEHAVIOUR, "q: a forward hook", {"dropped_behaviour": {"q": "a forward hook"}}),
+    (L.UNACCOUNTED, "no reason: lm_head", {"skipped": {}}),
+    (L.NOT_CONVERTED, "lm_head (size: odd)", {"live_fp8": ["q"], **in_bf16("up"), "skipped": {"lm_head": SIZE}}),
+    # Accelerate's conversion stops at the first Linear that does not fit.
+    (L.NOT_CONVERTED, "left for their sizes: mlp.router (size: out_features=10", {"case": ACCELERATE, **STOPPED}),
+    # The recipe in force.
+    (L.FP8_OFF, "off, in q", {"recipes": {"q": {"recipe": "off"}}}),
+    (L.OTHER_RECIPE, "amax_compute_algo=max", {"recipes": {"q": {**RECIPE, "amax_compute_algo": "most_recent"}}}),
+    (L.OTHER_RECIPE, "to_kwargs()", {"case": ACCELERATE, **seen_in({**ACCELERATE.full_options, **ASKED})}),
+    # Products.
+    (L.NEVER_CALLED, "no Linear was called", {"calls": [], "products": []}),
+    (L.WGRAD_NOT_IN_FP8, "1 in FP8; bfloat16: up", {"bf16": [("up", "wgrad")]}),
+    (L.STALE_AMAX, "unchanged: q, up", {"stale_amax": ["q", "up"]}),
+    (L.NO_FORWARD_IN_FP8, "evaluation: 1 FP8 products", nothing(**IN_EVALUATION)),
+    (L.GRADIENTS_NOT_IN_FP8, "bfloat16: mix", with_function("bfloat16")),
+    (L.FPROP_NOT_IN_FP8, "fprop of 2 of 2 layers", {"kernel": "bf16_kernel_1x1"}),
+    (L.AGAINST_RECIPE, "wgrad", {"case": HP}),
+    (None, "eval() switched FP8 off: 1", {"bf16": BOTH_FORWARD, "in_eval": ["q"]}),
+    (None, "fprop of 2 of 4 calls", in_some_calls()),
+    (L.RECOMPUTE_NOT_IN_FP8, "recompute of 1 of 2 layers", recomputed("bfloat16")),
+    # No hook and no dispatch mode sees whose product it is that compiled code alone has in BF16.
+    (L.DGRAD_NOT_IN_FP8, "1 of 6 of equal sizes, and which is not known: up0, up1", of_twelve_layers("bfloat16")),
+    (L.FPROP_NOT_IN_FP8, "absent: up", not_called(HEALTHY.calls[1])),
+    # A branch that is cut off, and not a layer whose products are missed; but a forward pass comes first.
+    (L.NO_GRADIENT, "lm_head.weight, up.weight", {"ledgers": of_arms(gradients=["q.weight"]), **cut_off()}),
+    (L.DGRAD_NOT_IN_FP8, "dgrad of 1 of 2", {"ledgers": of_arms(), **cut_off()}),
+    (None, "fprop of 1 of 2 layers", {"ledgers": of_arms(gradients=["q.weight"]), "bf16": [("up", "fprop")]}),
+]
+
+
+@pytest.mark.parametrize(("code", "says", "changes"), FOUND)
+def test_what_is_broken_is_named(code, says, changes):
+    verdict_of(judge(**changes), FAIL, says, *([code] if code else []))
+
+
+SOUND = [  # what the message says, changes of the evidence
+    ("2 of 3 Linears", {}),
+    ("in FP8 where no Linear is called", with_function()),
+    ("", {"case": HP, "bf16": BOTH_WGRAD}),
+    ("", {"case": replace(ACCELERATE, options=ASKED)}),
+    ("", recomputed()),
+    ("", of_twelve_layers()),
+    # An expert that no row was sent to in the profiled step owes nothing.
+    ("", {**not_called(HEALTHY.calls[1]), "routed": ["up"]}),
+    ("1 converted layer was not called", {"ledgers": of_arms(fp8_layers=["q", "up", "up2"])}),
+]
+
+
+@pytest.mark.parametrize(("says", "changes"), SOUND)
+def test_sound_arms_pass(says, changes):
+    verdict_of(judge(**changes), PASS, says)
+
+
+def test_what_compiled_code_alone_does_has_a_cause_of_its_own():
+    assert judge(**of_twelve_layers("bfloat16")).cause == AS_IT_RUNS
+
+
+def test_eval_mode_is_the_cause_only_where_layers_are_in_it():
+    assert "eval()" not in judge(bf16=BOTH_FORWARD).message
+
+
+def test_a_kernel_that_is_not_known_decides_nothing():
+    verdict_of(judge(kernel="cute_1x1"), Verdict.INCONCLUSIVE, L.UNKNOWN_KERNEL, "cute")
+
+
+def test_a_pattern_that_matches_nothing_fails_where_strict_and_is_a_note_elsewhere():
+    evidence = layers_evidence(unmatched=["mlp.*"])
+    found = judge(unmatched=["mlp.*"])
+    verdict_of(found, PASS, "leave='mlp.*' matches no Linear")
+    strict = strictly(found, evidence)
+    verdict_of(strict, FAIL, L.LEAVES_NOTHING, "'mlp.*'")
+    assert strict.numbers["notes"] == [each for each in found.numbers["notes"] if "leave=" not in each]
+    assert strictly(judge(), HEALTHY).verdict is PASS
+
+
+@pytest.mark.parametrize(("count", "says"), [("fp8_layers", "Linears"), ("fp8_dgrad", "dgrad products")])
+def test_counts_are_exact(count, says):
+    assert judge().figures.counted() == COUNTS
+    assert judge().numbers["roles"]["wgrad"] == {"expected": 2, "fp8": 2}
+    verdict_of(check_layers(CASE, HEALTHY, baseline_counts=COUNTS), PASS)
+    more = check_layers(CASE, HEALTHY, baseline_counts={**COUNTS, count: 3})
+    verdict_of(more, FAIL, L.LESS_THAN_BASELINE, says)
+
+
+# -- what a PASS names besides: Linears of odd sizes that weigh something, and no others ------------------------------
+
+
+def odd(size, side="out_features"):
+    return Reason(Stays.SIZE, f"{side}={size} is not a multiple of 16")
+
+
+TWO = {"q": (64, 64), "r": (64, 64)}
+
+
+@pytest.mark.parametrize(
+    ("originals", "skipped", "named"),
+    [
+        (
+            {"0": (64, 250), "2": (250, 256), "4": (256, 64)},
+            {"0": odd(250), "2": odd(250, "in_features")},
+            "2 of 3 Linears stay in BF16: 0, 2 "
+            "(out_features=250 is not a multiple of 16, in_features=250 is not a multiple of 16)",
+        ),
+        ({"q": (64, 64), "head": (64, 250)}, {"head": HEAD}, ""),
+        (TWO, {"r": Reason(Stays.LEFT, "the workload leaves 'r'")}, ""),
+        (TWO, {"r": Reason(Stays.EDGE, "the first Linear")}, ""),
+        (TWO, {"q": Reason(Stays.ADAPTER, "LoRA matrices stay")}, ""),
+        ({"q": (64, 512), "r": (64, 5)}, {"r": odd(5)}, ""),
+    ],
+    ids=["odd sizes", "head", "asked for", "a library's rule", "adapter", "a small router"],
+)
+def test_linears_of_odd_sizes_are_named_and_no_others(originals, skipped, named):
+    evidence = replace(HEALTHY, originals=originals, skipped=skipped)
+    assert beside(CASE, evidence, evidence.step(), None) == ([named] if named else [])
+
+
+def test_a_pass_keeps_its_notes_in_headline_and_numbers():
+    decision = judge(stacked_weights={"experts": [4, 64, 64]})
+    verdict_of(decision, PASS, "; not in FP8, since no Linear holds them: experts")
+    assert decision.numbers["notes"] == ["not in FP8, since no Linear holds them: experts"]
+    assert judge().numbers["notes"] == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "digests", "same"),
+    [(2, "abab", True), (2, "abac", False), (1, "ab", False), (2, "", False), (2, ["a", "", "a", ""], False)],
+)
+def test_ranks_that_are_given_one_batch_are_told(ranks, digests, same):
+    batch = [TensorNote([48, 64], "bfloat16", digest) for digest in digests]
+    assert same_on_all_ranks(arm_ledger(ranks=ranks, batch=batch)) is same
+
+
+def test_an_update_does_not_ask_what_is_known_to_fail():
+    """`-m hugging_face` with an update must not refuse 1b-accelerate.te for the known defect of its head."""
+    tree = ast.parse((Path(__file__).parents[2] / "suites" / "test_defects.py").read_text())
+    for node in tree.body:
+        functions = [node] if isinstance(node, ast.FunctionDef) else getattr(node, "body", [])
+        pairs = [f for f in functions if isinstance(f, ast.FunctionDef) and "fp8_pair" in {a.arg for a in f.args.args}]
+        if pairs and isinstance(node, ast.FunctionDef | ast.ClassDef):
+            assert any("healthy_alone" in ast.unparse(d) for d in node.decorator_list), node.name
+
+
+# -- the wire: what a configuration promises to gather in FP8 --------------------------------------------------------
+
+SHARDED = Case("1b", "torchao", "tensorwise", gpus=2, parallel="fsdp2", options={"float8_all_gather": True})
+OWN = replace(SHARDED, model="own", parallel="own")
+CONVERTED = sum(SIZES[name][0] * SIZES[name][1] for name in ("q", "up"))
+GATHERED = 2 * (CONVERTED + SIZES["lm_head"][0] * SIZES["lm_head"][1])
+
+
+def gathers(*collectives):
+    return arm_ledger(ranks=2, wire=[Collective(*one) for one in collectives])
+
+
+@pytest.mark.parametrize(
+    ("options", "now", "fails"),
+    [
+        (SHARDED.options, 1.015 * (GATHERED - CONVERTED), False),
+        (SHARDED.options, 1.03 * (GATHERED - CONVERTED), True),
+        ({}, GATHERED, False),
+    ],
+)
+def test_fp8_all_gather_sends_one_byte_of_each_converted_weight(options, now, fails):
+    other = ("backward", "reduce-scatter", "bfloat16", GATHERED, 1)
+    arms = [gathers(("forward", "all-gather", "uint8", int(size) // 2, 2), other) for size in (GATHERED, now)]
+    case = replace(SHARDED, options=options)
+    found = check_layers(case, layers_evidence(case=case, sharded=[*SIZES]), ledgers=TwoLedgers(*arms, "torchao"))
+    assert found.code is (L.GATHERS_BF16 if fails else None), found.message
+    said = f"{(GATHERED - CONVERTED) / 2**10:.1f} KiB gathered before the backward pass"
+    assert (said in found.message) is fails
+
+
+@pytest.mark.parametrize("others", [0, 400])
+@pytest.mark.parametrize("phase", ["forward", "evaluation"])
+@pytest.mark.parametrize(("dtype", "fails"), [("uint8", False), ("bfloat16", True)])
+def test_of_weights_that_are_sharded_in_part_fp8_must_be_gathered(dtype, fails, phase, others):
+    """One converted weight with so many bytes in BF16, a bias of the same group. In an evaluation ahead of the forward
+    pass: the root then stays gathered."""
+    size = SIZES["q"][0] * SIZES["q"][1]
+    arms = [
+        gathers((phase, "all-gather", each, size * bytes_ + others, 1))
+        for each, bytes_ in (("bfloat16", 2), (dtype, 1 + fails))
+    ]
+    found = find_on_wire(OWN, layers_evidence(sharded=["q"]), TwoLedgers(*arms, "torchao"))
+    assert (found.code if found else None) is (L.GATHERS_BF16 if fails else None)
+
+
+def test_fp8_all_gather_where_nothing_is_gathered_fails():
+    nothing = gathers(("backward", "all-reduce", "bfloat16", 64, 1))
+    found = find_on_wire(OWN, HEALTHY, TwoLedgers(nothing, nothing, "torchao"))
+    assert (found.verdict, found.code) == (FAIL, L.GATHERS_BF16)
