@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from pytest_fp8.codes import Code, R
 from pytest_fp8.errors import refuse, refuse_unknown
 from pytest_fp8.plain import PlainDataError, plain_value, types_of
-from pytest_fp8.recipes import PARALLEL, backend_type, known_backend, recipe_facts, recipe_options, types
+from pytest_fp8.recipes import PARALLEL, backend_type, known_backend, recipe_facts, recipe_options, types, way_facts
 from pytest_fp8.zoo.shapes import SHAPES
 
 OWN = "own"
@@ -185,9 +185,8 @@ class Case:
 
     def reference(self) -> Case:
         """The BF16 case with the same weights, data and seeds. It is compiled even where the FP8 arm is not, since FP8
-        must beat the fastest BF16; a user's own model, which might not compile, and DeepSpeed's are compiled where the
-        FP8 arm is."""
-        compiled = self.compile or (self.model != OWN and self.parallel != "zero3")
+        must beat the fastest BF16. A user's own model, which might not compile, is compiled where the FP8 arm is."""
+        compiled = self.compile or (self.model != OWN and way_facts(self.parallel).compiles)
         kind = backend_type(self.backend)
         reference = kind.reference_on_ranks if self.parallel else kind.reference
         return replace(self, backend=reference, recipe="none", options={}, compile=compiled)
@@ -264,7 +263,7 @@ RULES = (
         R.ADAPTERS_ALONE,
     ),
     Rule(
-        lambda case: not case.autocast or not (_brings_model(case) or case.parallel == "zero3"),
+        lambda case: not case.autocast or (not _brings_model(case) and way_facts(case.parallel).keeps_weights),
         "float32 weights under autocast",
         "a backend and a way to shard that keep weights as they are: Unsloth loads its model in bfloat16, and "
         "DeepSpeed makes float32 master weights itself",
@@ -297,8 +296,8 @@ RULES = (
         "a model of your own, Workload(parallelize=...)",
     ),
     Rule(
-        lambda case: case.parallel != "zero3" or not case.compile,
-        "parallel='zero3' is DeepSpeed's, which runs uncompiled",
+        lambda case: not case.compile or way_facts(case.parallel).compiles,
+        "parallel={case.parallel!r} runs uncompiled",
         "compile=False; parallel='fsdp2' shards weights too, and runs compiled",
     ),
     Rule(

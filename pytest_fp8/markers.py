@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable
 from dataclasses import replace
 from inspect import Parameter, Signature
@@ -15,9 +14,10 @@ from pytest_fp8.case import OWN, QUESTIONS, Case
 from pytest_fp8.codes import R
 from pytest_fp8.errors import SettingsError, refuse, refuse_unknown
 from pytest_fp8.gpu import Gpu, is_kind
+from pytest_fp8.libraries import installed
 from pytest_fp8.options import Settings
 from pytest_fp8.questions.findings import some
-from pytest_fp8.recipes import DEFAULT_RECIPE, backend_type, unmet_need
+from pytest_fp8.recipes import DEFAULT_RECIPE, backend_type, unmet_need, way_facts
 
 if TYPE_CHECKING:
     import pytest
@@ -29,6 +29,8 @@ ARGUMENTS = (
     *("gpus", "parallel", "steps", "seeds", "tolerance"),
 )
 """Beside the first two, fields of a :class:`Case`; one with other fields goes into ``cases=``."""
+PEFT = {"peft": "0.17"}
+"""What adapters need."""
 SIGNATURE = Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in ARGUMENTS])
 
 
@@ -173,12 +175,9 @@ def running(cases: Iterable[Case], settings: Settings) -> list[Case]:
 
 def _library(case: Case) -> str:
     """Why the case's libraries are not usable here, or an empty string."""
-    usable, reason = backend(case.backend).available()
-    if usable and case.parallel == "zero3" and importlib.util.find_spec("deepspeed") is None:
-        return "parallel='zero3' needs DeepSpeed: pip install 'deepspeed>=0.16'"
-    if usable and case.lora and importlib.util.find_spec("peft") is None:
-        return "adapters need peft: pip install 'pytest-fp8[lora]'"
-    return "" if usable else reason
+    more = {**way_facts(case.parallel).requires, **(PEFT if case.lora else {})}
+    found = [backend(case.backend).available(), *(installed(*need) for need in more.items())]
+    return next((reason for usable, reason in found if not usable), "")
 
 
 def _too_few(case: Case) -> str:

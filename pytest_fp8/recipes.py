@@ -72,8 +72,40 @@ SCRIPT = "script"
 """The backend of a case that is a user's own script."""
 NO_RECIPE = RecipeFacts("none", roles=())
 """Of a reference in BF16."""
-PARALLEL = ("ddp", "fsdp2", "zero3", "own")
+
+
+@dataclass(frozen=True)
+class WayFacts:
+    """What pytest's process reads of a way to train one model on several ranks, without torch."""
+
+    name: str
+    at: str
+    """``module:Class`` of the :class:`pytest_fp8.backends.ways.Way`, which an arm loads."""
+    compiles: bool = True
+    """Its model may be compiled."""
+    keeps_weights: bool = True
+    """Weights stay as they are, so that they may be in float32 under autocast."""
+    requires: Mapping[str, str] = field(default_factory=dict)
+    """Package -> the lowest version that is known to work."""
+
+
+ALONE = WayFacts("", "pytest_fp8.backends.ways:Way")
+WAYS = {
+    facts.name: facts
+    for facts in (
+        WayFacts("ddp", "pytest_fp8.backends.ways:Ddp"),
+        WayFacts("fsdp2", "pytest_fp8.backends.ways:Fsdp2"),
+        WayFacts("zero3", "pytest_fp8.backends.zero:Zero3", False, False, {"deepspeed": "0.16"}),
+        WayFacts("own", "pytest_fp8.backends.ways:Own"),
+    )
+}
+PARALLEL = tuple(WAYS)
 """How an arm of several ranks trains; ``own``: as the workload's ``parallelize`` says."""
+
+
+def way_facts(parallel: str) -> WayFacts:
+    """Of ``Case.parallel``; empty: one process."""
+    return WAYS.get(parallel, ALONE)
 
 
 class BackendFacts:

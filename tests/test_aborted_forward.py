@@ -16,7 +16,7 @@ def test_weights_are_sharded_again_and_training_goes_on():
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        from pytest_fp8.worker.tensors import is_sharded
+        from pytest_fp8.worker.tensors import Sharded
         from pytest_fp8.worker.training.ranks import forget_aborted
 
         class OnlyTrains(torch.nn.Sequential):
@@ -37,7 +37,7 @@ def test_weights_are_sharded_again_and_training_goes_on():
         assert aborted
         assert forget_aborted(model) is hasattr(model, "reset_iter_state")
         if hasattr(model, "reset_iter_state"):
-            assert all(is_sharded(parameter) for parameter in model.parameters())
+            assert all(Sharded.has(parameter) for parameter in model.parameters())
             model.train()(torch.ones(2, 8)).sum().backward()
             assert all(parameter.grad is not None for parameter in model.parameters())
         return "went on"

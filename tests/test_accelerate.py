@@ -107,7 +107,7 @@ def test_a_conversion_that_stops_is_seen_and_so_is_an_optimizer_without_the_head
     assert live == ["block.q", "lm_head"], "it stopped at the router: k stayed"
     assert untied(before, before) == {}
     assert untied(before, weights_of(model)) == {"lm_head.weight": "embed.weight"}
-    assert "lm_head.weight" not in trained(model, prepared.optimizer, {})
+    assert "lm_head.weight" not in trained(model, prepared.optimizer)
     forget_accelerate()
 
 

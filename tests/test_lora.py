@@ -127,5 +127,5 @@ def test_without_peft_a_case_with_adapters_is_skipped_with_what_to_install(monke
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None if name == "peft" else object())
     reason, failure = why_not(CASE, Settings())
-    assert "pip install 'pytest-fp8[lora]'" in reason
+    assert "pip install 'peft>=0.17'" in reason
     assert not failure

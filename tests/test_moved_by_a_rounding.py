@@ -17,7 +17,7 @@ def test_each_is_moved_by_at_most_one_rounding_and_each_by_another(target, dtype
     def moved(seed):
         model = torch.nn.Linear(1, 1, bias=False)
         model.weight = torch.nn.Parameter(target.to(dtype, copy=True))
-        copy_values(model, {"weight": torch.ones(40, 60, dtype=torch.bfloat16).to(dtype)}, {}, seed)
+        copy_values(model, {"weight": torch.ones(40, 60, dtype=torch.bfloat16).to(dtype)}, seed)
         return model.weight.detach()
 
     found = moved(0)

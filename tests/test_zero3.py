@@ -117,15 +117,19 @@ import torch.distributed as dist
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 from pytest_fp8.backends import zero
-from pytest_fp8.worker.training.ranks import reshard
+from pytest_fp8.backends.base import Conversion, Prepared
+from pytest_fp8.worker.tensors import held
 
 # Each weight is given up after its use and gathered before the next, as those of a large model are.
 zero.CONFIG["zero_optimization"] |= {
     "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 5000
 }
-zero.compile_no_collectives()
+way = zero.Zero3()
+way.join(torch.device("cpu"))
 model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)]).to(torch.bfloat16)
-call, optimizer, backward = zero.zero3(model, lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3))
+make_optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3)
+made = way.parallelize(Prepared(model, Conversion()), lambda: None, None, make_optimizer)
+call, optimizer, backward = made.wrapped, made.optimizer, made.backward
 rows = torch.ones(8, 64, dtype=torch.bfloat16)
 outputs = []
 for value in (0.01, 0.02):
@@ -135,12 +139,12 @@ for value in (0.01, 0.02):
         optimizer.zero_grad()
     with torch.no_grad():
         model(rows)
-    reshard(model)
+    way.settle(model)
     for parameter in model.parameters():
-        zero.fill(parameter, torch.full(parameter.ds_shape, value))
+        held(parameter).fill(torch.full(parameter.ds_shape, value))
     with torch.no_grad():
         outputs.append(model(rows)[0, 0].item())
-    reshard(model)
+    way.settle(model)
 print("outputs:", *outputs)
 """
 

@@ -20,6 +20,7 @@ from pytest_fp8.backends.bf16 import Bf16
 from pytest_fp8.backends.linears import linears, plan
 from pytest_fp8.backends.torchao import TorchAO, torchao_config
 from pytest_fp8.backends.transformer_engine import DELAYED, FILLED, TransformerEngine, linear_type
+from pytest_fp8.backends.ways import way
 from pytest_fp8.recipes import Reason, RecipeFacts, Stays
 
 if TYPE_CHECKING:
@@ -59,19 +60,8 @@ class ThroughAccelerate(Backend):
     def prepare_with(
         self, accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, case: Case
     ) -> Prepared:
-        """``accelerator.prepare(model, optimizer)``, with what it was meant to convert. Under DDP and DeepSpeed it
-        gives what holds the model."""
-        meant = self.planned(model, case)
-        if case.parallel == "zero3":
-            from pytest_fp8.backends import zero
-
-            engine, made = zero.prepared_by_accelerate(accelerator, model, optimizer)
-            # accelerator.backward() would step, too: between these two calls of its, gradients are read here.
-            return Prepared(model, meant, made, backward=engine.backward, wrapped=engine)
-        prepared, optimizer = accelerator.prepare(model, optimizer)
-        inner = accelerator.unwrap_model(prepared, keep_torch_compile=True)
-        wrapped = prepared if inner is not prepared else None
-        return Prepared(inner, meant, optimizer, backward=accelerator.backward, wrapped=wrapped)
+        """``accelerator.prepare(model, optimizer)``, with what it was meant to convert."""
+        return way(case.parallel).prepare(accelerator, Prepared(model, self.planned(model, case), optimizer))
 
 
 class AccelerateBf16(ThroughAccelerate, Bf16):
@@ -193,32 +183,15 @@ def forget_accelerate() -> None:
 
 
 def make_accelerator(parallel: str, cpu: bool, mixed_precision: str, handlers: list[Any]) -> Any:
-    """An Accelerator, of one process or of one of several ranks, as ``accelerate launch`` makes it: with the plugin for
-    FSDP2, with DeepSpeed's for ZeRO-3, and with nothing more else.
+    """An Accelerator, of one process or of one of several ranks, as ``accelerate launch`` makes it: with the plugin of
+    the way to parallelize, and with nothing more."""
+    from accelerate import Accelerator
 
-    FSDP2 shards each of the modules that a model of transformers names in ``_no_split_modules``. On a CPU Accelerate
-    ignores both plugins; there its state is set as it sets it on a GPU.
-    """
-    from accelerate import Accelerator, FullyShardedDataParallelPlugin
-    from accelerate.utils import DistributedType
-
-    plugins: dict[str, Any] = {}
-    if parallel == "fsdp2":
-        # Accelerate refuses torchao with its loading on rank 0 alone.
-        plugins["fsdp_plugin"] = FullyShardedDataParallelPlugin(
-            fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False
-        )
-        os.environ.pop("ACCELERATE_USE_FSDP", None)
-    elif parallel == "zero3":
-        from pytest_fp8.backends import zero
-
-        plugins["deepspeed_plugin"] = zero.plugin_of_accelerate()
+    how = way(parallel)
+    plugins = how.plugins()
     accelerator = Accelerator(cpu=cpu, mixed_precision=mixed_precision, kwargs_handlers=handlers, **plugins)
+    # Plugins set them for the whole process.
     for variable in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
         os.environ.pop(variable, None)
-    if cpu and parallel == "fsdp2":
-        plugins["fsdp_plugin"].set_mixed_precision(mixed_precision)
-        accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugins["fsdp_plugin"]
-    elif parallel == "zero3":
-        zero.join_accelerate(accelerator, plugins["deepspeed_plugin"])
+    how.join_accelerate(accelerator, plugins)
     return accelerator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
@@ -21,8 +21,9 @@ ALIGNMENT = 16
 MakeOptimizer = Callable[["torch.nn.Module"], "torch.optim.Optimizer"]
 """Makes the optimizer of a model: the same kind in both arms."""
 
-FusedParams = Mapping[str, Sequence[tuple[str, slice]]]
-"""Live parameter that holds several of the plain model's -> [(plain name, its rows)], in order of the rows."""
+PARTS = "_fp8_parts"
+"""The attribute of a parameter that holds several of the plain model's: [(their module's name in the place of its own,
+their rows)], in the order of the rows. Under the plain names all is saved, loaded and compared."""
 
 NoteProduct = Callable[["torch.nn.Module", int, "tuple[torch.Tensor, torch.Tensor] | None"], None]
 """Called with a layer, the number of input rows, and for an FP8 layer (some of these rows, the product's output)."""
@@ -40,8 +41,6 @@ class Conversion:
     """The converted model where it is a new object (the model was itself a Linear); ``None``: converted in place."""
     layers: Mapping[str, tuple[int, int]] | None = None
     """Layer -> (in_features, out_features): what is accounted for, where that is not the plain model's Linears."""
-    fused_params: FusedParams = field(default_factory=dict)
-    """The converted model's parameters that hold several of the plain model's."""
     dropped_behaviour: dict[str, str] = field(default_factory=dict)
     """Converted layer -> what it no longer does besides its product: a hook, a forward of its own."""
 

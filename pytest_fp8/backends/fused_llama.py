@@ -6,12 +6,13 @@ them, so that a fused model's attention runs on the kernels of the plain one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from pytest_fp8.backends.base import PARTS
 from pytest_fp8.backends.linears import SKIPPED, put_in_place
 from pytest_fp8.said import Told
 
@@ -20,7 +21,6 @@ class FusedAttention(nn.Module):
     """Grouped-query attention with one projection for q, k and v: its rows are q's, then k's, then v's."""
 
     parts = ("q_proj", "k_proj", "v_proj")
-    whole = "qkv_proj"
 
     def __init__(self, plain: Any) -> None:
         super().__init__()
@@ -31,8 +31,8 @@ class FusedAttention(nn.Module):
         # Read by transformers' attention functions and caches.
         self.num_key_value_groups, self.is_causal = plain.num_key_value_groups, plain.is_causal
         self.layer_idx: int = plain.layer_idx
-        pieces = [getattr(plain, part) for part in self.parts]
-        self.rows = [piece.out_features for piece in pieces]
+        pieces = {part: getattr(plain, part) for part in self.parts}
+        self.rows = [piece.out_features for piece in pieces.values()]
         self.qkv_proj = fused_linear(pieces)
         self.o_proj = plain.o_proj
 
@@ -73,12 +73,11 @@ class FusedMlp(nn.Module):
     """SwiGLU with one projection for gate and up: ``down(act(gate) * up)``."""
 
     parts = ("gate_proj", "up_proj")
-    whole = "gate_up_proj"
 
     def __init__(self, plain: Any) -> None:
         super().__init__()
-        pieces = [getattr(plain, part) for part in self.parts]
-        self.rows = [piece.out_features for piece in pieces]
+        pieces = {part: getattr(plain, part) for part in self.parts}
+        self.rows = [piece.out_features for piece in pieces.values()]
         self.gate_up_proj = fused_linear(pieces)
         self.down_proj, self.act_fn = plain.down_proj, plain.act_fn
 
@@ -111,28 +110,19 @@ def fuse(model: nn.Module) -> None:
     put_in_place(model, {module: fused[type(module)](module) for _, module in found})
 
 
-def parts_of(model: nn.Module) -> Iterator[tuple[str, list[tuple[str, slice]]]]:
-    """Each fused parameter's name, with [(the plain model's name of a part, its rows)] in order."""
-    for name, module in model.named_modules():
-        if not isinstance(module, FusedAttention | FusedMlp):
-            continue
-        ends = [sum(module.rows[: index + 1]) for index in range(len(module.rows))]
-        rows = [slice(end - size, end) for end, size in zip(ends, module.rows, strict=True)]
-        for kind, parameter in getattr(module, module.whole).named_parameters():
-            # A fused module may be the model itself, whose own name is empty.
-            prefix = f"{name}." if name else ""
-            if parameter.dim():
-                parts = [f"{prefix}{part}.{kind}" for part in module.parts]
-                yield f"{prefix}{module.whole}.{kind}", list(zip(parts, rows, strict=True))
-
-
-def fused_linear(pieces: Sequence[nn.Linear]) -> nn.Linear:
-    """One Linear whose rows are those of ``pieces`` in order; the pieces take the same input."""
-    first, rows = pieces[0], sum(piece.out_features for piece in pieces)
+def fused_linear(pieces: Mapping[str, nn.Linear]) -> nn.Linear:
+    """One Linear whose rows are those of ``pieces``, by name, in order; the pieces take the same input."""
+    linears, rows, end = list(pieces.values()), [], 0
+    for name, piece in pieces.items():
+        rows.append((name, slice(end, end + piece.out_features)))
+        end += piece.out_features
+    first = linears[0]
     # No memory for weights that are replaced at once.
-    fused = nn.Linear(first.in_features, rows, bias=first.bias is not None, dtype=first.weight.dtype, device="meta")
-    for name, _ in list(first.named_parameters()):
-        parts = [getattr(piece, name) for piece in pieces]
+    fused = nn.Linear(first.in_features, end, bias=first.bias is not None, dtype=first.weight.dtype, device="meta")
+    for kind, _ in list(first.named_parameters()):
+        parts = [getattr(piece, kind) for piece in linears]
         whole = torch.cat([part.detach() for part in parts])
-        setattr(fused, name, nn.Parameter(whole, requires_grad=all(part.requires_grad for part in parts)))
+        parameter = nn.Parameter(whole, requires_grad=all(part.requires_grad for part in parts))
+        setattr(parameter, PARTS, rows)
+        setattr(fused, kind, parameter)
     return fused

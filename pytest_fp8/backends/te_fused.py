@@ -30,7 +30,7 @@ class FusedTransformerEngine(TransformerEngine):
     other_modules = True
 
     def convert(self, model: torch.nn.Module, case: Case) -> Conversion:
-        from pytest_fp8.backends.fused_llama import fuse, parts_of
+        from pytest_fp8.backends.fused_llama import fuse
 
         fuse(model)
         replace_norms(model)
@@ -38,7 +38,6 @@ class FusedTransformerEngine(TransformerEngine):
         modules: dict[str, Any] = dict(model.named_modules())
         names = [name for name in modules if name in {*conversion.converted, *conversion.skipped}]
         conversion.layers = {name: (modules[name].in_features, modules[name].out_features) for name in names}
-        conversion.fused_params = dict(parts_of(model))
         return conversion
 
 

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import copy
 from collections import ChainMap
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fp8.backends.base import MakeOptimizer
+from pytest_fp8.backends.base import MakeOptimizer, Prepared
+from pytest_fp8.backends.ways import Way
+from pytest_fp8.worker.tensors import WAYS, Held
+
+if TYPE_CHECKING:
+    from pytest_fp8.workload import Workload
 
 CONFIG: dict[str, Any] = {
     "bf16": {"enabled": True},
@@ -109,16 +115,65 @@ class ZeroOptimizer(torch.optim.Optimizer):
             safe_set_full_optimizer_state(parameter, value, entry)
 
 
-def zero3(
-    model: torch.nn.Module, make_optimizer: MakeOptimizer
-) -> tuple[Any, ZeroOptimizer, Callable[[torch.Tensor], None]]:
-    """What a training step calls, the optimizer, and what goes backward."""
-    import deepspeed
+class Zero3(Way):
+    """DeepSpeed's engine, which makes its optimizer itself, and goes backward itself."""
 
-    inner = make_optimizer(model)
-    groups = groups_of(inner)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=inner, config=CONFIG)
-    return engine, ZeroOptimizer(engine, groups), engine.backward
+    def __init__(self) -> None:
+        if Partitioned not in WAYS:
+            WAYS.append(Partitioned)
+
+    def join(self, device: torch.device) -> None:
+        """Ranks on a CPU speak through gloo alone. DeepSpeed would compile collectives through shared memory first,
+        which takes a minute on two cores, and fails where there is no compiler."""
+        import deepspeed
+
+        if device.type == "cpu":
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+    def parallelize(
+        self, prepared: Prepared, mesh: Callable[[], Any], own: Workload | None, make_optimizer: MakeOptimizer
+    ) -> Prepared:
+        import deepspeed
+
+        inner = make_optimizer(prepared.model)
+        groups = groups_of(inner)
+        engine, *_ = deepspeed.initialize(model=prepared.model, optimizer=inner, config=CONFIG)
+        return _with(engine, groups, prepared)
+
+    def settle(self, model: torch.nn.Module) -> None:
+        """Weights that DeepSpeed gathers ahead for a backward pass that never comes are still on their way, and it
+        refuses to fill them."""
+        on_their_way = getattr(model, "ds_inflight_param_registry", {})
+        for parameter, handle in on_their_way.items():
+            handle.wait()
+            parameter.partition()
+        on_their_way.clear()
+
+    def plugins(self) -> dict[str, Any]:
+        from accelerate import DeepSpeedPlugin
+
+        plugin = DeepSpeedPlugin(zero_stage=3, zero3_init_flag=False)
+        # Without a DataLoader Accelerate asks for a number. DeepSpeed prints with it, and does nothing else.
+        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
+        return {"deepspeed_plugin": plugin}
+
+    def join_accelerate(self, accelerator: Any, plugins: dict[str, Any]) -> None:
+        from accelerate.utils import DistributedType
+        from transformers.integrations import unset_hf_deepspeed_config
+
+        if accelerator.device.type == "cpu":
+            plugin = plugins["deepspeed_plugin"]
+            plugin.set_mixed_precision(accelerator.mixed_precision)
+            plugin.select(_from_accelerator_state=True)
+            accelerator.state.distributed_type, accelerator.state.deepspeed_plugins = DistributedType.DEEPSPEED, plugin
+        # transformers would part each further model as it is built. An arm goes back to the weights of a whole one.
+        unset_hf_deepspeed_config()
+
+    def prepare(self, accelerator: Any, prepared: Prepared) -> Prepared:
+        """``accelerator.backward()`` would step, too: between these two calls of its, gradients are read here."""
+        groups = groups_of(prepared.optimizer)
+        engine, _ = accelerator.prepare(prepared.model, prepared.optimizer)
+        return _with(engine, groups, prepared)
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -126,118 +181,65 @@ def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [dict(group, params=list(group["params"])) for group in optimizer.param_groups]
 
 
-def plugin_of_accelerate() -> Any:
-    """What an ``Accelerator`` is given for ZeRO-3."""
-    from accelerate import DeepSpeedPlugin
-
-    plugin = DeepSpeedPlugin(zero_stage=3, zero3_init_flag=False)
-    # Without a DataLoader Accelerate asks for a number. DeepSpeed prints with it, and does nothing else.
-    plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
-    return plugin
+def _with(engine: Any, groups: list[dict[str, Any]], prepared: Prepared) -> Prepared:
+    return replace(prepared, optimizer=ZeroOptimizer(engine, groups), backward=engine.backward, wrapped=engine)
 
 
-def join_accelerate(accelerator: Any, plugin: Any) -> None:
-    """Set an Accelerator's state as it sets it on a GPU: on a CPU it ignores the plugin."""
-    from accelerate.utils import DistributedType
-    from transformers.integrations import unset_hf_deepspeed_config
+class Partitioned(Held):
+    """A parameter of which each rank holds a part, flat, which may end with zeros that fill the last one up."""
 
-    if accelerator.device.type == "cpu":
-        plugin.set_mixed_precision(accelerator.mixed_precision)
-        plugin.select(_from_accelerator_state=True)
-        accelerator.state.distributed_type, accelerator.state.deepspeed_plugins = DistributedType.DEEPSPEED, plugin
-    # transformers would part each further model as it is built. An arm goes back to the weights of a whole one.
-    unset_hf_deepspeed_config()
+    is_part = is_ranks_own = True  # type: ignore[assignment]
 
+    @classmethod
+    def has(cls, tensor: Any) -> bool:
+        return hasattr(tensor, "ds_id")
 
-def prepared_by_accelerate(
-    accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[Any, ZeroOptimizer]:
-    """DeepSpeed's engine and optimizer as ``accelerator.prepare(model, optimizer)`` makes them."""
-    groups = groups_of(optimizer)
-    engine, _ = accelerator.prepare(model, optimizer)
-    return engine, ZeroOptimizer(engine, groups)
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self.tensor.ds_shape)
 
+    def local(self) -> torch.Tensor:
+        return self.tensor.ds_tensor  # type: ignore[no-any-return]
 
-def compile_no_collectives() -> None:
-    """Let ranks on a CPU speak through gloo alone. DeepSpeed would compile collectives through shared memory first,
-    which takes a minute on two cores, and fails where there is no compiler."""
-    import deepspeed
+    @torch.no_grad()
+    def whole(self) -> torch.Tensor:
+        import deepspeed
 
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        # Small ones are never parted, and inside a layer's forward pass none is.
+        if self.tensor.numel() == self.tensor.ds_numel:
+            return self.tensor.detach()  # type: ignore[no-any-return]
+        with deepspeed.zero.GatheredParameters([self.tensor]):
+            return self.tensor.detach().clone()  # type: ignore[no-any-return]
 
+    def copied(self) -> torch.Tensor:
+        """In the host's memory: the GPU has no room for whole weights."""
+        return self.whole().cpu()
 
-def settle(model: Any) -> None:
-    """After a forward pass without a backward one, weights that DeepSpeed gathers ahead for the backward pass are still
-    on their way, and it refuses to fill them."""
-    on_their_way = getattr(model, "ds_inflight_param_registry", {})
-    for parameter, handle in on_their_way.items():
-        handle.wait()
-        parameter.partition()
-    on_their_way.clear()
+    def gradient(self) -> torch.Tensor | None:
+        from deepspeed.utils import safe_get_local_grad
 
+        return safe_get_local_grad(self.tensor)  # type: ignore[no-any-return]
 
-def is_partitioned(tensor: Any) -> bool:
-    """Whether it is a parameter that ZeRO-3 holds in parts."""
-    return hasattr(tensor, "ds_id")
+    def whole_gradient(self) -> torch.Tensor | None:
+        from deepspeed.utils import safe_get_full_grad
 
+        return safe_get_full_grad(self.tensor)  # type: ignore[no-any-return]
 
-def shape(tensor: torch.Tensor) -> torch.Size:
-    """Of the whole tensor."""
-    return torch.Size(tensor.ds_shape) if is_partitioned(tensor) else tensor.shape  # type: ignore[attr-defined]
+    @torch.no_grad()
+    def fill(self, value: torch.Tensor) -> None:
+        """Its master weights, too."""
+        import deepspeed
+        from deepspeed.utils import safe_set_full_fp32_param
 
+        with deepspeed.zero.GatheredParameters([self.tensor], modifier_rank=0):
+            self.tensor.data.copy_(value)
+        safe_set_full_fp32_param(self.tensor, value.float())
 
-@torch.no_grad()
-def whole(parameter: Any) -> torch.Tensor:
-    """A partitioned parameter's values; on every rank at once."""
-    import deepspeed
+    @torch.no_grad()
+    def change(self, changed: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.fill(changed(self.whole()))
 
-    # Small ones are never parted, and inside a layer's forward pass none is.
-    if parameter.numel() == parameter.ds_numel:
-        return parameter.detach()  # type: ignore[no-any-return]
-    with deepspeed.zero.GatheredParameters([parameter]):
-        return parameter.detach().clone()  # type: ignore[no-any-return]
-
-
-def gradient(parameter: Any) -> torch.Tensor | None:
-    """The whole gradient of a partitioned parameter between backward pass and step; on every rank at once."""
-    from deepspeed.utils import safe_get_full_grad
-
-    return safe_get_full_grad(parameter)  # type: ignore[no-any-return]
-
-
-def part(parameter: Any) -> torch.Tensor:
-    """This rank's part of a partitioned parameter's values, flat. It may end with zeros, which fill the last one up."""
-    return parameter.ds_tensor  # type: ignore[no-any-return]
-
-
-def part_of_gradient(parameter: Any) -> torch.Tensor | None:
-    """This rank's part of the gradient of a partitioned parameter between backward pass and step, flat."""
-    from deepspeed.utils import safe_get_local_grad
-
-    return safe_get_local_grad(parameter)  # type: ignore[no-any-return]
-
-
-def gradient_norm(parameters: Iterable[Any]) -> torch.Tensor | None:
-    """The norm of all ranks' gradients together, between backward pass and step; on every rank at once. ``None`` where
-    no parameter is partitioned."""
-    held = [parameter for parameter in parameters if is_partitioned(parameter)]
-    if not held:
-        return None
-    squares = part(held[0]).new_zeros((), dtype=torch.float32)
-    for parameter in held:
-        mine = part_of_gradient(parameter)
-        if mine is not None:
-            squares += mine.square().sum()
-    torch.distributed.all_reduce(squares)
-    return squares.sqrt()
-
-
-@torch.no_grad()
-def fill(parameter: Any, value: torch.Tensor) -> None:
-    """Give a partitioned parameter, and its master weights, a whole tensor's values; on every rank at once."""
-    import deepspeed
-    from deepspeed.utils import safe_set_full_fp32_param
-
-    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-        parameter.data.copy_(value)
-    safe_set_full_fp32_param(parameter, value.float())
+    def loaded(self, value: torch.Tensor) -> torch.Tensor:
+        """DeepSpeed's placeholder, which ``load_state_dict()`` copies to itself."""
+        self.fill(value)
+        return self.tensor.detach()  # type: ignore[no-any-return]

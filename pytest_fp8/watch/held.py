@@ -110,7 +110,7 @@ class Held(Observer):
             self.switches = switches_of(_device())
             for root in self.models():
                 self.note_inputs(root)
-        self.optimizer_notes[id(optimizer)] = optimizer_note(optimizer, Roots(self.models()), {})  # type: ignore[arg-type]
+        self.optimizer_notes[id(optimizer)] = optimizer_note(optimizer, Roots(self.models()))  # type: ignore[arg-type]
 
     def models(self) -> list[Any]:
         return living(self.roots)

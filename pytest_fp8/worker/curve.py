@@ -19,7 +19,7 @@ from pytest_fp8.worker.record.operators import dtype_name
 from pytest_fp8.worker.record.probe import StepLooks
 from pytest_fp8.worker.record.tables import counted_step
 from pytest_fp8.worker.state.weights import moved_weights
-from pytest_fp8.worker.tensors import gradient_part, part, partitioned_norm, plain_name, split, trained, values
+from pytest_fp8.worker.tensors import held, parts, trained, values
 from pytest_fp8.worker.training.restored import hooked
 from pytest_fp8.worker.training.step import innermost
 from pytest_fp8.zoo import data
@@ -88,7 +88,7 @@ def curve(
     }
     if engine.case.gpus > 1:
         # Of what every rank has the whole: the same, as the ranks must agree.
-        noted = weights_of(engine.model, engine.fused_params)
+        noted = weights_of(engine.model)
         told["weights"] = {name: each.digest for name, each in noted.items() if each.trained and not each.buffer}
     return told
 
@@ -111,11 +111,11 @@ class TrainingCourse:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._model, self._optimizer, self._fused = engine.model, engine.optimizer, engine.fused_params
+        self._model, self._optimizer = engine.model, engine.optimizer
         self._start = {name: values(tensor).clone() for name, tensor in self._tensors()}
         self._reached = {
             name: torch.zeros_like(self._start[name], dtype=torch.bool)
-            for name in trained(self._model, self._optimizer, self._fused)
+            for name in trained(self._model, self._optimizer)
             if name in self._start
         }
         """Of what the optimizer steps: values that had a gradient other than 0."""
@@ -137,10 +137,8 @@ class TrainingCourse:
 
     def note_gradients(self) -> None:
         """Called before each step of the optimizer, and after each call of its closure."""
-        live = list(self._model.parameters())
-        partitioned = partitioned_norm(live)
-        self._norm = norm_of_all(live) if partitioned is None else partitioned
-        for name, gradient in self._gradients(gradient_part):
+        self._norm = norm_of_all(self._model.parameters())
+        for name, gradient in self._gradients(lambda parameter: held(parameter).gradient()):
             if name in self._reached:
                 self._reached[name] |= values(gradient) != 0
 
@@ -167,7 +165,7 @@ class TrainingCourse:
             if reached is None:
                 alone[name] = bool((now != start).any())
             else:
-                movement[name] = Moved(tensor.numel(), moved=_share(now != start), reached=_share(reached))
+                movement[name] = Moved(held(tensor).shape.numel(), moved=_share(now != start), reached=_share(reached))
         left = sorted(name for name, gradient in self._gradients(lambda p: p.grad) if bool(values(gradient).any()))
         course = Course(self._rates, self._stepped, self._state(), left, alone)
         return {"course": course, "movement": movement}
@@ -177,7 +175,7 @@ class TrainingCourse:
 
     def _state(self) -> dict[str, str]:
         """Parameter -> the tensors of more than one element that the optimizer keeps for it, with their type."""
-        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        names = {id(parameter): (name, parameter) for name, parameter in self._model.named_parameters()}
         found: dict[str, str] = {}
         for parameter, entries in innermost(self._optimizer).state.items():
             if id(parameter) not in names or not isinstance(entries, dict):
@@ -188,21 +186,18 @@ class TrainingCourse:
                 if isinstance(value, torch.Tensor) and value.numel() > 1
             }
             words = ", ".join(f"{key} {dtype}" for key, dtype in sorted(kept.items()))
-            found.update((part, words) for part, _ in self._parts(names[id(parameter)], parameter))
+            found.update((part, words) for part, _ in parts(*names[id(parameter)]))
         return found
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in (*self._model.named_parameters(remove_duplicate=False), *self._model.named_buffers()):
-            yield from self._parts(name, part(tensor))
+            yield from parts(name, tensor)
 
     def _gradients(self, of: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
             gradient = of(parameter)
             if gradient is not None and not gradient.is_sparse:
-                yield from self._parts(name, gradient)
-
-    def _parts(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        return ((plain_name(part), piece) for part, piece in split([(name, tensor)], self._fused))
+                yield from parts(name, gradient, of=parameter)
 
 
 def _share(flags: torch.Tensor) -> float:

@@ -12,7 +12,6 @@ import torch
 from pytest_fp8.worker.record.recorder import StepRecorder, StepTable
 from pytest_fp8.worker.state.snapshot import generators_kept, unchanged
 from pytest_fp8.worker.tensors import plain_name
-from pytest_fp8.worker.training.ranks import called
 
 VARY = "other shapes with other data"
 
@@ -60,7 +59,7 @@ def _calls(engine: Any, batch: Any) -> list[Any]:
             engine.step(batch, recorder.in_phase)
         else:
             with recorder.in_phase("forward"), engine.precision():
-                engine.loss_of(called(engine), batch)
+                engine.loss_of(engine.called, batch)
     return calls_of(recorder.table, engine.model)
 
 

@@ -5,22 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.questions.ledger.evidence import OptimizerNote, Weight
 from pytest_fp8.worker.record.operators import dtype_name
-from pytest_fp8.worker.tensors import digests, is_part, is_ranks_own, plain_name, shape, split
+from pytest_fp8.worker.tensors import digests, held, parts
 from pytest_fp8.worker.training.step import innermost, schedule_of, schedule_state
 
 TIME = ("lr_scheduler", "optimizer", "_get_lr_called_within_step", "_initial_step")
 
 
 @torch.no_grad()
-def weights_of(model: torch.nn.Module, fused: FusedParams = MappingProxyType({})) -> dict[str, Weight]:
+def weights_of(model: torch.nn.Module) -> dict[str, Weight]:
     """Every parameter and buffer under its plain name; takes a digest of each and keeps no copy."""
     live: list[tuple[str, torch.Tensor, bool]]
     live = [(name, value, False) for name, value in model.named_parameters(remove_duplicate=False)]
@@ -29,10 +27,9 @@ def weights_of(model: torch.nn.Module, fused: FusedParams = MappingProxyType({})
     seen: dict[int, str] = {}
     result: dict[str, Weight] = {}
     for name, value, buffer in live:
-        for part, tensor in split([(name, value)], fused):
-            plain = plain_name(part)
+        for plain, tensor in parts(name, value):
             # A part of a fused parameter is a tensor of its own, made anew in each call.
-            key = id(value) if tensor is value else hash((id(value), part))
+            key = id(value) if tensor is value else hash((id(value), plain))
             if key not in seen:
                 seen[key] = _digest(tensor)
             holder = first.setdefault(key, plain)
@@ -60,7 +57,7 @@ def untied(before: Mapping[str, Weight], after: Mapping[str, Weight]) -> dict[st
 def _digest(tensor: torch.Tensor) -> str:
     """Of a tensor that is wrapped for a later cast, the digest of the one inside; empty for one in FP8, and for one of
     which each rank holds another part."""
-    if is_part(tensor) or is_ranks_own(tensor):
+    if held(tensor).is_part or held(tensor).is_ranks_own:
         return ""
     while hasattr(tensor, "__tensor_flatten__"):
         names = tensor.__tensor_flatten__()[0]
@@ -75,8 +72,8 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """A ragged size is -1. Of a parameter that ZeRO-3 holds in parts, the whole one's."""
-    return tuple(size if isinstance(size, int) else -1 for size in shape(tensor))
+    """Of the whole tensor; a ragged size is -1."""
+    return tuple(size if isinstance(size, int) else -1 for size in held(tensor).shape)
 
 
 def digest_of(tensor: torch.Tensor) -> str:
@@ -94,12 +91,12 @@ def _hooks(value: torch.Tensor) -> int:
     return sum(len(getattr(value, name, None) or ()) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
 
 
-def optimizer_note(optimizer: Any, model: torch.nn.Module, fused: FusedParams) -> OptimizerNote:
+def optimizer_note(optimizer: Any, model: torch.nn.Module) -> OptimizerNote:
     """Class, settings of each group and which parameters it holds; the schedule's class and state."""
     inner = innermost(optimizer)
     names: dict[int, list[str]] = {}
     for name, value in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(value), []).extend(plain_name(part) for part, _ in split([(name, value)], fused))
+        names.setdefault(id(value), []).extend(part for part, _ in parts(name, value))
     members: dict[str, int] = {}
     for index, group in enumerate(inner.param_groups):
         for number, parameter in enumerate(group["params"]):

@@ -25,7 +25,7 @@ from pytest_fp8.worker.record import clock
 from pytest_fp8.worker.record.allocations import kinds_at_peak
 from pytest_fp8.worker.record.held_out import compared, held_out_output
 from pytest_fp8.worker.run.engine import Engine, engine_type
-from pytest_fp8.worker.tensors import foreign, shape
+from pytest_fp8.worker.tensors import foreign, held
 
 
 class UnsendableError(Told, TypeError):
@@ -50,7 +50,7 @@ class ArmServer:
             if self.engine.case.gpus == 1:
                 explain_rows(self.engine)
             raise
-        self.engine.backend.settle(self.engine.model)
+        self.engine.settle()
         # After every question cached memory is given back: the pair's other arm may need it. Not between blocks, where
         # the pair asks for it if it must.
         if operation != "blocks":
@@ -69,7 +69,7 @@ class ArmServer:
         facts: dict[str, Any] = {
             "libraries": library_versions(),
             "cudnn": torch.backends.cudnn.version() if engine.device.type == "cuda" else None,
-            "parameters": sum(shape(each).numel() for each in engine.model.parameters()),
+            "parameters": sum(held(each).shape.numel() for each in engine.model.parameters()),
             "compiled": engine.compiled,
             "seconds": engine.seconds,
             "first_step": engine.first_step,

@@ -2,24 +2,19 @@
 
 A fused layer keeps q, k and v as rows of one weight. Under the plain names it is three views of that weight, which are
 saved, loaded and compared like any other weights without a copy.
-
-Of a tensor in shards (``DTensor``, ZeRO-3) there is the part of this rank, the whole, and filling a part from a whole.
-On any other tensor each of these functions gives it back. :func:`full` gathers, so that every rank must call it for the
-same tensors in the same order.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
-from pytest_fp8.backends import zero
-from pytest_fp8.backends.base import FusedParams
+from pytest_fp8.backends.base import PARTS
 
 # -- names ------------------------------------------------------------------------------------------------------------
 
@@ -33,39 +28,45 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))
 
 
-def split(tensors: Iterable[tuple[str, Any]], fused: FusedParams) -> Iterator[tuple[str, Any]]:
-    """(plain name, tensor) for each (live name, tensor); the parts of a fused parameter are views of it."""
-    for name, tensor in tensors:
-        for part, rows in _parts(name, fused):
-            if rows is None:
-                yield part, tensor
-            else:
-                # A scalar, such as an optimizer's step count, is copied for each part: safetensors refuses shared
-                # memory.
-                yield part, tensor[rows] if tensor.dim() else tensor.clone()
+def parts(name: str, value: Any, of: Any = None) -> Iterator[tuple[str, Any]]:
+    """(plain name, value) of each of the plain model's parameters that this one holds: nearly always one. Those of a
+    fused one are views of its rows. ``of``: the parameter where ``value`` is its gradient, or what is kept for it."""
+    name = plain_name(name)
+    owner, _, kind = name.rpartition(".")
+    inside = getattr(value if of is None else of, PARTS, None)
+    if inside is None:
+        yield name, value
+    for part, rows in inside or ():
+        piece = value
+        if isinstance(value, torch.Tensor):
+            # A scalar, such as a count of steps, is copied for each part: safetensors refuses shared memory.
+            piece = value[rows] if value.dim() else value.clone()
+        yield ".".join(each for each in (owner.rpartition(".")[0], part, kind) if each), piece
 
 
-def join(parts: Mapping[str, Any], fused: FusedParams) -> dict[str, Any]:
-    """The tensors by live names, from those by plain names. What is no tensor is the same for each part."""
-    found = dict(parts)
+def parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The live parameters by plain names, a tied one under each of its names."""
+    live = model.named_parameters(remove_duplicate=False)
+    return dict(part for name, value in live for part in parts(name, value))
+
+
+def join(values: Mapping[str, Any], model: torch.nn.Module) -> dict[str, Any]:
+    """Values by the model's own names, from those by plain names. What is no tensor is the same for each part."""
+    found = dict(values)
     whole: dict[str, Any] = {}
-    for name, pieces in fused.items():
-        taken = [found.pop(part) for part, _ in pieces if part in found]
-        if taken:
-            whole[name] = torch.cat(taken) if isinstance(taken[0], torch.Tensor) and taken[0].dim() else taken[0]
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        pieces = [found.pop(part) for part, _ in parts(name, parameter) if hasattr(parameter, PARTS) and part in found]
+        if pieces:
+            joined = isinstance(pieces[0], torch.Tensor) and pieces[0].dim()
+            whole[plain_name(name)] = torch.cat(pieces) if joined else pieces[0]
     return {**found, **whole}
 
 
-def _parts(name: str, fused: FusedParams) -> Sequence[tuple[str, slice | None]]:
-    """(plain name, rows) of each part of a live parameter; of one that is not fused, its name and no rows."""
-    return fused.get(name, ((name, None),))
-
-
-def trained(model: torch.nn.Module, optimizer: Any, fused: FusedParams) -> list[str]:
+def trained(model: torch.nn.Module, optimizer: Any) -> list[str]:
     """Plain names of the parameters that the optimizer steps; a tied parameter counts under each of its names."""
     stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     live = model.named_parameters(remove_duplicate=False)
-    return sorted(plain_name(part) for name, value in live if id(value) in stepped for part, _ in _parts(name, fused))
+    return sorted(part for name, value in live if id(value) in stepped for part, _ in parts(name, value))
 
 
 def foreign(model: torch.nn.Module, optimizer: Any) -> list[torch.Tensor]:
@@ -74,139 +75,141 @@ def foreign(model: torch.nn.Module, optimizer: Any) -> list[torch.Tensor]:
     return [each for group in optimizer.param_groups for each in group["params"] if id(each) not in own]
 
 
-# -- shards -----------------------------------------------------------------------------------------------------------
+# -- how a rank holds a tensor ----------------------------------------------------------------------------------------
 
 
-def is_sharded(tensor: Any) -> bool:
-    """Whether it is a ``DTensor``. Does not load its module, which takes a second, where nothing is sharded."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+class Held:
+    """A tensor as this rank holds it: all of it, in its own memory. A way to share tensors among ranks overrides what
+    is otherwise, and adds itself to :data:`WAYS`.
+
+    What gathers, every rank must call for the same tensors in the same order.
+    """
+
+    is_part = False
+    """Whether this rank holds a part of it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor: Any = tensor
+
+    @classmethod
+    def has(cls, tensor: Any) -> bool:
+        """Whether a tensor is held in this way."""
+        return True
+
+    @property
+    def is_ranks_own(self) -> bool:
+        """Whether each rank has other numbers, of which torch does not know: a part of Megatron's column and row
+        parallel layers, by the attribute that Megatron sets."""
+        return bool(getattr(self.tensor, "tensor_model_parallel", False))
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the whole tensor."""
+        return self.tensor.shape  # type: ignore[no-any-return]
+
+    def local(self) -> torch.Tensor:
+        """This rank's numbers: a write to them changes the tensor."""
+        return self.tensor  # type: ignore[no-any-return]
+
+    def stored(self) -> torch.Tensor:
+        """The tensor as a checkpoint's writer takes it, sharing its memory."""
+        return self.tensor  # type: ignore[no-any-return]
+
+    def whole(self) -> torch.Tensor:
+        """All of it; gathers."""
+        return self.tensor  # type: ignore[no-any-return]
+
+    def copied(self) -> torch.Tensor:
+        """A copy that :meth:`fill` takes; may gather."""
+        return self.stored().detach().clone()
+
+    def gradient(self) -> torch.Tensor | None:
+        """This rank's part of its gradient, between backward pass and step."""
+        return self.tensor.grad  # type: ignore[no-any-return]
+
+    def whole_gradient(self) -> torch.Tensor | None:
+        """All of it, detached; gathers."""
+        return None if self.tensor.grad is None else held(self.tensor.grad.detach()).whole()
+
+    @torch.no_grad()
+    def fill(self, value: torch.Tensor) -> None:
+        """Give it the values of a whole tensor, or of a copy of it; on every rank at once."""
+        self.tensor.copy_(value)
+
+    @torch.no_grad()
+    def change(self, changed: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Put in place of its numbers what ``changed`` makes of them: of this rank's, or on every rank the same of the
+        whole."""
+        local = self.local()
+        local.copy_(changed(local))
+
+    def loaded(self, value: torch.Tensor) -> torch.Tensor:
+        """What ``load_state_dict()`` is given in its place, to hold a whole tensor's values; on every rank at once."""
+        return value
 
 
-def is_partitioned(tensor: Any) -> bool:
-    """Whether it is a parameter of which each rank holds a part under ZeRO-3, flat."""
-    return zero.is_partitioned(tensor)
+class Sharded(Held):
+    """As a ``DTensor``."""
+
+    is_part = True
+
+    @classmethod
+    def has(cls, tensor: Any) -> bool:
+        # Its module takes a second to load, and is not loaded where nothing is sharded.
+        module = sys.modules.get("torch.distributed.tensor")
+        return module is not None and isinstance(tensor, module.DTensor)
+
+    @torch.no_grad()
+    def local(self) -> torch.Tensor:
+        """Without torchao's wrapper for FSDP2."""
+        part: torch.Tensor = self.tensor.detach().to_local()
+        while hasattr(part, "__tensor_flatten__") and len(part.__tensor_flatten__()[0]) == 1:
+            part = getattr(part, part.__tensor_flatten__()[0][0])
+        return part
+
+    def stored(self) -> torch.Tensor:
+        """Without torchao's wrapper for FSDP2."""
+        from torch.distributed.tensor import DTensor
+
+        mesh, placements = self.tensor.device_mesh, self.tensor.placements
+        sizes = {"shape": self.tensor.shape, "stride": self.tensor.stride()}
+        return DTensor.from_local(self.local().detach(), mesh, placements, run_check=False, **sizes)
+
+    def whole(self) -> torch.Tensor:
+        return self.stored().full_tensor()  # type: ignore[attr-defined,no-any-return]
+
+    @torch.no_grad()
+    def fill(self, value: torch.Tensor) -> None:
+        self.local().copy_(held(self.loaded(value)).local())
+
+    def loaded(self, value: torch.Tensor) -> torch.Tensor:
+        if self.has(value):
+            return value
+        from torch.distributed.tensor import distribute_tensor
+
+        # Every rank has the whole tensor, so none is sent.
+        mesh, placements = self.tensor.device_mesh, self.tensor.placements
+        return distribute_tensor(value.to(self.tensor.device), mesh, placements, src_data_rank=None)
 
 
-def shape(tensor: torch.Tensor) -> torch.Size:
-    """Of the whole tensor."""
-    return zero.shape(tensor)
+WAYS: list[type[Held]] = [Sharded]
+"""How ranks share tensors; any other tensor is held whole."""
 
 
-def is_part(tensor: Any) -> bool:
-    """Whether this rank holds a part of it, as a ``DTensor`` or under ZeRO-3."""
-    return is_sharded(tensor) or is_partitioned(tensor)
+def held(tensor: torch.Tensor) -> Held:
+    return next((way for way in WAYS if way.has(tensor)), Held)(tensor)
 
 
-def is_ranks_own(tensor: Any) -> bool:
-    """Whether it is a plain parameter of which each rank has a part of its own, as Megatron's column and row parallel
-    layers: by the attribute that Megatron sets."""
-    return bool(getattr(tensor, "tensor_model_parallel", False))
-
-
-def is_plain(tensor: Any) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     """A parameter with plain numbers, or one of which this rank's part is plain numbers."""
-    kind = type(tensor._local_tensor) if is_sharded(tensor) else type(tensor)
+    with torch.no_grad():
+        kind = type(tensor.detach().to_local()) if Sharded.has(tensor) else type(tensor)  # type: ignore[attr-defined]
     return kind in (torch.Tensor, torch.nn.Parameter)
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part, in its own memory: a write to it changes the tensor. Without torchao's wrapper for FSDP2."""
-    if not is_sharded(tensor):
-        return tensor
-    # Private: the public ``to_local()`` is a node of autograd's, and gives a view.
-    part: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
-    while hasattr(part, "__tensor_flatten__") and len(part.__tensor_flatten__()[0]) == 1:
-        part = getattr(part, part.__tensor_flatten__()[0][0])
-    return part
-
-
-def part(tensor: torch.Tensor) -> torch.Tensor:
-    """What ZeRO-3 holds in parts: this rank's, flat. Any other tensor as it is."""
-    return zero.part(tensor) if is_partitioned(tensor) else tensor
-
-
-def gradient_part(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The same of a parameter's gradient, between backward pass and step."""
-    return zero.part_of_gradient(parameter) if is_partitioned(parameter) else parameter.grad
-
-
-def plain_shards(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor without torchao's wrapper for FSDP2, sharing its memory."""
-    if not is_sharded(tensor):
-        return tensor
-    from torch.distributed.tensor import DTensor
-
-    sharded: Any = tensor
-    return DTensor.from_local(
-        local(tensor).detach(),
-        sharded.device_mesh,
-        sharded.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
-
-
-def whole_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The whole gradient, detached; ``None`` where the parameter has none."""
-    if is_partitioned(parameter):
-        return zero.gradient(parameter)
-    return None if parameter.grad is None else full(parameter.grad.detach())
-
-
-def partitioned_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor | None:
-    """The norm of all ranks' gradients together; ``None`` where ZeRO-3 holds no parameter."""
-    return zero.gradient_norm(parameters)
-
-
-def full(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole tensor, detached."""
-    if is_partitioned(tensor):
-        return zero.whole(tensor)
-    if not is_sharded(tensor):
-        return tensor
-    whole: torch.Tensor = plain_shards(tensor).full_tensor()  # type: ignore[attr-defined]
-    return whole
 
 
 def values_of(gradient: torch.Tensor) -> torch.Tensor:
     """The values of a sparse gradient; any other as it is."""
     return gradient.coalesce().values() if gradient.is_sparse else gradient
-
-
-@torch.no_grad()
-def assign(target: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy ``value`` into ``target``: of a whole tensor the part that belongs here."""
-    if is_partitioned(target):
-        zero.fill(target, value)
-        return
-    if not is_sharded(target):
-        target.copy_(value)
-        return
-    local(target).copy_(local(placed(value, target)))
-
-
-def placed(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A whole tensor as shards where ``target`` is sharded."""
-    if not is_sharded(target) or is_sharded(value):
-        return value
-    from torch.distributed.tensor import distribute_tensor
-
-    held: Any = target
-    # Every rank has the whole tensor, so none is sent.
-    return distribute_tensor(value.to(target.device), held.device_mesh, held.placements, src_data_rank=None)
-
-
-@torch.no_grad()
-def change(tensor: torch.Tensor, changed: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Put in place of this rank's values what ``changed`` makes of them. Under ZeRO-3 it is given the whole, of which
-    every rank must make the same."""
-    if is_partitioned(tensor):
-        assign(tensor, changed(full(tensor)))
-    else:
-        part = local(tensor)
-        part.copy_(changed(part))
 
 
 # -- copies in the host's memory --------------------------------------------------------------------------------------
@@ -256,7 +259,9 @@ def unwatched() -> Iterator[None]:
 
 
 def values(tensor: torch.Tensor, most: int = MANY) -> torch.Tensor:
-    """About ``most`` values of a tensor, evenly spread, as a view; all where there are fewer than twice as many."""
+    """About ``most`` of this rank's values of a tensor, evenly spread, as a view; all where there are fewer than twice
+    as many."""
+    tensor = held(tensor).local()
     while is_traceable_wrapper_subclass(tensor):
         # torchao's wrapper of a weight keeps the weight itself first; a weight that is stored in FP8, its FP8 values,
         # and it knows no reshape.
@@ -276,7 +281,7 @@ def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     elements; modulo 2^64."""
     result = {}
     for name, tensor in tensors.items():
-        flat = full(tensor).detach().resolve_conj().resolve_neg().reshape(-1).contiguous()
+        flat = held(tensor).whole().detach().resolve_conj().resolve_neg().reshape(-1).contiguous()
         # Of 8 bytes at once, sign bits would fall out of the sum.
         whole = flat.view({1: torch.uint8, 2: torch.int16}.get(flat.element_size(), torch.int32))
         total = 0

@@ -14,7 +14,7 @@ from pytest_fp8.case import Case
 from pytest_fp8.codes import D, K, L, N, R, S
 
 if TYPE_CHECKING:
-    from pytest_fp8.worker.training.ranks import Parallel
+    from pytest_fp8.backends.base import Prepared
 
 DDP = micro(gpus=2, parallel="ddp", steps=14, seeds=2)
 FSDP2 = micro(gpus=2, parallel="fsdp2", resume=False)
@@ -68,7 +68,7 @@ fault(
 class GradientsNotReduced(Control):
     """The step calls the model inside DistributedDataParallel: each rank trains a model of its own."""
 
-    def parallelize(self) -> Parallel:
+    def parallelize(self) -> Prepared:
         return replace(super().parallelize(), wrapped=self.model)
 
 

@@ -17,7 +17,7 @@ from pytest_fp8.worker.record.clock import NO_STEPS, busy_steps
 from pytest_fp8.worker.record.profile import learn_families, profile_step
 from pytest_fp8.worker.record.recorder import StepTable
 from pytest_fp8.worker.record.tables import layer_table, products_of
-from pytest_fp8.worker.tensors import is_sharded, plain_name
+from pytest_fp8.worker.tensors import Sharded, plain_name
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
@@ -39,7 +39,7 @@ def layers(engine: Engine) -> dict[str, Any]:
         "unmatched": engine.unmatched,
         "live_fp8": live,
         "kinds": {name: class_path(modules[name]) for name in engine.originals},
-        "sharded": [n for n in engine.originals if is_sharded(modules[n]._parameters.get("weight"))],
+        "sharded": [n for n in engine.originals if Sharded.has(modules[n]._parameters.get("weight"))],
         "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
         "foreign": to_plain(
             [replace(each, product=product_in_training(engine, each.product)) for each in found.foreign]

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from pytest_fp8.backends.base import PARTS
 from pytest_fp8.floats import in_text
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, Entered, TensorNote, Updates
 from pytest_fp8.worker.answers.recorded import (
@@ -38,7 +39,7 @@ from pytest_fp8.worker.record.tables import (
     wire_of,
 )
 from pytest_fp8.worker.state.weights import PERTURBATION, moved_weights
-from pytest_fp8.worker.tensors import is_plain, is_sharded, local, plain_name
+from pytest_fp8.worker.tensors import Sharded, held, is_plain, plain_name
 from pytest_fp8.worker.training.ranks import every_rank_s, rank
 from pytest_fp8.worker.training.setup import seed_generators
 from pytest_fp8.worker.training.step import around_step, closure_of, innermost
@@ -182,11 +183,10 @@ class _Given:
     def __init__(self, engine: Engine) -> None:
         self._steps, self._size, self.closures = 0, 0.0, False
         stepped = {id(p) for group in innermost(engine.optimizer).param_groups for p in group["params"]}
-        fused = engine.fused_params
         self._weights = {
             plain_name(name): parameter
             for name, parameter in engine.model.named_parameters()
-            if id(parameter) in stepped and name not in fused and is_plain(parameter) and parameter.numel()
+            if id(parameter) in stepped and not hasattr(parameter, PARTS) and is_plain(parameter) and parameter.numel()
         }
         self._places = rotated(engine.device)
         self._start: dict[str, torch.Tensor] = {}
@@ -203,8 +203,8 @@ class _Given:
             # Each rank gets numbers of its own, the same in both arms: an optimizer may reduce them over the ranks.
             seed = zlib.crc32(f"{name} {self._steps} {rank()}".encode())
             gradient: Any = weight.grad
-            made = _numbers(local(gradient), self._size, seed)
-            weight.grad = gradient if is_sharded(gradient) else made
+            made = _numbers(held(gradient).local(), self._size, seed)
+            weight.grad = gradient if Sharded.has(gradient) else made
         self._steps += 1
         # For an optimizer that rounds stochastically.
         seed_generators(RANDOM + self._steps)
@@ -216,12 +216,12 @@ class _Given:
         return Updates(
             steps=self._steps,
             size=self._size,
-            digests={name: digest_of(local(self._weights[name]).detach()) for name in moved},
+            digests={name: digest_of(held(self._weights[name]).local().detach()) for name in moved},
             sketches={name: in_text(each.cpu().numpy()) for name, each in moved.items()},
         )
 
     def _sketch(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        return sketch(local(weight), zlib.crc32(name.encode()), self._places)
+        return sketch(held(weight).local(), zlib.crc32(name.encode()), self._places)
 
 
 def _size(gradients: list[Any]) -> float:

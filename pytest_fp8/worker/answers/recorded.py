@@ -22,7 +22,7 @@ from pytest_fp8.worker.record.probe import ProductChecks
 from pytest_fp8.worker.record.recorder import StepRecorder
 from pytest_fp8.worker.record.tables import work_of
 from pytest_fp8.worker.state.snapshot import unchanged
-from pytest_fp8.worker.tensors import plain_name, split, unwatched
+from pytest_fp8.worker.tensors import parts, unwatched
 from pytest_fp8.worker.training.setup import seed_generators
 from pytest_fp8.worker.training.step import around_step
 from pytest_fp8.zoo.batch import with_tensors
@@ -199,7 +199,7 @@ class StepNotes:
             stack.enter_context(self.recorder.watching())
             stack.enter_context(around_step(self._engine.optimizer, self._before_step))
             # Before the step: a schedule may note the loss, which FP8 moves.
-            self.optimizer = optimizer_note(self._engine.optimizer, self._engine.model, self._engine.fused_params)
+            self.optimizer = optimizer_note(self._engine.optimizer, self._engine.model)
             yield
             self.switches_after = switches_of(self._engine.device)
             self.random = random_state()
@@ -220,7 +220,7 @@ class StepNotes:
         self.stepped += 1
         engine = self._engine
         live = [(n, p) for n, p in engine.model.named_parameters(remove_duplicate=False) if p.grad is not None]
-        self.gradients = sorted({plain_name(part) for part, _ in split(live, engine.fused_params)})
+        self.gradients = sorted({part for name, value in live for part, _ in parts(name, value)})
         if self._norm > 0:
             self.norm_kept = self._total_norm() / self._norm
 

@@ -35,7 +35,7 @@ from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.error_trace import known_cause
 from pytest_fp8.worker.notes import untied
 from pytest_fp8.worker.record.probe import StaleCopies
-from pytest_fp8.worker.tensors import change, digests, foreign, plain_name
+from pytest_fp8.worker.tensors import digests, foreign, held, plain_name
 from pytest_fp8.worker.training.ranks import share_buffers, wait_for_all
 from pytest_fp8.worker.training.step import innermost, inputs_noted, name_of
 
@@ -47,7 +47,7 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> Saved:
     """Write the arm's state to ``folder``: the weights and, with ``optimizer``, what else training needs to go on."""
     share_buffers(engine.model)
     model, own = engine.model, store == OWN_STORE
-    held = _held(engine, optimizer, own)
+    state = _held(engine, optimizer, own)
     before = flags_of(model)
     Path(folder).mkdir(parents=True, exist_ok=True)
     if own:
@@ -59,9 +59,9 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> Saved:
     weights, _ = weights_of(engine)
     now, on_disk = digests(weights), stores.dtypes_on_disk(Path(folder), store)
     return Saved(
-        **held,
+        **state,
         flags=changed_flags(before, model),
-        changed_by_saving=sorted(name for name, digest in held["digests"].items() if now.get(name) != digest),
+        changed_by_saving=sorted(name for name, digest in state["digests"].items() if now.get(name) != digest),
         buffers=sorted(set(weights) & {plain_name(name) for name, _ in model.named_buffers()}),
         scaling_state=[plain_name(key) for key in model.state_dict() if engine.backend.is_scaling_state(key)],
         # Of our own stores the weights alone: an optimizer's state may be in FP8.
@@ -82,7 +82,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool, seed: int) ->
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if plain_name(name) in weights:
-                change(parameter, torch.neg)
+                held(parameter).change(torch.neg)
         for name, buffer in model.named_buffers():
             if plain_name(name) in weights and buffer.is_floating_point():
                 buffer.mul_(2)
@@ -98,11 +98,11 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool, seed: int) ->
     except _Refused as refused:
         engine.park()
         return Loaded(untied=apart, refused=str(refused))
-    held = _held(engine, optimizer, own)
+    state = _held(engine, optimizer, own)
     loaded = Loaded(
-        **{**held, "untied": apart},
+        **{**state, "untied": apart},
         flags=changed_flags(flags, model),
-        untouched=sorted(name for name, digest in held["digests"].items() if before.get(name) == digest),
+        untouched=sorted(name for name, digest in state["digests"].items() if before.get(name) == digest),
         strays=len(foreign(model, engine.optimizer)) > others,
         stale=watch.stale(),
         unchecked=watch.unchecked,
@@ -144,9 +144,9 @@ def _write(engine: Engine, folder: Path, store: str, optimizer: bool) -> None:
     try:
         stores.write(folder, store, weights, tree)
     except Exception as error:
-        held = sum(each.nbytes for each in tree_leaves([weights, tree]) if isinstance(each, torch.Tensor))
+        size = sum(each.nbytes for each in tree_leaves([weights, tree]) if isinstance(each, torch.Tensor))
         # A full disk's message says how much room there must be.
-        vars(error)["fp8_checkpoint"] = str(folder), held
+        vars(error)["fp8_checkpoint"] = str(folder), size
         raise
 
 

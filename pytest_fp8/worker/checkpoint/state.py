@@ -15,19 +15,7 @@ import torch
 from pytest_fp8.questions.checkpoints.evidence import Kept
 from pytest_fp8.said import Told
 from pytest_fp8.worker.checkpoint.stores import OPTIMIZER, SCALARS, class_name, data_of, is_tensor, leaves
-from pytest_fp8.worker.tensors import (
-    assign,
-    digests,
-    foreign,
-    full,
-    is_part,
-    is_partitioned,
-    join,
-    placed,
-    plain_name,
-    plain_shards,
-    split,
-)
+from pytest_fp8.worker.tensors import Sharded, digests, foreign, held, join, parameters, parts, plain_name
 from pytest_fp8.worker.training.step import innermost, load_schedule_state, schedule_of, schedule_state
 
 if TYPE_CHECKING:
@@ -64,14 +52,15 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str]]
     weights: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     owner: dict[tuple[int, torch.Size], str] = {}
-    fused = engine.fused_params
     live = _live(engine)
     for key, found in engine.model.state_dict().items():
         name = plain_name(key)
-        value = live[name] if is_partitioned(live.get(name)) else found
+        parameter = live.get(name)
+        # DeepSpeed's state dict has placeholders.
+        value = parameter if parameter is not None and held(parameter).is_part else found
         if not isinstance(value, torch.Tensor) or not is_stored(engine, key):
             continue
-        parted = is_part(value)
+        parted = held(value).is_part
         if not parted and hasattr(value, "__tensor_flatten__") and not value.data_ptr():
             raise UnreadableWeightError(f"{name!r} is a {type(value).__name__}, which has no storage to write")
         # A rank's shard may be empty, and then has no address.
@@ -80,7 +69,7 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str]]
             aliases[name] = owner[identity]
         else:
             owner[identity] = name
-            weights.update(split([(name, plain_shards(value))], fused))
+            weights.update(parts(name, held(value).stored(), of=value if parameter is None else parameter))
     return weights, aliases
 
 
@@ -103,18 +92,17 @@ def load_weights(engine: Engine, stored: Mapping[str, Any], aliases: Mapping[str
 
     Not through torch's ``set_model_state_dict()``, which passes ``assign=``: one of the user's own may not know it.
     """
-    model, values = engine.model, join(stored, engine.fused_params)
+    model, values = engine.model, join(stored, engine.model)
     live, state, absent, taken = _live(engine), {}, [], set()
-    for key, held in model.state_dict().items():
+    for key, now in model.state_dict().items():
         name = plain_name(key)
         source = name if name in values else aliases.get(name, name)
-        if source in values and is_partitioned(live.get(name)):
-            assign(live[name], values[source])
-            state[key] = held
-        elif source in values:
-            state[key] = placed(values[source], held)
+        if source not in values:
+            absent.append(isinstance(now, torch.Tensor) and is_stored(engine, key))
+        elif isinstance(target := live.get(name, now), torch.Tensor):
+            state[key] = held(target).loaded(values[source])
         else:
-            absent.append(isinstance(held, torch.Tensor) and is_stored(engine, key))
+            state[key] = values[source]
         taken.add(source)
     others = {name: value for name, value in values.items() if name not in taken}
     # As a user loads it, where all is there: a load_state_dict() of one's own may know no strict=False.
@@ -126,7 +114,7 @@ def rounded(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Weight -> the coarsest of :data:`CASTS` that holds all its values; not of one that holds any value."""
     found = {}
     for name, weight in weights.items():
-        values = full(weight).detach()
+        values = held(weight).whole().detach()
         for dtype in CASTS:
             if (
                 values.is_floating_point()
@@ -163,18 +151,15 @@ def optimizer_state(engine: Engine) -> tuple[dict[str, Any], dict[str, Any]]:
     """(what the optimizer's ``state_dict()`` has of the model's parameters, by ``optimizer/<parameter>/<entry>``; what
     else is data alone: entries of groups, the rest of the state dict, attributes, the schedule's state). A state dict
     of another form than torch's is all rest."""
-    optimizer, fused, names = innermost(engine.optimizer), engine.fused_params, _stepped(engine)
+    optimizer, names, of = innermost(engine.optimizer), _stepped(engine), _live(engine)
     rest = optimizer.state_dict()
     of_torch = {"state", "param_groups"} <= rest.keys()
     state = rest.pop("state") if of_torch else {}
     found: dict[str, Any] = {}
     for live, entries in ((names[index], entries) for index, entries in state.items() if index in names):
         for entry, value in entries.items():
-            if is_tensor(value):
-                parts = list(split([(live, value)], fused))
-            else:
-                parts = [(name, value) for name, _ in fused.get(live, ((live, None),))]
-            found.update((f"{OPTIMIZER}{name}/{entry}", part) for name, part in parts)
+            of_parts = parts(live, value, of=of[live])
+            found.update((f"{OPTIMIZER}{name}/{entry}", part) for name, part in of_parts)
     public = {k: v for k, v in vars(optimizer).items() if not k.startswith("_") and k not in LISTED_ELSEWHERE}
     return found, {
         "groups": [data_of({**group, "params": None}) for group in rest.pop("param_groups")] if of_torch else None,
@@ -193,17 +178,19 @@ def load_optimizer(engine: Engine, state: Mapping[str, Any], others: Mapping[str
         name, entry = key.removeprefix(OPTIMIZER).rsplit("/", 1)
         by_entry.setdefault(entry, {})[name] = value
     places = {name: index for index, name in _stepped(engine).items()}
-    held: dict[int, dict[str, Any]] = {}
+    entries: dict[int, dict[str, Any]] = {}
     for entry, values in by_entry.items():
-        for name, value in join(values, engine.fused_params).items():
-            alike = isinstance(value, torch.Tensor) and value.shape == live[name].shape
-            held.setdefault(places[name], {})[entry] = placed(value, live[name]) if alike else value
+        for name, value in join(values, engine.model).items():
+            parameter = live[name]
+            alike = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            shards = Sharded.has(parameter) and alike
+            entries.setdefault(places[name], {})[entry] = held(parameter).loaded(value) if shards else value
     if others["groups"] is None:
         given = optimizer.state_dict() | others["rest"]
     else:
         count, pairs = itertools.count(), zip(optimizer.param_groups, others["groups"], strict=True)
         groups = [{**now, **old, "params": [next(count) for _ in now["params"]]} for now, old in pairs]
-        given = {"state": held, "param_groups": groups, **others["rest"]}
+        given = {"state": entries, "param_groups": groups, **others["rest"]}
     optimizer.load_state_dict(given)
     for name, value in others["attributes"].items():
         now = vars(optimizer).get(name)
@@ -218,7 +205,7 @@ def load_optimizer(engine: Engine, state: Mapping[str, Any], others: Mapping[str
 def optimizer_digests(engine: Engine, state: Mapping[str, Any]) -> dict[str, Any]:
     """A digest of each tensor in an optimizer's state, in the dtype of its parameter, to which ``load_state_dict()``
     casts it; numbers and text in words, so that NaN is NaN. Raises :class:`UnstorableStateError` for anything else."""
-    live = dict(split(_live(engine).items(), engine.fused_params))
+    live = parameters(engine.model)
     found: dict[str, Any] = {}
     for key, value in state.items():
         name, _, entry = key.removeprefix(OPTIMIZER).rpartition("/")

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch.utils._pytree import tree_map
 
-from pytest_fp8.worker.tensors import full, is_part, is_sharded, on_host, plain_shards
+from pytest_fp8.worker.tensors import Sharded, held, on_host
 from pytest_fp8.worker.training.ranks import rank, ranks
 
 OPTIMIZER = "optimizer/"
@@ -35,7 +35,7 @@ def write(folder: Path, store: str, weights: Mapping[str, torch.Tensor], state: 
     several ranks each writes its shards to DCP, and rank 0 the whole to safetensors."""
     tensors = {**weights, **{name: value for name, value in state.items() if is_tensor(value)}}
     rest = {name: value for name, value in state.items() if name not in tensors}
-    rest = tree_map(lambda leaf: full(leaf) if is_sharded(leaf) else leaf, rest)
+    rest = tree_map(lambda leaf: held(leaf).whole() if Sharded.has(leaf) else leaf, rest)
     folder.mkdir(parents=True, exist_ok=True)
     if store == "safetensors":
         from huggingface_hub import save_torch_state_dict
@@ -45,8 +45,8 @@ def write(folder: Path, store: str, weights: Mapping[str, torch.Tensor], state: 
     else:
         import torch.distributed.checkpoint as dcp
 
-        # DCP writes shards as they are, and knows nothing of ZeRO-3's parts.
-        entries = {name: value if is_sharded(value) else full(value) for name, value in tensors.items()}
+        # DCP writes shards as they are, and knows of no other parts.
+        entries = {name: value if Sharded.has(value) else held(value).whole() for name, value in tensors.items()}
         # The folder is read once and removed, so there is no need to wait until the disk has it.
         writer = dcp.FileSystemWriter(str(folder), thread_count=8, sync_files=False)
         dcp.save(_staged(entries), storage_writer=writer, no_dist=ranks() == 1)
@@ -59,9 +59,9 @@ def _on_first_rank(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
     model. Of tensors that share memory each gets its own: the writer leaves out all but one."""
     whole: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        value = full(tensor)
+        value = held(tensor).whole()
         if rank() == 0:
-            whole[name] = value.cpu() if is_part(tensor) else value
+            whole[name] = value.cpu() if held(tensor).is_part else value
     whole = _staged(whole)
     memory = Counter(value.untyped_storage().data_ptr() for value in whole.values())
     return {name: v.clone() if memory[v.untyped_storage().data_ptr()] > 1 else v for name, v in whole.items()}
@@ -74,10 +74,10 @@ def _staged(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def read(
-    folder: Path, store: str, device: torch.device, held: Mapping[str, torch.Tensor] = MappingProxyType({})
+    folder: Path, store: str, device: torch.device, live: Mapping[str, torch.Tensor] = MappingProxyType({})
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """What :func:`write` was given: tensors on ``device``, and single numbers on the host, where torch's optimizers
-    keep counts of steps. ``held``: live weights by plain names; what DCP has of a sharded one, its optimizer state too,
+    keep counts of steps. ``live``: live weights by plain names; what DCP has of a sharded one, its optimizer state too,
     is read into shards."""
     if store == "safetensors":
         from safetensors.torch import load_file
@@ -90,10 +90,10 @@ def read(
 
         tensors = {}
         for name, entry in _dcp_entries(folder).items():
-            weight = held.get(name.removeprefix(OPTIMIZER).rpartition("/")[0] if name.startswith(OPTIMIZER) else name)
+            weight = live.get(name.removeprefix(OPTIMIZER).rpartition("/")[0] if name.startswith(OPTIMIZER) else name)
             dtype = entry.properties.dtype
-            if weight is not None and is_sharded(weight) and weight.shape == entry.size:
-                tensors[name] = torch.empty_like(plain_shards(weight), dtype=dtype)
+            if weight is not None and Sharded.has(weight) and weight.shape == entry.size:
+                tensors[name] = torch.empty_like(held(weight).stored(), dtype=dtype)
             else:
                 tensors[name] = torch.empty(entry.size, dtype=dtype, device=device if entry.size else "cpu")
         dcp.load(tensors, checkpoint_id=str(folder), no_dist=ranks() == 1)
@@ -149,7 +149,7 @@ def class_name(of: type) -> str:
 
 def is_tensor(value: Any) -> bool:
     """Whether every store takes the value as it is: a tensor, and not of a class that wraps others, but for shards."""
-    return isinstance(value, torch.Tensor) and (is_sharded(value) or not hasattr(value, "__tensor_flatten__"))
+    return isinstance(value, torch.Tensor) and (Sharded.has(value) or not hasattr(value, "__tensor_flatten__"))
 
 
 def data_of(entries: Mapping[str, Any]) -> dict[str, Any]:

@@ -154,7 +154,7 @@ class StepLabels:
     def gradients(self) -> None:
         """Label the gradients, which are complete."""
         parameters = [*self.engine.model.parameters(), *tensors.foreign(self.engine.model, self.engine.optimizer)]
-        self._add(len(self.events()), GRADIENTS, _parts(tensors.gradient_part(each) for each in parameters))
+        self._add(len(self.events()), GRADIENTS, _parts(tensors.held(each).gradient() for each in parameters))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -224,7 +224,7 @@ def _parts(found: Iterable[Any]) -> Iterator[torch.Tensor]:
     for each in found:
         if not isinstance(each, torch.Tensor):
             continue
-        tensor = tensors.part(tensors.local(each))
+        tensor = tensors.held(each).local()
         if type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             yield tensor
         else:

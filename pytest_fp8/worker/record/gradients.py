@@ -13,7 +13,7 @@ import torch
 from pytest_fp8.floats import in_text
 from pytest_fp8.questions.numerics.evidence import BUCKETS
 from pytest_fp8.worker.notes import random_state
-from pytest_fp8.worker.tensors import full, is_ranks_own, plain_name, split, unwatched, values_of, whole_gradient
+from pytest_fp8.worker.tensors import held, parts, plain_name, unwatched, values_of
 from pytest_fp8.worker.training.restored import hooked, hooks_of
 from pytest_fp8.zoo import data
 
@@ -33,7 +33,7 @@ class GradientSketches:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self._fused, self._places = engine, engine.fused_params, rotated(engine.device)
+        self._engine, self._places = engine, rotated(engine.device)
         self._trained = [(n, p) for n, p in engine.model.named_parameters(remove_duplicate=False) if p.requires_grad]
         self._sketches: dict[str, torch.Tensor] = {}
         self._reached: set[int] = set()
@@ -74,12 +74,11 @@ class GradientSketches:
 
     def _note(self, name: str, parameter: torch.Tensor) -> None:
         with unwatched():
-            whole = whole_gradient(parameter)
+            whole = held(parameter).whole_gradient()
             if whole is None:
                 return
             self._reached.add(id(parameter))
-            for part, gradient in split([(name, whole)], self._fused):
-                plain = plain_name(part)
+            for plain, gradient in parts(name, whole, of=parameter):
                 self._sketches.pop(plain, None)
                 self._sketches[plain] = sketch(gradient, zlib.crc32(plain.encode()), self._places)
 
@@ -127,8 +126,9 @@ def rotated(device: torch.device) -> torch.Tensor:
 
 
 def norm_of_all(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The norm of the parameters' gradients, on several ranks of all ranks' parts."""
-    found = [(p.grad, is_ranks_own(p)) for p in parameters if p.grad is not None]
+    """The norm of the parameters' gradients, on several ranks of all ranks' parts; on every rank at once."""
+    every = [(held(p).gradient(), held(p).is_ranks_own) for p in parameters]
+    found = [(gradient, own) for gradient, own in every if gradient is not None]
     norm = norm_of([gradient for gradient, own in found if not own])
     if own := [gradient for gradient, own in found if own]:
         squares = norm_of(own).square()
@@ -142,6 +142,7 @@ def norm_of(gradients: Sequence[Any]) -> torch.Tensor:
     if not gradients:
         return torch.tensor(0.0)
     values = [values_of(gradient) for gradient in gradients]
-    norms = [full(torch.linalg.vector_norm(v, dtype=torch.promote_types(v.dtype, torch.float32))) for v in values]
-    total: torch.Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+    norms = [torch.linalg.vector_norm(v, dtype=torch.promote_types(v.dtype, torch.float32)) for v in values]
+    whole = [held(norm).whole() for norm in norms]
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack([norm.to(whole[0].device) for norm in whole]))
     return total.float()

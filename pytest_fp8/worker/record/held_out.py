@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.worker.state.snapshot import unchanged
-from pytest_fp8.worker.training.ranks import called, forget_aborted, reshard
+from pytest_fp8.worker.training.ranks import forget_aborted
 from pytest_fp8.worker.training.setup import seed_generators
 from pytest_fp8.worker.training.step import inputs_noted, output_of
 
@@ -50,7 +50,7 @@ def output_on(engine: Engine, batch: Any) -> torch.Tensor:
                 logits: torch.Tensor = engine.model(input_ids=batch["input_ids"]).logits
             return logits
         # With gradients, as in training: a loss may take some of its own, and evaluation does not count.
-        return output_of(engine.model, lambda: engine.loss_of(called(engine), batch))
+        return output_of(engine.model, lambda: engine.loss_of(engine.called, batch))
 
 
 def not_evaluated(engine: Engine, batch: int, besides: Container[torch.nn.Module]) -> str | None:
@@ -75,7 +75,7 @@ def not_evaluated(engine: Engine, batch: int, besides: Container[torch.nn.Module
             try:
                 engine.model(*args, **kwargs)
             finally:
-                reshard(engine.model)
+                engine.settle()
                 # Not by the modes alone: a layer may note in train() that training goes on.
                 engine.model.train()
     except torch.OutOfMemoryError:

@@ -30,7 +30,7 @@ from pytest_fp8.worker.record.accuracy import (
     square_amax,
 )
 from pytest_fp8.worker.record.held_out import not_evaluated
-from pytest_fp8.worker.tensors import full, is_plain, is_sharded, plain_name, unwatched
+from pytest_fp8.worker.tensors import Sharded, held, is_plain, plain_name, unwatched
 from pytest_fp8.worker.training.restored import Hook, followed, hooked
 from pytest_fp8.worker.training.step import around_step, closure_of
 
@@ -233,9 +233,9 @@ class ProductChecks(Probe):
     @contextmanager
     def watching(self) -> Iterator[None]:
         self._gathered = {
-            name: self._lines_of(full(weight))
+            name: self._lines_of(held(weight).whole())
             for name, layer in self.layers.items()
-            if (weight := layer._parameters["weight"]) is not None and is_sharded(weight) and not is_plain(weight)
+            if (weight := layer._parameters["weight"]) is not None and Sharded.has(weight) and not is_plain(weight)
         }
         kept = {name: kept_numbers(layer) for name, layer in self.layers.items()}
         engine, one_gpu = self._engine, self._engine.case.gpus == 1

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -19,8 +20,9 @@ import torch
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
 from pytest_fp8.backends.accelerate import accelerate_precision
-from pytest_fp8.backends.base import Backend, Conversion, FusedParams, Prepared
+from pytest_fp8.backends.base import Backend, Conversion, Prepared
 from pytest_fp8.backends.linears import linears, mark_skipped, observed_conversion, other_names
+from pytest_fp8.backends.ways import inner_model, way
 from pytest_fp8.case import Case
 from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.shipping import unship_in_arm
@@ -40,7 +42,6 @@ from pytest_fp8.worker.training.preparation import (
     require_device,
     under_autocast,
 )
-from pytest_fp8.worker.training.ranks import Parallel, inner_model, parallelized
 from pytest_fp8.worker.training.setup import TrainingSetup, converted
 from pytest_fp8.worker.training.step import (
     Step,
@@ -71,6 +72,8 @@ class Engine:
         self.spec, self.case = spec, spec.case
         require_device(torch.device(spec.device))
         self.device = ranks.join(self.case, torch.device(spec.device))
+        self.way = way(self.case.parallel)
+        self.way.join(self.device)
         self.backend = backend(self.case.backend)
         if spec.threads:
             torch.set_num_threads(spec.threads)
@@ -111,8 +114,6 @@ class Engine:
         self.unmatched = mark_skipped(self.model, leave)
         """Patterns of what is to be left that match no Linear."""
         self.compiled = self.case.compile
-        self._prepared: Prepared | None = None
-        """What the backend's own conversion gave; ``None`` where the workload converts."""
         with self._timed("conversion"):
             self.conversion = self._observed_conversion()
         self.switches["accelerate"] = accelerate_precision()
@@ -121,14 +122,13 @@ class Engine:
             self.checkpoint_activations()
         if self.compiled and not self.backend.brings_model:
             compile_blocks(self.model)
-        parallel = self.parallelize()
-        self.wrapped = parallel.wrapped
+        prepared = self.parallelize()
+        self.wrapped = self.model if prepared.wrapped is None else prepared.wrapped
         """What a training step calls: the model, or what wraps it (``DistributedDataParallel``)."""
         self.model = inner_model(self.wrapped, self.model)
-        prepared = self._prepared or Prepared(self.model, self.conversion)
         self.loss_of = prepared.loss_of or self.setup.loss()
-        self.backward = parallel.backward or prepared.backward
-        self._library_optimizer = parallel.optimizer or prepared.optimizer
+        self.backward = prepared.backward
+        self._library_optimizer = prepared.optimizer
         self.optimizer = self.make_optimizer()
         # A workload makes a new optimizer for each curve; nothing may keep the old one.
         makes_anew = own is not None and self._library_optimizer is None
@@ -143,7 +143,7 @@ class Engine:
         aliases = other_names(self.model)
         conversion = self.convert()
         self._tell_apart(aliases, conversion)
-        self.weights = before, weights_of(self.model, conversion.fused_params)
+        self.weights = before, weights_of(self.model)
         conversion.dropped_behaviour = dropped_behaviour(behaviour, self.model, conversion.converted)
         return conversion
 
@@ -161,7 +161,9 @@ class Engine:
         own = self._own_fp8()
         if own is not None and own.convert is not None:
             self.model = converted(own.convert, self.model)
-            return observed_conversion(self.model, self.originals, self.backend.is_fp8_layer, own.leave)
+            conversion = observed_conversion(self.model, self.originals, self.backend.is_fp8_layer, own.leave)
+            self._prepared = Prepared(self.model, conversion)
+            return conversion
         self._prepared = self.backend.prepare(self.model, self.setup.optimizer, self.case)
         self.model = self._prepared.model
         self.switches["asked"] = self._prepared.asked or self.switches["asked"]
@@ -180,10 +182,15 @@ class Engine:
         """Have the backward pass recompute activations."""
         checkpoint_activations(self.model, self.backend.recompute_function(), {})
 
-    def parallelize(self) -> Parallel:
+    def parallelize(self) -> Prepared:
         """The model on the ranks of this arm."""
-        setup = self.setup
-        return parallelized(self.case, self.model, self.device, setup.own, setup.optimizer, self._prepared)
+        prepared, setup = replace(self._prepared, model=self.model), self.setup
+        if self.backend.through_accelerate:
+            return prepared  # Accelerate has parallelized it
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = partial(init_device_mesh, self.device.type, (self.case.gpus,))
+        return self.way.parallelize(prepared, mesh, setup.own, setup.optimizer)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """The library's own, where it makes one with its wrapper; else a new one of the setup."""
@@ -237,24 +244,19 @@ class Engine:
         """The batch of one timed step."""
         return self.setup.timing_batch(step)
 
-    @property
-    def fused_params(self) -> FusedParams:
-        """The live model's parameters that hold several of the plain one's."""
-        return self.conversion.fused_params
-
     def restart(self, seed: int, jitter: bool = False) -> None:
         """Go back to step 0 with the weights of ``seed``. Optimizer and scaling state are reset; compiled code stays.
 
         ``jitter`` moves each weight by at most about one unit in its last BF16 place. A person would call it the same
         training, but it rounds differently: it shows how far two correct BF16 runs drift apart.
         """
-        ranks.reshard(self.model)
+        self.settle()
         values = self.backend.seeded_values(self.model, seed)
         if values is None:
-            copy_model(self.model, self.setup.seeded_values(seed), self.fused_params, seed if jitter else None)
+            copy_model(self.model, self.setup.seeded_values(seed), seed if jitter else None)
             self.besides_weights.restore()
         else:
-            copy_values(self.model, values, self.fused_params, seed if jitter else None)
+            copy_values(self.model, values, seed if jitter else None)
         self.optimizer.state.clear()
         self.renew_scales()  # by the old one: what stands beside a new one begins its curve without these passes
         if self._put_settings_back is None:
@@ -328,9 +330,20 @@ class Engine:
         """Give cached memory back to the device, so that the pair's other arm can use it."""
         # On the model, not the optimizer, which may not hold every parameter that gets a gradient.
         self.model.zero_grad(set_to_none=True)
-        ranks.reshard(self.model)
+        self.settle()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def settle(self) -> None:
+        """After a forward pass without a backward one: give up what ranks and library hold for that."""
+        self.way.settle(self.model)
+        self.backend.settle(self.model)
+
+    @property
+    def called(self) -> torch.nn.Module:
+        """What a user's loss is called with where nothing trains. A library's wrapper has the same ``forward`` as the
+        model, and DeepSpeed's engine counts its calls."""
+        return self.wrapped if self.way.is_users else self.model
 
     def synchronize(self) -> None:
         """Wait for the GPU; nothing on a CPU."""

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from pytest_fp8.source_text import is_of_a_library
-from pytest_fp8.worker.tensors import assign, full, is_part, is_partitioned, is_plain
-from pytest_fp8.worker.training import ranks
+from pytest_fp8.worker.tensors import held, is_plain
 from pytest_fp8.worker.training.restored import replaced_method
 from pytest_fp8.worker.training.step import closure_of, innermost, optimizers_of, settings_now
 
@@ -47,25 +46,25 @@ def unchanged(engine: Any, besides: Container[torch.nn.Module] = ()) -> Iterator
     """
     model = engine.model
     # A step that evaluates leaves FSDP2's root unsharded: parameters whose memory the next backward pass frees.
-    ranks.reshard(model)
+    engine.settle()
     buffers = [
         name
         for name, _ in model.named_buffers(remove_duplicate=False)
         if model.get_submodule(name.rpartition(".")[0]) not in besides
     ]
-    own = [p for p in model.parameters() if engine.setup.own is not None and is_plain(p) and not is_part(p)]
+    own = [p for p in model.parameters() if engine.setup.own is not None and is_plain(p) and not held(p).is_part]
     size = sum(p.numel() * p.element_size() for p in own)
     room = torch.cuda.mem_get_info()[0] if any(p.is_cuda for p in own) else 2 * MOST_KEPT
     # A forward pass may put another tensor in a weight's place: param.data = ...
-    held = [(p, p.data) for p in own]
+    before = [(p, p.data) for p in own]
     with generators_kept(), muted(engine.optimizer), ExitStack() as stack:
         stack.callback(Snapshot(model, buffers, innermost(engine.optimizer)).restore)
         stack.enter_context(values_kept(own if size <= min(MOST_KEPT, room / 2) else ()))
         try:
             yield
         finally:
-            ranks.reshard(model)
-            for parameter, data in held:
+            engine.settle()
+            for parameter, data in before:
                 if parameter.data.data_ptr() != data.data_ptr():
                     parameter.data = data
 
@@ -157,15 +156,13 @@ def _holds(container: Any, content: Any) -> bool:
 
 @contextmanager
 def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """The tensors may be changed in place. What ZeRO-3 holds in parts is kept whole in the host's memory meanwhile."""
-    every = list(tensors)
-    held = [(each, full(each).cpu() if is_partitioned(each) else each.detach().clone()) for each in every]
+    """The tensors may be changed in place."""
+    copies = [(each, each.copied()) for each in map(held, tensors)]
     try:
         yield
     finally:
-        with torch.no_grad():
-            for tensor, value in held:
-                assign(tensor, value.to(tensor.device))
+        for each, values in copies:
+            each.fill(values)
 
 
 @contextmanager

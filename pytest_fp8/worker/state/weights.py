@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.backends.base import FusedParams
-from pytest_fp8.worker.tensors import assign, change, is_partitioned, split
+from pytest_fp8.worker.tensors import held, parameters, plain_name
 from pytest_fp8.worker.training.restored import followed, hooked
 from pytest_fp8.worker.training.setup import SeedValues
 
@@ -28,13 +27,13 @@ change a product (28.6 dB)."""
 
 
 @torch.no_grad()
-def copy_model(model: torch.nn.Module, fresh: SeedValues, fused: FusedParams, jitter: int | None) -> None:
+def copy_model(model: torch.nn.Module, fresh: SeedValues, jitter: int | None) -> None:
     """Copy all parameters and buffers of ``fresh``, of an unconverted model, into ``model``. ``jitter``: as for
     :func:`copy_values`.
 
     Raises ``RuntimeError`` where ``model`` has a parameter that ``fresh`` does not have.
     """
-    missing = copy_values(model, fresh[0], fused, jitter)
+    missing = copy_values(model, fresh[0], jitter)
     if missing:
         raise RuntimeError(f"converted parameters that the fresh model does not have: {missing[:3]}")
     buffers = dict(model.named_buffers())
@@ -44,24 +43,22 @@ def copy_model(model: torch.nn.Module, fresh: SeedValues, fused: FusedParams, ji
 
 
 @torch.no_grad()
-def copy_values(
-    model: torch.nn.Module, values: Mapping[str, torch.Tensor], fused: FusedParams, jitter: int | None
-) -> list[str]:
+def copy_values(model: torch.nn.Module, values: Mapping[str, torch.Tensor], jitter: int | None) -> list[str]:
     """Copy ``values``, by plain names, into the model's parameters; gives the names that ``values`` does not have.
 
     ``jitter`` moves each weight by one rounding at most; the number is a seed.
     """
-    live = dict(split(model.named_parameters(remove_duplicate=False), fused))
+    live = parameters(model)
     for index, (name, value) in enumerate(values.items()):
         # A parameter that the conversion lost is reported by the layers question, from the ledger.
-        target = live.pop(name, None)
+        target = live.pop(plain_name(name), None)
         if target is None:
             continue
         if jitter is None:
-            assign(target, value)
+            held(target).fill(value)
         else:
             # On the target's device, since a CPU takes seconds to draw a billion factors.
-            assign(target, moved(value.to(target.device), JITTER + jitter + SEEDS_APART * index, ROUNDING))
+            held(target).fill(moved(value.to(target.device), JITTER + jitter + SEEDS_APART * index, ROUNDING))
     return sorted(live)
 
 
@@ -102,20 +99,16 @@ def moved_weights(engine: Any, seed: int, by: float = PERTURBATION) -> Iterator[
 
 def _move(weight: torch.Tensor, seed: int, by: float) -> Callable[[], None]:
     """Move one weight; gives what takes it back. The factors are drawn again for that, so that one copy of the weight
-    is all that is kept: on the host, where ZeRO-3 holds it in parts and gives the whole."""
-    kept: list[torch.Tensor] = []
-
-    def move(values: torch.Tensor) -> torch.Tensor:
-        kept.append(values.cpu() if is_partitioned(weight) else values.detach().clone())
-        return moved(values, seed, by)
+    is all that is kept."""
+    copy = held(weight).copied()
 
     def take_back(values: torch.Tensor) -> torch.Tensor:
-        before = kept.pop().to(values.device)
+        before = held(copy).local().to(values.device)
         then = moved(before, seed, by)
         return torch.where(values == then, before, before + (values - then))
 
-    change(weight, move)
-    return partial(change, weight, take_back)
+    held(weight).change(partial(moved, seed=seed, by=by))
+    return partial(held(weight).change, take_back)
 
 
 @contextmanager

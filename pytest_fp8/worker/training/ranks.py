@@ -1,24 +1,16 @@
-"""Several ranks train one model: the process group, each rank's part of a batch, how the model is parallelized."""
+"""Several ranks train one model: the process group, and each rank's part of a batch."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 
 from pytest_fp8.arms.spec import STORE
-from pytest_fp8.backends import zero
-from pytest_fp8.backends.base import MakeOptimizer, Prepared
 from pytest_fp8.case import Case
-from pytest_fp8.recipes import backend_type
-from pytest_fp8.said import WorkloadError
-from pytest_fp8.worker.training.preparation import repeated_blocks
-from pytest_fp8.workload import Workload
 from pytest_fp8.zoo.batch import with_tensors
 
 T = TypeVar("T")
@@ -47,8 +39,6 @@ def join(case: Case, device: torch.device) -> torch.device:
         )
     if dist.get_world_size() != case.gpus:
         raise RuntimeError(f"this process is one of {dist.get_world_size()} ranks, and the case has {case.gpus}")
-    if case.parallel == "zero3" and device.type == "cpu":
-        zero.compile_no_collectives()
     return device
 
 
@@ -103,17 +93,6 @@ def part_of(case: Case, batch: Any) -> Any:
     return with_tensors(batch, lambda tensor: tensor.chunk(case.gpus)[here].contiguous())
 
 
-def reshard(model: torch.nn.Module) -> None:
-    """After a forward pass without a backward one, FSDP2 holds the root's weights unsharded, and would go on with these
-    old ones after new weights were loaded; ZeRO-3 gathers weights ahead."""
-    zero.settle(model)
-    loaded = sys.modules.get("torch.distributed.fsdp")
-    if loaded is not None:
-        for module in model.modules():
-            if isinstance(module, loaded.FSDPModule):
-                module.reshard()
-
-
 def forget_aborted(model: torch.nn.Module) -> bool:
     """After an exception inside a forward pass FSDP2 would hold weights unsharded for good. False where torch cannot
     help that: before 2.13."""
@@ -128,76 +107,3 @@ def forget_aborted(model: torch.nn.Module) -> bool:
             module.reset_iter_state()
             inside.update(module.modules())
     return True
-
-
-# -- how the model is parallelized -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Parallel:
-    """A model on several ranks, or on one."""
-
-    wrapped: torch.nn.Module
-    """What a training step calls: the model itself, or what wraps it."""
-    optimizer: torch.optim.Optimizer | None = None
-    """Where it is made together with the wrapper."""
-    backward: Callable[[torch.Tensor], None] | None = None
-    """In place of ``loss.backward()``."""
-
-
-def parallelized(
-    case: Case,
-    model: torch.nn.Module,
-    device: torch.device,
-    own: Workload | None,
-    make_optimizer: MakeOptimizer,
-    prepared: Prepared | None,
-) -> Parallel:
-    """Before the optimizer is made, since FSDP2 puts new parameters in place of the model's. ``prepared``: what the
-    backend's own conversion gave; Accelerate has parallelized the model there."""
-    if case.gpus == 1:
-        return Parallel(model)
-    if backend_type(case.backend).through_accelerate:
-        return Parallel(model if prepared is None or prepared.wrapped is None else prepared.wrapped)
-    if case.parallel == "zero3":
-        return Parallel(*zero.zero3(model, make_optimizer))
-    if case.parallel == "ddp":
-        return Parallel(torch.nn.parallel.DistributedDataParallel(model))
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh(device.type, (case.gpus,))
-    if case.parallel == "own":
-        return Parallel(_own(model, mesh, own))
-    for block in [*repeated_blocks(model), model]:
-        fully_shard(block, mesh=mesh)
-    return Parallel(model)
-
-
-def _own(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Module:
-    if own is None or own.parallelize is None:
-        raise WorkloadError("no_parallelize")
-    names = [name for name, _ in model.named_modules()]
-    given = own.parallelize(model, mesh)
-    wrapped = model if given is None else given
-    if not isinstance(wrapped, torch.nn.Module):
-        raise WorkloadError("another_parallelized", kind=type(wrapped).__name__)
-    left = {name for name, _ in inner_model(wrapped, model).named_modules()}
-    missing = [name for name in names if name not in left]
-    if missing and not any(module is model for module in wrapped.modules()):
-        raise WorkloadError("another_parallelized", kind=type(wrapped).__name__)
-    if missing:
-        raise WorkloadError("modules_gone", module=missing[0], gone=len(missing), all=len(names))
-    return wrapped
-
-
-def inner_model(wrapped: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside ``wrapped`` whose names are the plain ones: ``model`` where it is still there."""
-    return model if any(module is model for module in wrapped.modules()) else wrapped
-
-
-def called(engine: Any) -> torch.nn.Module:
-    """What a user's loss is called with where nothing trains: a wrapper of the user's own may have another ``forward``
-    than the model inside. DDP's has the same, and DeepSpeed's engine counts its calls."""
-    wrapped: torch.nn.Module = engine.wrapped if engine.case.parallel == "own" else engine.model
-    return wrapped
