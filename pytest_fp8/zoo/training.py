@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,12 +56,13 @@ def adamw(parameters: Iterable[torch.nn.Parameter], learning_rate: float) -> tor
 def training_step(
     model: torch.nn.Module,
     batch: Any,
-    loss_of: LossFunction,
     optimizer: torch.optim.Optimizer,
     precision: Callable[[], AbstractContextManager[Any]],
-    phase: Phase,
-    on_gradients: Callable[[], None] | None = None,
+    *,
+    loss_of: LossFunction,
     backward: Callable[[torch.Tensor], None] | None = None,
+    phase: Phase = nullcontext,
+    on_gradients: Callable[[], None] | None = None,
 ) -> torch.Tensor:
     """Forward, backward, optimizer step. Gives the loss, detached, still on its device.
 

@@ -42,7 +42,7 @@ from pytest_fp8.worker.state.weights import PERTURBATION, moved_weights
 from pytest_fp8.worker.tensors import Sharded, held, is_plain, plain_name
 from pytest_fp8.worker.training.ranks import every_rank_s, rank
 from pytest_fp8.worker.training.setup import seed_generators
-from pytest_fp8.worker.training.step import around_step, closure_of, innermost
+from pytest_fp8.worker.training.step import closure_of, innermost, on_steps
 from pytest_fp8.zoo.batch import tensors_in
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def updates(engine: Engine) -> Updates:
     """
     engine.restart(SEED)
     given = _Given(engine)
-    with around_step(engine.optimizer, given.before_step):
+    with on_steps(engine.optimizer, given.before_step):
         for step in range(STEPS):
             engine.step(engine.training_batch(SEED, step))
             if given.closures:

@@ -24,7 +24,7 @@ from pytest_fp8.worker.record.tables import work_of
 from pytest_fp8.worker.state.snapshot import unchanged
 from pytest_fp8.worker.tensors import parts, unwatched
 from pytest_fp8.worker.training.setup import seed_generators
-from pytest_fp8.worker.training.step import around_step
+from pytest_fp8.worker.training.step import on_steps
 from pytest_fp8.zoo.batch import with_tensors
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class StepNotes:
         with ExitStack() as stack:
             self.recorder.on_first_call = self._read_switches
             stack.enter_context(self.recorder.watching())
-            stack.enter_context(around_step(self._engine.optimizer, self._before_step))
+            stack.enter_context(on_steps(self._engine.optimizer, self._before_step))
             # Before the step: a schedule may note the loss, which FP8 moves.
             self.optimizer = optimizer_note(self._engine.optimizer, self._engine.model)
             yield

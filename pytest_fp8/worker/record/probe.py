@@ -32,7 +32,7 @@ from pytest_fp8.worker.record.accuracy import (
 from pytest_fp8.worker.record.held_out import not_evaluated
 from pytest_fp8.worker.tensors import Sharded, held, is_plain, plain_name, unwatched
 from pytest_fp8.worker.training.restored import Hook, followed, hooked
-from pytest_fp8.worker.training.step import around_step, closure_of
+from pytest_fp8.worker.training.step import closure_of, on_steps
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
@@ -240,7 +240,7 @@ class ProductChecks(Probe):
         kept = {name: kept_numbers(layer) for name, layer in self.layers.items()}
         engine, one_gpu = self._engine, self._engine.case.gpus == 1
         fused = engine.backend.watch_fused_functions(engine.model, self._note_fused)
-        stepped = around_step(engine.optimizer, self._before_step) if one_gpu else nullcontext()
+        stepped = on_steps(engine.optimizer, self._before_step) if one_gpu else nullcontext()
         try:
             with super().watching(), fused, stepped:
                 yield

@@ -46,16 +46,16 @@ from pytest_fp8.worker.training.setup import TrainingSetup, converted
 from pytest_fp8.worker.training.step import (
     Step,
     StepCounts,
-    inputs_kept,
+    on_training_calls,
     require_whole,
     run_step,
     settings_now,
-    step_of_loss,
     step_schedule,
 )
 from pytest_fp8.worker.training.trainer import by_trainer
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import training
+from pytest_fp8.zoo.batch import with_tensors
 
 WARM_UP = ("first step", "second step", "second step")
 """Phases of the steps before an arm answers. Both may compile: the second where the first one's guards do not hold."""
@@ -219,11 +219,17 @@ class Engine:
         the model alone."""
         try:
             for phase, batch in zip(WARM_UP, self.timing_batches, strict=False):
-                with self._timed(phase), inputs_kept(self.wrapped, self.inputs):
+                first = len(self.inputs)
+
+                def keep(*call: Any, first: int = first) -> None:
+                    if len(self.inputs) == first:
+                        self.inputs.append(with_tensors(call, torch.Tensor.detach))
+
+                with self._timed(phase), on_training_calls(self.wrapped, keep):
                     if self.own_step is None:
                         self.step(batch)
                     else:
-                        require_whole(self.own_step, *self._run_own(self.own_step, batch))
+                        require_whole(self.own_step, *self._followed(batch))
         except Exception as error:
             # Of several ranks this one may be alone in its error, and the others in a collective that it would join.
             if explain_failure is not None and self.case.gpus == 1:
@@ -293,37 +299,29 @@ class Engine:
     ) -> torch.Tensor:
         """One training step; gives the loss, detached. ``phase`` is opened around its parts, ``on_gradients`` is called
         before the optimizer steps."""
-        step = self.own_step
-        watched = phase is not nullcontext and self.setup.own is not None
-        if step is None and watched and self.backward is None:
-            # A user's loss may itself go back through the model, as adversarial training does. A library's backward
-            # pass goes on after autograd's: DeepSpeed reduces its last gradients there.
-            step = step_of_loss(self.loss_of)
-        if step is not None:
-            loss, _ = self._run_own(step, batch, phase, on_gradients)
+        # A user's loss may itself go back through the model, as adversarial training does, so that its step is followed
+        # as a hand-written one. But a library's backward pass goes on after autograd's: DeepSpeed reduces its last
+        # gradients there.
+        watched = phase is not nullcontext and self.setup.own is not None and self.backward is None
+        if self.own_step is not None or watched:
+            loss = self._followed(batch, phase, on_gradients)[0]
         else:
-            loss = training.training_step(
-                self.wrapped,
-                batch,
-                loss_of=self.loss_of,
-                optimizer=self.optimizer,
-                precision=self.precision,
-                phase=phase,
-                on_gradients=on_gradients,
-                backward=self.backward,
+            loss = self._training_step(
+                self.wrapped, batch, self.optimizer, self.precision, phase=phase, on_gradients=on_gradients
             )
         if self.own_step is None:
             step_schedule(self.optimizer, loss)
         self.backend.stepped(self.model)
         return loss
 
-    def _run_own(
-        self,
-        step: Step,
-        batch: Any,
-        phase: training.Phase = nullcontext,
-        on_gradients: Callable[[], None] | None = None,
+    @property
+    def _training_step(self) -> Callable[..., torch.Tensor]:
+        return partial(training.training_step, loss_of=self.loss_of, backward=self.backward)
+
+    def _followed(
+        self, batch: Any, phase: training.Phase = nullcontext, on_gradients: Callable[[], None] | None = None
     ) -> tuple[torch.Tensor, StepCounts]:
+        step = self.own_step or self._training_step
         return run_step(step, self.wrapped, batch, self.optimizer, self.precision, phase, on_gradients)
 
     def park(self) -> None:

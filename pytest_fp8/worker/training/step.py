@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,12 @@ from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.training.restored import hooked, replaced, replaced_method
 from pytest_fp8.zoo import data
-from pytest_fp8.zoo.batch import tensors_in, with_tensors
-from pytest_fp8.zoo.training import LossFunction, Phase
+from pytest_fp8.zoo.batch import tensors_in
+from pytest_fp8.zoo.training import Phase
 
 Call = Callable[..., Any]
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and named arguments."""
 Step = Callable[[torch.nn.Module, Any, torch.optim.Optimizer, Callable[[], Any]], Any]
 
 
@@ -38,21 +40,6 @@ def run_step(
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise WorkloadError("no_loss", function=f"the step {name_of(step)}", given=described(loss))
     return loss.detach().reshape(()), seen
-
-
-def step_of_loss(loss_of: LossFunction) -> Step:
-    """The step that trains with a loss function as :func:`pytest_fp8.zoo.training.training_step` does, to be followed
-    as a hand-written one is."""
-
-    def step(model: torch.nn.Module, batch: Any, optimizer: Any, precision: Callable[[], Any]) -> torch.Tensor:
-        with precision():
-            loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return step
 
 
 def require_whole(step: Step, loss: torch.Tensor, counts: StepCounts) -> None:
@@ -110,33 +97,58 @@ def follow(
     without gradients is evaluation, and all else is forward, also the closure that an optimizer is given and calls
     inside its step. ``on_gradients`` runs before each optimizer step, or after each call of its closure.
     """
-    parts, counts = _Parts(phase), StepCounts()
+    now, opened, counts = "", ExitStack(), StepCounts()
+
+    def enter(name: str) -> None:
+        nonlocal now
+        opened.close()
+        now = name
+        opened.enter_context(phase(name))
 
     @contextmanager
-    def call(*_: Any) -> Iterator[None]:
-        # Only from the forward part: in the backward part reentrant checkpointing may call a whole model again.
-        if is_training_call() or parts.name != "forward":
+    def inside(name: str) -> Iterator[None]:
+        outer = now
+        enter(name)
+        try:
             yield
-        else:
-            with parts.inside(EVALUATION):
-                yield
+        finally:
+            enter(outer)
+
+    def call(inner: Call, args: Any, kwargs: Any) -> Any:
+        # Only from the forward part: in the backward part reentrant checkpointing may call a whole model again.
+        evaluates = now == "forward" and not is_training_call()
+        with inside(EVALUATION) if evaluates else nullcontext():
+            return inner(*args, **kwargs)
 
     @contextmanager
     def backward() -> Iterator[None]:
         counts.backward += 1
-        with parts.inside("backward"):
+        with inside("backward"):
             yield
 
+    def before_step(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given | None:
+        counts.stepped += 1
+        closure, look = closure_of(args, kwargs), on_gradients or (lambda: None)
+        if closure is None:
+            look()
+            enter("optimizer")
+            return None
+
+        def followed() -> Any:
+            with inside("forward"):
+                loss = closure()
+            look()
+            return loss
+
+        enter("optimizer")
+        return ((followed, *args[1:]), kwargs) if args else (args, {**kwargs, "closure": followed})
+
     try:
-        with (
-            _following_optimizer(optimizer, parts, counts, on_gradients),
-            around_backward(backward),
-            called(model, call),
-        ):
-            parts.enter("forward")
+        with on_steps(optimizer, before_step, lambda: enter("forward")), around_backward(backward), called(model, call):
+            enter("forward")
             yield counts
     finally:
-        parts.leave()
+        opened.close()
 
 
 @contextmanager
@@ -156,31 +168,19 @@ def around_backward(around: Callable[[], AbstractContextManager[Any]]) -> Iterat
         yield
 
 
-@contextmanager
-def _following_optimizer(
-    optimizer: torch.optim.Optimizer, parts: _Parts, counts: StepCounts, on_gradients: Callable[[], None] | None
-) -> Iterator[None]:
-    def before_step(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        counts.stepped += 1
-        closure = closure_of(args, kwargs)
-        if closure is None:
-            if on_gradients is not None:
-                on_gradients()
-            parts.enter("optimizer")
-            return None
+def called(model: torch.nn.Module, instead: Callable[[Call, Any, Any], Any]) -> AbstractContextManager[None]:
+    """``instead(call, args, kwargs)`` in place of each call of the model.
 
-        def followed() -> Any:
-            with parts.inside("forward"):
-                loss = closure()
-            if on_gradients is not None:
-                on_gradients()
-            return loss
+    Not by hooks: those of a model that is compiled whole run inside its compiled code, and a hook that is new in each
+    step would have it compiled again.
+    """
+    # Private: without ``model.compile()`` a module has no public place for another call.
+    inner = model._compiled_call_impl or model._call_impl
 
-        parts.enter("optimizer")
-        return ((followed, *args[1:]), kwargs) if args else (args, {**kwargs, "closure": followed})
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return instead(inner, args, kwargs)
 
-    with _hooked_steps(optimizer, before_step, lambda: parts.enter("forward")):
-        yield
+    return replaced(model, "_compiled_call_impl", call)
 
 
 def is_training_call() -> bool:
@@ -195,6 +195,52 @@ def is_training_call() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+# -- steps of the optimizer -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def on_steps(
+    optimizer: Any,
+    before: Callable[[tuple[Any, ...], dict[str, Any]], Given | None],
+    after: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
+    """Call ``before`` with the arguments of each step, which may give others in their place, and ``after`` at its end:
+    once, also where a step calls that of its base class or of an optimizer that it holds.
+
+    A step that is muted runs no hooks, and one that the user looked up earlier, ``step = optimizer.step``, runs them
+    alone. So steps are seen by both.
+    """
+    under_way = 0
+
+    def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+        nonlocal under_way
+        under_way += 1
+        return (before(args, kwargs) if under_way == 1 else None) or (args, kwargs)
+
+    def leave(*_: Any) -> None:
+        nonlocal under_way
+        under_way -= 1
+        if not under_way:
+            after()
+
+    def step(real: Call, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = enter(args, kwargs)
+        try:
+            return real(*args, **kwargs)
+        finally:
+            leave()
+
+    def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+        given, named = enter(args[1:], kwargs)
+        return (args[0], *given), named
+
+    every = optimizers_of(optimizer)
+    handles = [each.register_step_pre_hook(hook) for each in every]
+    handles += [each.register_step_post_hook(leave) for each in every]
+    with hooked(handles), replaced_method(every[0], "step", step):
+        yield
 
 
 def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
@@ -215,109 +261,6 @@ def optimizers_of(optimizer: Any) -> list[torch.optim.Optimizer]:
     """The optimizer and those that it holds: the step of SAM is its base optimizer's."""
     inner = innermost(optimizer)
     return [inner, *(held for held in vars(inner).values() if isinstance(held, torch.optim.Optimizer))]
-
-
-@contextmanager
-def around_step(optimizer: Any, before: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
-    """Call ``before`` with the arguments of each ``optimizer.step()``. A step that is muted runs no hooks, and one that
-    the user looked up earlier runs them alone."""
-    told = False
-
-    def step(real: Call, *args: Any, **kwargs: Any) -> Any:
-        nonlocal told
-        before(args, kwargs)
-        told = True
-        try:
-            return real(*args, **kwargs)
-        finally:
-            told = False
-
-    def hooked_step(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not told:
-            before(args, kwargs)
-
-    with _hooked_steps(optimizer, hooked_step, lambda: None), replaced_method(innermost(optimizer), "step", step):
-        yield
-
-
-@contextmanager
-def _hooked_steps(
-    optimizer: Any, before: Callable[[tuple[Any, ...], dict[str, Any]], Any], after: Callable[[], None]
-) -> Iterator[None]:
-    """Call ``before`` and ``after`` once for each step, also where a step calls that of its base class or of an
-    optimizer that it holds. Hooks see a step that the user looked up earlier, too: ``step = optimizer.step``."""
-    under_way = 0
-
-    def enter(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        nonlocal under_way
-        under_way += 1
-        changed = before(args[1:], kwargs) if under_way == 1 else None
-        return ((args[0], *changed[0]), changed[1]) if changed else None
-
-    def leave(*_: Any) -> None:
-        nonlocal under_way
-        under_way -= 1
-        if not under_way:
-            after()
-
-    followed = optimizers_of(optimizer)
-    handles = [one.register_step_pre_hook(enter) for one in followed]
-    with hooked([*handles, *(one.register_step_post_hook(leave) for one in followed)]):
-        yield
-
-
-def called(
-    model: torch.nn.Module, around: Callable[[list[Any]], AbstractContextManager[Any]]
-) -> AbstractContextManager[None]:
-    """Open ``around`` for each call of the model; the list that it is given holds the call's result at its end."""
-
-    def around_it(inner: Call, args: Any, kwargs: Any) -> Any:
-        result: list[Any] = []
-        with around(result):
-            result.append(inner(*args, **kwargs))
-        return result[0]
-
-    return replaced_call(model, around_it)
-
-
-def replaced_call(model: torch.nn.Module, instead: Callable[[Call, Any, Any], Any]) -> AbstractContextManager[None]:
-    """``instead(call, args, kwargs)`` in place of each call of the model.
-
-    Not by hooks: those of a model that is compiled whole run inside its compiled code, and a hook that is new in each
-    step would have it compiled again.
-    """
-    # Private: without ``model.compile()`` a module has no public place for another call.
-    inner = model._compiled_call_impl or model._call_impl
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return instead(inner, args, kwargs)
-
-    return replaced(model, "_compiled_call_impl", call)
-
-
-class _Parts:
-    """The part that is open now; at most one is."""
-
-    def __init__(self, phase: Phase) -> None:
-        self._phase, self._open, self.name = phase, ExitStack(), ""
-
-    def enter(self, name: str) -> None:
-        self.leave()
-        self.name = name
-        self._open.enter_context(self._phase(name))
-
-    def leave(self) -> None:
-        self._open.close()
-        self.name = ""
-
-    @contextmanager
-    def inside(self, name: str) -> Iterator[None]:
-        outer = self.name
-        self.enter(name)
-        try:
-            yield
-        finally:
-            self.enter(outer)
 
 
 # -- the learning-rate schedule and the settings of groups -------------------------------------------------------------
@@ -404,31 +347,19 @@ def inputs_noted(model: torch.nn.Module) -> Iterator[list[int]]:
         with torch.no_grad():
             noted.append(data.fingerprint([args, kwargs]))
 
-    with _on_training_calls(model, note):
+    with on_training_calls(model, note):
         yield noted
 
 
-@contextmanager
-def inputs_kept(model: torch.nn.Module, kept: list[tuple[Any, Any]]) -> Iterator[None]:
-    """Add to ``kept`` the arguments of the first call that trains, if there is one."""
-    found: list[tuple[Any, Any]] = []
+def on_training_calls(model: torch.nn.Module, note: Callable[[Any, Any], None]) -> AbstractContextManager[None]:
+    """Call ``note`` with the arguments of each call of the model that trains."""
 
-    def note(args: Any, kwargs: Any) -> None:
-        if not found:
-            found.append(with_tensors((args, kwargs), torch.Tensor.detach))
-
-    with _on_training_calls(model, note):
-        yield
-    kept += found
-
-
-def _on_training_calls(model: torch.nn.Module, note: Callable[[Any, Any], None]) -> AbstractContextManager[None]:
     def call(inner: Call, args: Any, kwargs: Any) -> Any:
         if is_training_call():
             note(args, kwargs)
         return inner(*args, **kwargs)
 
-    return replaced_call(model, call)
+    return called(model, call)
 
 
 def output_of(model: torch.nn.Module, run: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -438,13 +369,13 @@ def output_of(model: torch.nn.Module, run: Callable[[], torch.Tensor]) -> torch.
     trained: list[Any] = []
     others: list[Any] = []
 
-    @contextmanager
-    def catch(result: list[Any]) -> Iterator[None]:
+    def catch(inner: Call, args: Any, kwargs: Any) -> Any:
         training = is_training_call()
-        yield
-        (trained if training else others).extend(result)
+        result = inner(*args, **kwargs)
+        (trained if training else others).append(result)
         if training:
             raise Enough
+        return result
 
     with suppress(Enough), called(model, catch):
         others.append(run())
