@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.base import ALIGNMENT, Conversion
 from pytest_fp8.recipes import HEADS, Reason, Stays
@@ -39,15 +39,20 @@ def other_names(model: torch.nn.Module) -> dict[str, str]:
     return {name: first[m] for name, m in every if m in first and first[m] != name}
 
 
+def weight_of(module: torch.nn.Module) -> Any:
+    """Its parameter ``weight``, or ``None``. One that a parametrization computes is none."""
+    return dict(module.named_parameters(recurse=False)).get("weight")
+
+
 def put_in_place(model: torch.nn.Module, new: Mapping[torch.nn.Module, torch.nn.Module]) -> torch.nn.Module:
     """Replace each module among the keys of ``new`` in all places where it hangs: blocks may share one.
 
     Gives the model; it is another object where the model itself is among the keys.
     """
-    for parent in list(model.modules()):
-        for child, held in parent._modules.items():
-            if held is not None and held in new:
-                setattr(parent, child, new[held])
+    every = [(name.rpartition("."), module) for name, module in model.named_modules(remove_duplicate=False) if name]
+    places = [(model.get_submodule(to), child, new[module]) for (to, _, child), module in every if module in new]
+    for parent, child, module in places:
+        setattr(parent, child, module)
     return new.get(model, model)
 
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.base import ALIGNMENT, Backend, Conversion
-from pytest_fp8.backends.linears import linears, plan, put_in_place
+from pytest_fp8.backends.linears import linears, plan, put_in_place, weight_of
 from pytest_fp8.recipes import DGRAD, FPROP, PARALLEL, POWERS, RecipeFacts
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class TorchAO(Backend):
 def _wrapped_by(module: torch.nn.Module) -> Any:
     """The configuration of a weight that multiplies in FP8 whatever layer holds it (``Float8TrainingOpConfig``); else
     ``None``."""
-    config = getattr(module._parameters.get("weight"), "config", None)
+    config = getattr(weight_of(module), "config", None)
     return config if hasattr(config, "float8_linear_recipe") else None
 
 

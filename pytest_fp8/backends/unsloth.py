@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.backends.accelerate import AccelerateTransformerEngine
 from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, NoteProduct, Prepared
 from pytest_fp8.backends.bf16 import Bf16
-from pytest_fp8.backends.linears import linears, observed_conversion
+from pytest_fp8.backends.linears import linears, observed_conversion, weight_of
 from pytest_fp8.recipes import FPROP, RecipeFacts, Stays
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def fp8_weight(module: torch.nn.Module) -> Any:
     """The layer's weight if it is one of torchao's tensors that keep FP8 values (``qdata``) with a scale, or None."""
     import torch
 
-    weight = module._parameters.get("weight")
+    weight = weight_of(module)
     values = getattr(weight, "qdata", None)
     return weight if values is not None and values.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) else None
 

@@ -188,7 +188,7 @@ def _with(engine: Any, groups: list[dict[str, Any]], prepared: Prepared) -> Prep
 class Partitioned(Held):
     """A parameter of which each rank holds a part, flat, which may end with zeros that fill the last one up."""
 
-    is_part = is_ranks_own = True  # type: ignore[assignment]
+    is_part = is_ranks_own = True
 
     @classmethod
     def has(cls, tensor: Any) -> bool:

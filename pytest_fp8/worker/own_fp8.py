@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from pytest_fp8.backends.linears import weight_of
 from pytest_fp8.casts import Cast, Casts, promised_casts
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
 from pytest_fp8.recipes import DGRAD, FPROP, ROLES, known_backend
@@ -37,11 +38,7 @@ def own_fp8(engine: Any) -> OwnFp8:
     if not engine.converts_itself:
         return OwnFp8()
     modules = {name: each for name, each in engine.model.named_modules() if is_product(each)}
-    sizes = {
-        name: (int(w.shape[1]), int(w.shape[0]))
-        for name, m in modules.items()
-        if (w := m._parameters["weight"]) is not None
-    }
+    sizes = {name: (int(w.shape[1]), int(w.shape[0])) for name, m in modules.items() if (w := weight_of(m)) is not None}
     recorder = StepRecorder(engine.model, engine.backend, sizes)
     with unchanged(engine), torch.compiler.set_stance("force_eager"), recorder.watching():
         engine.step(engine.timing_batch(0), recorder.in_phase)

@@ -55,7 +55,7 @@ def build(
     ``FileNotFoundError`` for a folder without ``config.json``.
     """
     import torch
-    from transformers import AutoModelForCausalLM, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
     dtype = dtype or torch.bfloat16
     torch.manual_seed(seed)
@@ -75,5 +75,5 @@ def build(
         return model.to(device).train()  # type: ignore[no-any-return]
     # Initialising on the device takes an 8B model a second instead of a minute.
     with torch.device(device):
-        model = LlamaForCausalLM._from_config(llama_config(SHAPES[name]), dtype=dtype)
+        model = AutoModelForCausalLM.from_config(llama_config(SHAPES[name]), dtype=dtype)
     return model.train()  # type: ignore[no-any-return]

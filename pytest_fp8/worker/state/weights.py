@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pytest_fp8.backends.linears import weight_of
 from pytest_fp8.worker.tensors import held, parameters, plain_name
 from pytest_fp8.worker.training.restored import followed, hooked
 from pytest_fp8.worker.training.setup import SeedValues
@@ -82,7 +83,7 @@ def moved_weights(engine: Any, seed: int, by: float = PERTURBATION) -> Iterator[
     own. What an optimizer has changed by then stays changed."""
     modules = dict(engine.model.named_modules())
     linears = [modules[name] for name in engine.originals]
-    weights = {id(w): w for module in linears if (w := module._parameters.get("weight")) is not None}
+    weights = {id(w): w for module in linears if (w := weight_of(module)) is not None}
     undo: list[Callable[[], None]] = []
 
     def put_back() -> None:

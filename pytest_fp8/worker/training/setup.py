@@ -173,7 +173,7 @@ def _in_bfloat16(model: torch.nn.Module, device: torch.device) -> torch.nn.Modul
         model = model.to(device=device, dtype=torch.bfloat16)
     for name, buffer in kept.items():
         holder, _, own = name.rpartition(".")
-        model.get_submodule(holder)._buffers[own] = buffer
+        setattr(model.get_submodule(holder), own, buffer)
     return model
 
 

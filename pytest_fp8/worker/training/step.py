@@ -97,58 +97,68 @@ def follow(
     without gradients is evaluation, and all else is forward, also the closure that an optimizer is given and calls
     inside its step. ``on_gradients`` runs before each optimizer step, or after each call of its closure.
     """
-    now, opened, counts = "", ExitStack(), StepCounts()
+    parts = _Parts(phase, on_gradients or (lambda: None))
+    try:
+        with (
+            on_steps(optimizer, parts.before_step, lambda: parts.enter("forward")),
+            around_backward(parts.backward),
+            called(model, parts.call),
+        ):
+            parts.enter("forward")
+            yield parts.counts
+    finally:
+        parts.opened.close()
 
-    def enter(name: str) -> None:
-        nonlocal now
-        opened.close()
-        now = name
-        opened.enter_context(phase(name))
+
+class _Parts:
+    """The part of a step that is open now; at most one is."""
+
+    def __init__(self, phase: Phase, on_gradients: Callable[[], None]) -> None:
+        self._phase, self._on_gradients = phase, on_gradients
+        self.opened, self.name, self.counts = ExitStack(), "", StepCounts()
+
+    def enter(self, name: str) -> None:
+        self.opened.close()
+        self.name = name
+        self.opened.enter_context(self._phase(name))
 
     @contextmanager
-    def inside(name: str) -> Iterator[None]:
-        outer = now
-        enter(name)
+    def inside(self, name: str) -> Iterator[None]:
+        outer = self.name
+        self.enter(name)
         try:
             yield
         finally:
-            enter(outer)
+            self.enter(outer)
 
-    def call(inner: Call, args: Any, kwargs: Any) -> Any:
+    def call(self, inner: Call, args: Any, kwargs: Any) -> Any:
         # Only from the forward part: in the backward part reentrant checkpointing may call a whole model again.
-        evaluates = now == "forward" and not is_training_call()
-        with inside(EVALUATION) if evaluates else nullcontext():
+        evaluates = self.name == "forward" and not is_training_call()
+        with self.inside(EVALUATION) if evaluates else nullcontext():
             return inner(*args, **kwargs)
 
     @contextmanager
-    def backward() -> Iterator[None]:
-        counts.backward += 1
-        with inside("backward"):
+    def backward(self) -> Iterator[None]:
+        self.counts.backward += 1
+        with self.inside("backward"):
             yield
 
-    def before_step(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given | None:
-        counts.stepped += 1
-        closure, look = closure_of(args, kwargs), on_gradients or (lambda: None)
+    def before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given | None:
+        self.counts.stepped += 1
+        closure = closure_of(args, kwargs)
         if closure is None:
-            look()
-            enter("optimizer")
+            self._on_gradients()
+            self.enter("optimizer")
             return None
 
         def followed() -> Any:
-            with inside("forward"):
+            with self.inside("forward"):
                 loss = closure()
-            look()
+            self._on_gradients()
             return loss
 
-        enter("optimizer")
+        self.enter("optimizer")
         return ((followed, *args[1:]), kwargs) if args else (args, {**kwargs, "closure": followed})
-
-    try:
-        with on_steps(optimizer, before_step, lambda: enter("forward")), around_backward(backward), called(model, call):
-            enter("forward")
-            yield counts
-    finally:
-        opened.close()
 
 
 @contextmanager
