@@ -14,12 +14,21 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from pytest_fp8.codes import Code, R
+from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse, refuse_unknown
 from pytest_fp8.plain import PlainDataError, plain_value, types_of
-from pytest_fp8.recipes import PARALLEL, backend_type, known_backend, recipe_facts, recipe_options, types, way_facts
+from pytest_fp8.recipes import (
+    PARALLEL,
+    Rule,
+    backend_type,
+    known_backend,
+    recipe_facts,
+    recipe_options,
+    types,
+    way_facts,
+)
 from pytest_fp8.zoo.shapes import SHAPES
 
 OWN = "own"
@@ -124,7 +133,7 @@ class Case:
         for what, known in (("chip", CHIPS), ("parallel", PARALLEL)):
             if value := getattr(self, what):
                 _known(what, value, known)
-        for rule in RULES:
+        for rule in (*RULES, *kind.rules):
             _require(self, rule)
 
     def _be(self, name: str, value: Any) -> None:
@@ -211,16 +220,6 @@ class Case:
 _GATE_FIELDS = ("questions", "tolerance", "floor", "checkpoint_formats", "resume")
 
 
-class Rule(NamedTuple):
-    """What the fields of a case must agree in. ``what`` and ``seen`` are formats with ``case``."""
-
-    sound: Callable[[Case], Any]
-    what: str
-    expected: str
-    seen: str = "{case.id}"
-    code: Code = R.FIELDS_DISAGREE
-
-
 def _require(case: Case, rule: Rule) -> None:
     """Raise :class:`SettingsError` unless the rule holds."""
     if not rule.sound(case):
@@ -231,10 +230,6 @@ def _require(case: Case, rule: Rule) -> None:
 
 def _is_own(case: Case) -> bool:
     return case.model == OWN
-
-
-def _brings_model(case: Case) -> bool:
-    return backend_type(case.backend).brings_model
 
 
 EMULATES = Rule(
@@ -252,37 +247,15 @@ RULES = (
         "batch={case.batch}, seq={case.seq}, weights={case.weights!r:.80}",
     ),
     Rule(
-        lambda case: (
-            not _brings_model(case)
-            or (case.lora and not _is_own(case) and case.compile and not case.activation_checkpointing)
-        ),
-        "{case.backend!r} trains LoRA adapters alone, and builds and compiles its model itself",
-        "lora= a rank from 1, a model of the suite, compile=True and activation_checkpointing=False",
-        "lora={case.lora}, model={case.model!r}, compile={case.compile}, "
-        "activation_checkpointing={case.activation_checkpointing}",
-        R.ADAPTERS_ALONE,
-    ),
-    Rule(
-        lambda case: not case.autocast or (not _brings_model(case) and way_facts(case.parallel).keeps_weights),
-        "float32 weights under autocast",
-        "a backend and a way to shard that keep weights as they are: Unsloth loads its model in bfloat16, and "
-        "DeepSpeed makes float32 master weights itself",
+        lambda case: not case.autocast or way_facts(case.parallel).keeps_weights,
+        "float32 weights under autocast and parallel={case.parallel!r}",
+        "a way to shard that keeps weights as they are; this one makes float32 master weights itself",
     ),
     Rule(
         lambda case: case.gpus >= 1 and (case.gpus > 1) == bool(case.parallel),
         "gpus and parallel of a case",
         f"gpus=2 or more with parallel= one of {', '.join(PARALLEL)}; or neither",
         "gpus={case.gpus!r}, parallel={case.parallel!r}",
-    ),
-    Rule(
-        lambda case: not case.options.get("float8_all_gather") or case.parallel in ("fsdp2", "own"),
-        "float8_all_gather",
-        "FSDP2, whose gathers it casts: parallel='fsdp2' or 'own'",
-    ),
-    Rule(
-        lambda case: not case.options.get("precompute_scale") or case.options.get("float8_all_gather"),
-        "precompute_scale",
-        "float8_all_gather, whose scales it computes at once",
     ),
     Rule(
         lambda case: not case.parallel or case.parallel in backend_type(case.backend).parallel,

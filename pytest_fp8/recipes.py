@@ -5,14 +5,14 @@ Sources: torchao ``Float8LinearRecipeName``; Transformer Engine ``transformer_en
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, NamedTuple
 
-from pytest_fp8.codes import R
+from pytest_fp8.codes import Code, R
 from pytest_fp8.errors import refuse, refuse_unknown
 from pytest_fp8.libraries import installed
 
@@ -108,6 +108,17 @@ def way_facts(parallel: str) -> WayFacts:
     return WAYS.get(parallel, ALONE)
 
 
+class Rule(NamedTuple):
+    """What the fields of a :class:`pytest_fp8.case.Case` must agree in. ``what`` and ``seen`` are formats with
+    ``case``."""
+
+    sound: Callable[[Any], Any]
+    what: str
+    expected: str
+    seen: str = "{case.id}"
+    code: Code = R.FIELDS_DISAGREE
+
+
 class BackendFacts:
     """What a backend says of itself: all that pytest's process reads of it, without torch."""
 
@@ -140,6 +151,10 @@ class BackendFacts:
     products, operators, waits and random numbers are then others by design. What enters, weights, optimizer, switches
     and the numbers of backward passes and optimizer steps are compared."""
 
+    rules: Sequence[Rule] = ()
+    """What it asks of a case."""
+    writes_to: Mapping[str, str] = {}
+    """Variable that says where its library writes -> a folder's name below the arm's own."""
     scaling_state: str = ""
     """How the keys of the state dict end that hold scaling state and no weight; empty where there are none."""
     saves: Sequence[str] = ()

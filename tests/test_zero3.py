@@ -112,6 +112,8 @@ def test_it_carries_weights_and_optimizer_of_which_each_rank_has_a_part(tmp_path
 
 
 GATHERED_AHEAD = """
+from types import SimpleNamespace
+
 import torch
 import torch.distributed as dist
 
@@ -127,8 +129,8 @@ zero.CONFIG["zero_optimization"] |= {
 way = zero.Zero3()
 way.join(torch.device("cpu"))
 model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)]).to(torch.bfloat16)
-make_optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3)
-made = way.parallelize(Prepared(model, Conversion()), lambda: None, None, make_optimizer)
+setup = SimpleNamespace(optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3))
+made = way.parallelize(Prepared(model, Conversion()), lambda: None, setup)
 call, optimizer, backward = made.wrapped, made.optimizer, made.backward
 rows = torch.ones(8, 64, dtype=torch.bfloat16)
 outputs = []

@@ -256,16 +256,15 @@ def arm_env(backend: str, folder: Path, environment: ArmEnvironment | None = Non
 def _temporary_files(backend: str, folder: Path) -> dict[str, str]:
     """Variables that make the arm's temporary folder its own one, so that nothing of a killed arm stays behind.
 
-    A library that patches others writes more: Unsloth writes quantized copies of weights to the temporary folder, for
-    whoever comes next, and generated code to the current one.
+    A library that brings models writes more, such as quantized copies of weights, for whoever comes next.
     """
     from pytest_fp8.recipes import backend_type
 
-    alone = backend_type(backend).brings_model
-    if not alone and not sockets_fit(folder):
+    kind = backend_type(backend)
+    if not kind.brings_model and not sockets_fit(folder):
         # Below a folder with a long name a user's DataLoader could not have the sockets that it has without us.
         return {}
     # Compiled code is kept across arms: building it again takes half a minute.
     compiled = Path(tempfile.gettempdir()) / f"torchinductor_fp8_{os.getuid()}"
     env = {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled)), "TMPDIR": str(folder)}
-    return {**env, **({"UNSLOTH_COMPILE_LOCATION": str(folder / "compiled")} if alone else {})}
+    return {**env, **{variable: str(folder / name) for variable, name in kind.writes_to.items()}}

@@ -93,6 +93,13 @@ class Backend(BackendFacts, ABC):
     def convert(self, model: torch.nn.Module, case: Case) -> Conversion:
         """Switch FP8 on in place; parameters keep names and values. ``case.emulated``: products in high precision."""
 
+    users_trainer: Any = None
+    """The user's own Trainer of the model, where the workload has one."""
+
+    def environment(self, case: Case) -> dict[str, str]:
+        """The variables with which ``accelerate launch`` asks for the case's recipe, where these switch FP8 on."""
+        return {}
+
     def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case) -> Prepared:
         """Switch FP8 on in ``model`` as users of this backend do. Its blocks are compiled later."""
         conversion = self.convert(model, case)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.base import ALIGNMENT, Backend, Conversion
 from pytest_fp8.backends.linears import linears, plan, put_in_place, weight_of
-from pytest_fp8.recipes import DGRAD, FPROP, PARALLEL, POWERS, RecipeFacts
+from pytest_fp8.recipes import DGRAD, FPROP, PARALLEL, POWERS, RecipeFacts, Rule
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +42,18 @@ class TorchAO(Backend):
     requires: Mapping[str, str] = MappingProxyType({"torchao": "0.14"})
     emulates = True
     parallel: Sequence[str] = PARALLEL
+    rules = (
+        Rule(
+            lambda case: not case.options.get(ALL_GATHER) or case.parallel in ("fsdp2", "own"),
+            ALL_GATHER,
+            "FSDP2, whose gathers it casts: parallel='fsdp2' or 'own'",
+        ),
+        Rule(
+            lambda case: not case.options.get(PRECOMPUTE) or case.options.get(ALL_GATHER),
+            PRECOMPUTE,
+            f"{ALL_GATHER}, whose scales it computes at once",
+        ),
+    )
     _precomputes = False
 
     def import_library(self) -> None:

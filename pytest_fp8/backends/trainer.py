@@ -48,19 +48,16 @@ class ThroughTrainer(ThroughAccelerate):
 
     fp8_backend: str
     """What Accelerate calls the library: ``TE`` or ``AO``. It refuses ``te``."""
-    users: Any = None
-    """The user's own Trainer of the model, where the workload has one."""
 
     def environment(self, case: Case) -> dict[str, str]:
-        """The variables with which ``accelerate launch`` asks for the case's recipe."""
         return fp8_environment(self.fp8_backend, case.full_options)
 
     def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case) -> Prepared:
         asked = self.environment(case)
-        made = nullcontext(self.users) if self.users is not None else trainer(model, make_optimizer, case, asked)
-        with made as of_model:
+        users = self.users_trainer
+        with trainer(model, make_optimizer, case, asked) if users is None else nullcontext(users) as of_model:
             self.adjust(of_model.accelerator, case)
-            optimizer = make_optimizer(model) if self.users is not None else of_model.create_optimizer()
+            optimizer = of_model.create_optimizer() if users is None else make_optimizer(model)
             prepared = self.prepare_with(of_model.accelerator, model, optimizer, case)
             prepared.asked = asked[PREFIX + "MIXED_PRECISION"]
             return _with_loss(of_model, case, prepared)

@@ -26,7 +26,9 @@ from pytest_fp8.backends.accelerate import AccelerateTransformerEngine
 from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, NoteProduct, Prepared
 from pytest_fp8.backends.bf16 import Bf16
 from pytest_fp8.backends.linears import linears, observed_conversion, weight_of
-from pytest_fp8.recipes import FPROP, RecipeFacts, Stays
+from pytest_fp8.case import OWN
+from pytest_fp8.codes import R
+from pytest_fp8.recipes import FPROP, RecipeFacts, Rule, Stays
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +43,23 @@ SAMPLE_ROWS = 256
 """Input rows on which a fused function's product is compared with high precision."""
 
 
+RULES = (
+    Rule(
+        lambda case: case.lora and case.model != OWN and case.compile and not case.activation_checkpointing,
+        "{case.backend!r} trains LoRA adapters alone, and builds and compiles its model itself",
+        "lora= a rank from 1, a model of the suite, compile=True and activation_checkpointing=False",
+        "lora={case.lora}, model={case.model!r}, compile={case.compile}, "
+        "activation_checkpointing={case.activation_checkpointing}",
+        R.ADAPTERS_ALONE,
+    ),
+    Rule(
+        lambda case: not case.autocast,
+        "float32 weights under autocast and {case.backend!r}",
+        "a backend that keeps weights as they are: Unsloth loads its model in bfloat16",
+    ),
+)
+
+
 class ThroughUnsloth(Backend):
     """The library's model with adapters, and its loss. What it changes in other libraries, and what its own functions
     multiply without calling a layer, is its own affair: operators of its steps are not recorded."""
@@ -50,7 +69,10 @@ class ThroughUnsloth(Backend):
     requires: Mapping[str, str] = MappingProxyType({"unsloth": "2026.10"})
     emulates = False
     parallel: Sequence[str] = ()
+    rules = RULES
     saves = (".lora_A.", ".lora_B.")
+    # Generated code, which it writes to the current folder otherwise.
+    writes_to = MappingProxyType({"UNSLOTH_COMPILE_LOCATION": "compiled"})
     fp8 = False
 
     def import_library(self) -> None:

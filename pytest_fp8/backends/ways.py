@@ -9,14 +9,12 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
-from pytest_fp8.backends.base import MakeOptimizer, Prepared
+from pytest_fp8.backends.base import Prepared
 from pytest_fp8.recipes import way_facts
 from pytest_fp8.said import WorkloadError
 
 if TYPE_CHECKING:
     import torch
-
-    from pytest_fp8.workload import Workload
 
 
 def way(parallel: str) -> Way:
@@ -34,11 +32,9 @@ class Way:
     def join(self, device: torch.device) -> None:
         """Called on each rank once the ranks have met, before the model is built."""
 
-    def parallelize(
-        self, prepared: Prepared, mesh: Callable[[], Any], own: Workload | None, make_optimizer: MakeOptimizer
-    ) -> Prepared:
+    def parallelize(self, prepared: Prepared, mesh: Callable[[], Any], setup: Any) -> Prepared:
         """The converted and compiled model on the ranks of ``mesh``, before an optimizer is made: FSDP2 puts new
-        parameters in place of the model's."""
+        parameters in place of the model's. ``setup``: a :class:`pytest_fp8.worker.training.setup.TrainingSetup`."""
         return prepared
 
     def settle(self, model: torch.nn.Module) -> None:
@@ -70,9 +66,7 @@ class Way:
 class Ddp(Way):
     """``DistributedDataParallel``."""
 
-    def parallelize(
-        self, prepared: Prepared, mesh: Callable[[], Any], own: Workload | None, make_optimizer: MakeOptimizer
-    ) -> Prepared:
+    def parallelize(self, prepared: Prepared, mesh: Callable[[], Any], setup: Any) -> Prepared:
         from torch.nn.parallel import DistributedDataParallel
 
         return replace(prepared, wrapped=DistributedDataParallel(prepared.model))
@@ -82,9 +76,7 @@ class Fsdp2(Way):
     """``fully_shard`` of each repeated block and of the model; through Accelerate of each of the modules that a model
     of transformers names in ``_no_split_modules``."""
 
-    def parallelize(
-        self, prepared: Prepared, mesh: Callable[[], Any], own: Workload | None, make_optimizer: MakeOptimizer
-    ) -> Prepared:
+    def parallelize(self, prepared: Prepared, mesh: Callable[[], Any], setup: Any) -> Prepared:
         from torch.distributed.fsdp import fully_shard
 
         from pytest_fp8.worker.training.preparation import repeated_blocks
@@ -119,16 +111,14 @@ class Own(Way):
 
     is_users = True
 
-    def parallelize(
-        self, prepared: Prepared, mesh: Callable[[], Any], own: Workload | None, make_optimizer: MakeOptimizer
-    ) -> Prepared:
+    def parallelize(self, prepared: Prepared, mesh: Callable[[], Any], setup: Any) -> Prepared:
         import torch
 
-        if own is None or own.parallelize is None:
+        if setup.own is None or setup.own.parallelize is None:
             raise WorkloadError("no_parallelize")
         model = prepared.model
         names = [name for name, _ in model.named_modules()]
-        given = own.parallelize(model, mesh())
+        given = setup.own.parallelize(model, mesh())
         wrapped = model if given is None else given
         if not isinstance(wrapped, torch.nn.Module):
             raise WorkloadError("another_parallelized", kind=type(wrapped).__name__)

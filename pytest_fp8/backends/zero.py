@@ -9,16 +9,13 @@ import copy
 from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from pytest_fp8.backends.base import MakeOptimizer, Prepared
+from pytest_fp8.backends.base import Prepared
 from pytest_fp8.backends.ways import Way
 from pytest_fp8.worker.tensors import WAYS, Held
-
-if TYPE_CHECKING:
-    from pytest_fp8.workload import Workload
 
 CONFIG: dict[str, Any] = {
     "bf16": {"enabled": True},
@@ -130,12 +127,10 @@ class Zero3(Way):
         if device.type == "cpu":
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
-    def parallelize(
-        self, prepared: Prepared, mesh: Callable[[], Any], own: Workload | None, make_optimizer: MakeOptimizer
-    ) -> Prepared:
+    def parallelize(self, prepared: Prepared, mesh: Callable[[], Any], setup: Any) -> Prepared:
         import deepspeed
 
-        inner = make_optimizer(prepared.model)
+        inner = setup.optimizer(prepared.model)
         groups = groups_of(inner)
         engine, *_ = deepspeed.initialize(model=prepared.model, optimizer=inner, config=CONFIG)
         return _with(engine, groups, prepared)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from pytest_fp8.case import OWN_STORE
 from pytest_fp8.questions.checkpoints.evidence import Loaded, Resumed, Saved
@@ -38,6 +37,7 @@ from pytest_fp8.worker.record.probe import StaleCopies
 from pytest_fp8.worker.tensors import digests, foreign, held, plain_name
 from pytest_fp8.worker.training.ranks import share_buffers, wait_for_all
 from pytest_fp8.worker.training.step import innermost, inputs_noted, name_of
+from pytest_fp8.zoo.batch import tensors_in
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
@@ -144,7 +144,7 @@ def _write(engine: Engine, folder: Path, store: str, optimizer: bool) -> None:
     try:
         stores.write(folder, store, weights, tree)
     except Exception as error:
-        size = sum(each.nbytes for each in tree_leaves([weights, tree]) if isinstance(each, torch.Tensor))
+        size = sum(tensor.nbytes for tensor in tensors_in([weights, tree]))
         # A full disk's message says how much room there must be.
         vars(error)["fp8_checkpoint"] = str(folder), size
         raise

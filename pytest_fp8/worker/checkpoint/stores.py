@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import torch
-from torch.utils._pytree import tree_map
 
 from pytest_fp8.worker.tensors import Sharded, held, on_host
 from pytest_fp8.worker.training.ranks import rank, ranks
+from pytest_fp8.zoo.batch import with_tensors
 
 OPTIMIZER = "optimizer/"
 """Prefix of the names of what an optimizer keeps: ``optimizer/<parameter>/<entry>``."""
@@ -35,7 +35,7 @@ def write(folder: Path, store: str, weights: Mapping[str, torch.Tensor], state: 
     several ranks each writes its shards to DCP, and rank 0 the whole to safetensors."""
     tensors = {**weights, **{name: value for name, value in state.items() if is_tensor(value)}}
     rest = {name: value for name, value in state.items() if name not in tensors}
-    rest = tree_map(lambda leaf: held(leaf).whole() if Sharded.has(leaf) else leaf, rest)
+    rest = with_tensors(rest, lambda tensor: held(tensor).whole())
     folder.mkdir(parents=True, exist_ok=True)
     if store == "safetensors":
         from huggingface_hub import save_torch_state_dict

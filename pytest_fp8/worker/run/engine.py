@@ -184,13 +184,13 @@ class Engine:
 
     def parallelize(self) -> Prepared:
         """The model on the ranks of this arm."""
-        prepared, setup = replace(self._prepared, model=self.model), self.setup
+        prepared = replace(self._prepared, model=self.model)
         if self.backend.through_accelerate:
             return prepared  # Accelerate has parallelized it
         from torch.distributed.device_mesh import init_device_mesh
 
         mesh = partial(init_device_mesh, self.device.type, (self.case.gpus,))
-        return self.way.parallelize(prepared, mesh, setup.own, setup.optimizer)
+        return self.way.parallelize(prepared, mesh, self.setup)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """The library's own, where it makes one with its wrapper; else a new one of the setup."""

@@ -1,4 +1,4 @@
-"""Activation checkpointing in a model of transformers by another library's function than torch's."""
+"""Activation checkpointing in a model of transformers by another library's function than torch's; loads no torch."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 
 from pytest_fp8.backends.accelerate import forget_accelerate
 from pytest_fp8.backends.base import Backend
-from pytest_fp8.backends.trainer import ThroughTrainer, accelerate_environment
+from pytest_fp8.backends.trainer import accelerate_environment
 from pytest_fp8.case import Case
 from pytest_fp8.said import WorkloadError
 from pytest_fp8.workload import Workload
@@ -33,8 +33,7 @@ class OfTrainer:
     """One arm's Trainer: the one of the model that was built first, which is the live one."""
 
     def __init__(self, own: Workload, backend: Backend, case: Case, device: torch.device) -> None:
-        self.own, self.backend, self.device = own, backend, device
-        self.asked = backend.environment(case) if isinstance(backend, ThroughTrainer) else {}
+        self.own, self.backend, self.device, self.asked = own, backend, device, backend.environment(case)
         self.live: Any = None
 
     def build(self) -> torch.nn.Module:
@@ -54,8 +53,7 @@ class OfTrainer:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=made.args.gradient_checkpointing_kwargs)
         if self.live is None:
             self.live, self.data = made, made.get_train_dataloader()
-            if isinstance(self.backend, ThroughTrainer):
-                self.backend.users = made
+            self.backend.users_trainer = made
         return model  # type: ignore[no-any-return]
 
     def batch(self, step: int) -> tuple[Any, ...]:
