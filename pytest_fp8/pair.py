@@ -85,7 +85,7 @@ class Fp8Pair:
             self._asked.add("speedup")
         self._gathered: dict[str, Exception] | None = None
         """The errors of the questions that were asked together, once they were; of arms that take turns."""
-        speed.timer.on_pair = notes.timed
+        speed.timer.on_pair = lambda recording: notes.facts(timing=recording)
 
     @property
     def bf16(self) -> Arm:
@@ -260,7 +260,7 @@ class Fp8Pair:
             return self._note(name, cannot(self.case, question.asked_as or name))
         decision, rows = self.evidence(lambda: getattr(self, question.ask)(given), question.asked_as or name)
         if question.ask == "_speed":
-            self.notes.timed(self.speed_question.timer.recording())
+            self.notes.facts(timing=self.speed_question.timer.recording())
         if name == "speedup" and self._compare_with_base is not None:
             from pytest_fp8.compare.session import with_base
 

@@ -13,7 +13,7 @@ from pytest_fp8 import gpu as gpus
 from pytest_fp8.baselines.store import Folder, baseline_path, components_in, held_against, source_of
 from pytest_fp8.markers import one_of_each, require_one_folder, running
 from pytest_fp8.options import Settings
-from pytest_fp8.report.record import Notes
+from pytest_fp8.report.record import CaseNotes, Notes
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.pool import ArmPool
@@ -90,7 +90,7 @@ class Pairs:
         try:
             yield
         except Fp8Error as error:
-            self.notes.of(case.id, model).error("", error)
+            CaseNotes(self.notes, case.id, model).error("", error)
             raise
 
     def _started(
@@ -127,10 +127,12 @@ class Pairs:
         if gpu not in self._spreads:
             self._spreads[gpu] = components_in(self.source, gpu)
         baseline, host_bound = held_against(self.source, gpu, case.id, digest, self.settings.update)
+        notes = CaseNotes(self.notes, case.id, arms.digest)
+        notes.facts(case_hash=digest, gpu=gpu)
         pair = kind(
             arms,
             self.settings,
-            self.notes.of(case.id, arms.digest, digest, gpu),
+            notes,
             baseline,
             self.source.label(baseline_path(Path(), gpu, case.id)),
             self.gated_cases,
@@ -140,7 +142,7 @@ class Pairs:
             asked=self.asked.get(case.id, {None}),
         )
         if self.settings.report_dir is not None:
-            self.notes.gathers(case.id, arms.digest, lambda: evidence_of(arms, pair.loss_evidence))
+            notes.gather = lambda: evidence_of(arms, pair.loss_evidence)
         return pair
 
     @property

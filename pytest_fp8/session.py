@@ -197,7 +197,7 @@ class Session:
         if report.when == "call":
             from pytest_fp8.report.files import properties, told_verdict
 
-            asked = list({each.question: each for each in self.told.answers if each.judged}.values())
+            asked = list({each.question: each for each in self.told.answers}.values())
             report.fp8_verdict = verdict = told_verdict(report, asked)
             # JUnit writes them as the test's properties.
             found = properties(case.id, verdict, asked)

@@ -17,7 +17,7 @@ from pytest_fp8.case import Case
 from pytest_fp8.errors import ArmError
 from pytest_fp8.options import Settings
 from pytest_fp8.pair import Fp8Pair
-from pytest_fp8.report.record import Notes
+from pytest_fp8.report.record import CaseNotes, Notes
 from pytest_fp8.script.command import Script
 from pytest_fp8.script.pair import Fp8Script
 from pytest_fp8.shipping import identity
@@ -51,7 +51,7 @@ class ControlRunner:
         shared = hashlib.sha256("\0".join(script.command).encode()).hexdigest()[:16]
         arms = PairArms(case, self._pool(), script.to_text(), shared, broken.get("fp8"), broken.get("bf16"))
         arms.start()
-        pair = Fp8Script(arms, self._settings, Notes().of(case.id, arms.digest), None, "")
+        pair = Fp8Script(arms, self._settings, CaseNotes(Notes(), case.id, arms.digest), None, "")
         pair.script = script
         return pair
 
@@ -64,7 +64,7 @@ class ControlRunner:
         digest = case_digest(case, own, arms.bf16)
         baseline = None if case.emulated else read_baseline(self._source(), self._gpu, case.id, digest)
         arms.start()
-        return Fp8Pair(arms, self._settings, Notes().of(case.id, digest), baseline, "")
+        return Fp8Pair(arms, self._settings, CaseNotes(Notes(), case.id, digest), baseline, "")
 
     def _source(self) -> Folder:
         return source_of(self._settings.baseline_dir)

@@ -4,10 +4,12 @@ import pytest
 
 from pytest_fp8 import ArmError, CheckFailed, Verdict
 from pytest_fp8 import gpu as gpus
+from pytest_fp8.codes import S
 from pytest_fp8.questions.asks import ledgers_of
 from pytest_fp8.questions.ledger.compare import unless_unlike
 from pytest_fp8.questions.speed.causes import launch_bound
 from pytest_fp8.questions.speed.check import check_speedup
+from pytest_fp8.verdicts import Decision
 
 SLOWER = {
     "1b-torchao-rowwise": "rowwise scaling costs more than it saves on 2048-wide layers: 0.93x on an H200",
@@ -57,7 +59,7 @@ def assert_faster(request, fp8_pair):
 
 def known_to_fail(fp8_pair, reason):
     """What ``pytest.xfail(reason)`` raises; the report names the question."""
-    fp8_pair.notes.unproved("faster")
+    fp8_pair.notes.answer("faster", Decision(S.COSTS_MORE_THAN_IT_SAVES, Verdict.FAIL, reason, question="faster"))
     return pytest.xfail.Exception(reason)
 
 

@@ -14,7 +14,7 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
 from pytest_fp8.pair import Fp8Pair
-from pytest_fp8.report.record import Notes
+from pytest_fp8.report.record import CaseNotes, Notes
 
 CASE = Case("1b", "torchao", "rowwise", floor=1.05)
 
@@ -32,7 +32,7 @@ def ask(monkeypatch):
         arms = PairArms(CASE, pools[-1], None)
         settings = SimpleNamespace(update=False, strict=strict, processes=4)
         notes = Notes()
-        return Fp8Pair(arms, settings, notes.of(arms.case.id, "a model"), held, "file.json"), notes
+        return Fp8Pair(arms, settings, CaseNotes(notes, arms.case.id, "a model"), held, "file.json"), notes
 
     yield made
     for pool in pools:

@@ -26,7 +26,7 @@ from pytest_fp8.questions.pays import (
     gains_of,
 )
 from pytest_fp8.recipes import ROLES
-from pytest_fp8.report.record import Notes
+from pytest_fp8.report.record import CaseNotes, Notes
 
 Q, K, DOWN = (
     LayerClass(f"layers.0.{name}", f"layers.*.{name}", 64, 64, 128, 16, ROLES)
@@ -102,7 +102,7 @@ def ask(monkeypatch):
         notes = Notes()
         settings = SimpleNamespace(update=False, strict=False, processes=4)
         arms = PairArms(case, pools[-1], None)
-        return Fp8Pair(arms, settings, notes.of(case.id, "a model"), None, "file.json"), notes
+        return Fp8Pair(arms, settings, CaseNotes(notes, case.id, "a model"), None, "file.json"), notes
 
     yield made
     for pool in pools:

@@ -12,7 +12,7 @@ from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.options import Settings
 from pytest_fp8.pair import Fp8Pair
-from pytest_fp8.report.record import Notes
+from pytest_fp8.report.record import CaseNotes, Notes
 
 pytestmark = pytest.mark.slow
 
@@ -95,7 +95,7 @@ def test_ranks_that_are_given_the_same_batch_are_told_of_it():
         spec = own()
         arms = PairArms(spec.case, pool, spec.workload)
         arms.start()
-        pair = Fp8Pair(arms, Settings(), Notes().of(arms.case.id, "a model"), None, "")
+        pair = Fp8Pair(arms, Settings(), CaseNotes(Notes(), arms.case.id, "a model"), None, "")
         decision = pair.layers()
         assert decision.verdict.passes
         assert "all ranks were given one and the same batch" in decision.headline

@@ -39,7 +39,7 @@ def test_an_error_before_the_arms_were_there_is_in_the_row_of_its_model():
     told.error("own", Fp8Error(R.ARM_DIED, "no arm"))
     told.case("own", case_hash="aa", gpu="h200")
     [row] = told.entries.values()
-    assert (row.case_hash, row.gpu, row.errors) == ("aa", "h200", {f"{R.ARM_DIED}: no arm": f"{R.ARM_DIED}: no arm"})
+    assert (row.case_hash, row.gpu, [each.said for each in row.errors]) == ("aa", "h200", [f"ERROR {R.ARM_DIED}"])
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(("PASS", "NOT_EXERCISED", "INVALID"))))

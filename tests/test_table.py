@@ -54,7 +54,7 @@ def test_an_answer_without_figures_or_with_words_in_their_place_has_a_cell(quest
 def test_what_passes_and_is_slower_than_bf16_is_not_green(question, verdict, high, known, shown):
     row = one(question, verdict, speedup=0.676, low=0.652, high=high)
     if known:
-        row.answers += [replace(said("faster", ""), test="known")]
+        row.answers += [replace(said("faster", "FAIL"), test="known")] if question != "faster" else []
         row.outcomes = {"known": ["known"], "t": ["known"] if question == "faster" else ["failed"]}
     assert marked(row, "speedup") == shown
 

@@ -98,7 +98,9 @@ def presence(record: Record, folder: Folder, gpu: str) -> tuple[list[str], list[
     if record.partial:
         return [], []
     here, collected = {path.stem for path in folder.names() if path.parts[0] == gpu}, set(record.collected)
-    asked = {name for name, entry in record.entries.items() if entry.decisions}
+    asked = {
+        name for name, row in record.entries.items() if any(said.verdict != "ERROR" for said in row.decisions.values())
+    }
     problems: list[str] = []
     notes: list[str] = []
     if orphaned := sorted(here - collected):

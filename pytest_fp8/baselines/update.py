@@ -100,7 +100,7 @@ def why_not_stored(record: Record, case: str) -> str:
         names = ", ".join(sorted(not_run))
         return f"the run was cut short before all its tests had run (open: {names}); run its update again"
     if entry.errors:
-        return f"a question of it ended with an error ({next(iter(entry.errors))})"
+        return f"a question of it ended with an error ({entry.errors[0].headline})"
     if layers is None or layers.verdict != "PASS":
         seen = layers.headline if layers else "the layers question was not asked in this run: select that test, too"
         return f"FP8 was not shown to run ({seen})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_fp8.questions.asks import fp8_layers, numerics_of
 from pytest_fp8.questions.layers.evidence import LayersEvidence
@@ -11,13 +11,16 @@ from pytest_fp8.questions.numerics.evidence import NumericsEvidence
 from pytest_fp8.questions.numerics.gradients import differences, with_further_draws
 from pytest_fp8.questions.numerics.limits import limits_of
 from pytest_fp8.recipes import recipe_facts
-from pytest_fp8.report.rows import Curve, Evidence, LayerShown
+from pytest_fp8.report.rows import Curve, Evidence
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.pair import PairArms
     from pytest_fp8.case import Case
     from pytest_fp8.plan import Begin
     from pytest_fp8.questions.loss.evidence import LossEvidence
+
+GRADIENT, STAYS = "gradient off BF16 (limit)", "stays in BF16"
+"""Columns beside those of the roles."""
 
 
 def evidence_of(arms: PairArms, curves: Begin[LossEvidence]) -> Evidence:
@@ -38,25 +41,27 @@ def curves_of(evidence: LossEvidence) -> list[Curve]:
     ]
 
 
-def layers_of(case: Case, layers: LayersEvidence | None, numerics: NumericsEvidence | None) -> list[LayerShown]:
-    """Each Linear of the unconverted model, in the model's order, and what was compared besides."""
-    found: dict[str, dict[str, Any]] = defaultdict(lambda: {"ran": {}, "sqnr_db": {}, "own_sqnr_db": {}})
+def layers_of(
+    case: Case, layers: LayersEvidence | None, numerics: NumericsEvidence | None
+) -> dict[str, dict[str, str]]:
+    """Each Linear of the unconverted model, in the model's order, and what was compared besides: for each role the kind
+    of its product, its SQNR, and in brackets that of the recipe's own casts; how far its weight's gradient is off
+    BF16's, beside its limit; why it stays in BF16."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
     if layers is not None:
         for name in layers.originals:
-            found[name]["skipped"] = str(layers.skipped.get(name, ""))
+            found[name] |= {STAYS: str(layers.skipped[name])} if name in layers.skipped else {}
         for each in layers.step(recipe_facts(case.backend, case.recipe).roles).attributions:
             if each.layer in layers.originals:
-                found[each.layer]["ran"][each.role] = each.kind
+                found[each.layer][each.role] = each.kind
     if numerics is not None:
-        limits = limits_of(case.backend, case.recipe)
+        limits, kinds = limits_of(case.backend, case.recipe), {name: dict(cells) for name, cells in found.items()}
         for product in numerics.fp8.products:
             if product.power:
-                found[product.layer]["sqnr_db"][product.role] = product.sqnr
-                found[product.layer]["own_sqnr_db"][product.role] = product.own_sqnr
+                kind = kinds.get(product.layer, {}).get(product.role, "")
+                text = f"{kind} {product.sqnr:.3g} dB ({product.own_sqnr:.3g})"
+                found[product.layer][product.role] = text.strip()
         for gradient in differences(numerics):
-            limit = gradient.limit(limits) if gradient.judged else None
-            found[gradient.parameter.removesuffix(".weight")] |= {
-                "gradient_error": gradient.relative,
-                "gradient_limit": limit,
-            }
-    return [LayerShown(name, **facts) for name, facts in found.items()]
+            limit = f" (<{gradient.limit(limits):.3g})" if gradient.judged else ""
+            found[gradient.parameter.removesuffix(".weight")][GRADIENT] = f"{gradient.relative:.3g}{limit}"
+    return found

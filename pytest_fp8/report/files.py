@@ -68,7 +68,7 @@ def write_beside(folder: Path, record: Record, environment: Mapping[str, str]) -
     summary, github = markdown(record), environment.get("GITHUB_STEP_SUMMARY", "")
     files = {folder / SUMMARY: summary}
     if record.entries:
-        files[folder / PAGE] = render([(folder.name, record)])
+        files[folder / PAGE] = render(folder.name, record)
     written, notes = [], []
     for path, text in files.items():
         try:
@@ -103,9 +103,9 @@ def remove_report(folder: Path) -> None:
 
 def add_report(commands: Any) -> None:
     """Add ``report`` to the parser of :mod:`pytest_fp8.cli`."""
-    add = commands.add_parser("report", help="one HTML page with pictures, from one report or several")
-    add.add_argument("reports", nargs="+", type=Path, metavar="DIR", help="folder of --fp8-report; the newest last")
-    add.add_argument("-o", "--output", type=Path, help="where to write (default: index.html in the last folder)")
+    add = commands.add_parser("report", help="the HTML page of a session, also of one that was killed")
+    add.add_argument("report", type=Path, metavar="DIR", help="folder of --fp8-report")
+    add.add_argument("-o", "--output", type=Path, help="where to write (default: index.html in that folder)")
     add.set_defaults(run=run)
 
 
@@ -113,17 +113,13 @@ def run(options: argparse.Namespace) -> int:
     """Write the page and say where; gives the exit code 0. Raises :class:`Fp8Error`."""
     from pytest_fp8.report.page import render
 
-    last: Path = options.reports[-1]
-    target = options.output or (last if last.is_dir() else last.parent) / PAGE
+    path: Path = options.report
+    target = options.output or (path if path.is_dir() else path.parent) / PAGE
     # A page is shown to others, whom the folders of this machine do not concern.
-    text = render([(path.name or str(path), read_report(path)) for path in options.reports])
+    text = render(path.name or str(path), read_report(path))
     try:
-        if target.is_file() or not target.exists():
-            # What a link leads to is written, and the link stays.
-            write_atomically(target.resolve(), text)
-        else:
-            # A pipe or a device, such as /dev/stdout, would be gone if a file took its place.
-            target.write_text(text, encoding="utf-8")
+        # Not by way of another file: what a link leads to is written, and a pipe or /dev/stdout stays what it is.
+        target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise Fp8Error(
             R.NOT_WRITABLE, f"cannot write {target}: {error.strerror}", next_step="name a file with -o"

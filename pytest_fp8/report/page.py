@@ -1,21 +1,20 @@
-"""The page of one report or several: what the template is given, and its charts as plain SVG."""
+"""The page of a session: what the template is given, and its charts as plain SVG."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_fp8.codes.pages import codes
 from pytest_fp8.libraries import documentation
+from pytest_fp8.recipes import RECOMPUTE, ROLES
 from pytest_fp8.report.record import Record
-from pytest_fp8.report.rows import Answer, Row, number
-from pytest_fp8.report.table import COLUMNS, Cell, answered, cell_of, notes_of, tally
+from pytest_fp8.report.rows import Row, number
+from pytest_fp8.report.table import BAD, COLUMNS, answered, cell_of, notes_of, tally
 
-ROLES = ("fprop", "dgrad", "wgrad", "recompute")
 OPEN = ("FAIL", "ERROR", "INVALID", "UNFINISHED")
 """Verdicts of cases that are open when the page is."""
 WIDTH, HEIGHT = 560, 190
@@ -168,10 +167,10 @@ def drawn(row: Row, *figures: Any) -> list[dict[str, Any]]:
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
-def render(reports: Sequence[tuple[str, Record]]) -> str:
-    """The page of reports by name, the newest last. All text is escaped."""
+def render(name: str, report: Record) -> str:
+    """The page of a report. All text is escaped."""
     # A name may hold what no encoding can write.
-    text: str = _template().render(page=page_of(reports))
+    text: str = _template().render(page=page_of(name, report))
     return text.encode(errors="replace").decode()
 
 
@@ -190,46 +189,38 @@ def _template() -> Any:
     return environment.get_template("page.html.j2")
 
 
-def page_of(reports: Sequence[tuple[str, Record]]) -> dict[str, Any]:
-    """What ``page.html.j2`` reads; a case is shown as the newest report that has it says."""
-    rows: dict[tuple[str, str], Row] = {}
-    for _, report in reports:
-        rows |= {(row.gpu, name): row for name, row in report.entries.items()}
-    cases, last, several = sorted(rows.values(), key=lambda row: row.place), reports[-1][1], len(reports) > 1
-    shown = answered(cases)
-    found = {word for row in cases for word in (row.verdict, *(said.verdict for said in row.decisions.values()))}
-    found |= {"SLOWER"} if any(row.slower for row in cases) else set()
+def page_of(name: str, report: Record) -> dict[str, Any]:
+    """What ``page.html.j2`` reads beside the record itself."""
+    rows = sorted(report.entries.values(), key=lambda row: row.place)
+    shown = answered(rows)
+    found = {word for row in rows for word in (row.verdict, *(said.verdict for said in row.decisions.values()))}
+    found |= {"SLOWER"} if any(row.slower for row in rows) else set()
     return {
-        "title": f"FP8 report: {len(cases)} case{'s' if len(cases) != 1 else ''}",
-        "counts": tally(cases),
-        "beside": [f"{name}: {text}" if several else text for name, report in reports for text in report.beside],
-        "reports": [origin_of(name, report) for name, report in reports],
-        "ran": f"{last.ran} FP8 test(s) ran, {last.ran_on_gpu} of them on a GPU",
-        "not_run": last.not_run,
-        "waited": waited_in(last),
+        "title": f"FP8 report: {len(rows)} case{'s' if len(rows) != 1 else ''}",
+        "report": report,
+        "counts": tally(rows),
+        "origin": origin_of(name, report),
+        "waited": waited_in(report),
         "columns": [COLUMNS[question] for question in shown],
         "legend": [(verdict, text) for verdict, text in LEGEND.items() if verdict in found],
+        "named": BAD,
         "verdicts": documentation("verdicts.md"),
         "codes": documentation("codes.md"),
         "anchors": {str(code): f"#{code.anchor}" for code in codes()},
-        "roles": ROLES,
         "cases": [
             {
-                "key": f"c{place}",
                 "row": row,
-                "open": len(cases) <= 3 or (row.verdict in OPEN and not row.all_known) or bool(row.slower),
+                "open": len(rows) <= 3 or (row.verdict in OPEN and not row.all_known) or bool(row.slower),
                 "style": "SLOWER"
                 if row.slower and row.verdict in ("PASS", "IMPROVED", "NOT_EXERCISED")
                 else row.verdict,
                 "cells": [cell_of(row, question) for question in shown],
-                "answers": [_answer(said, row.knows(question)) for question, said in row.decisions.items()],
                 "notes": notes_of(row),
                 "charts": drawn(row, curves, blocks),
                 "tables": drawn(row, memory_by_kind),
-                "layers": [_layer(each) for each in row.evidence.layers],
-                "in_reports": [_within(report, row) for _, report in reports if several],
+                "layers": layers_in(row),
             }
-            for place, row in enumerate(cases)
+            for row in rows
         ],
     }
 
@@ -242,32 +233,24 @@ def origin_of(name: str, report: Record) -> str:
     return "; ".join(filter(None, (name, origin.date, commit, gpu, libraries, partial, origin.reason)))
 
 
-def waited_in(report: Record) -> Iterable[tuple[str, str, str]]:
+def waited_in(report: Record) -> list[tuple[str, str, str]]:
     """Where the time went: arm, seconds, and its operations, the longest first."""
     waited = report.durations.get("waited", {})
-    for arm, spent in sorted(waited.items(), key=lambda item: -sum(item[1].values())):
-        told = ", ".join(f"{what} {seconds:.0f}" for what, seconds in spent.most_common() if seconds >= 0.5)
-        yield arm, f"{sum(spent.values()):.0f} s", told
+    rows = sorted(waited.items(), key=lambda item: -sum(item[1].values()))
+    return [
+        (
+            arm,
+            f"{sum(spent.values()):.0f} s",
+            ", ".join(f"{what} {s:.0f}" for what, s in spent.most_common() if s >= 0.5),
+        )
+        for arm, spent in rows
+    ]
 
 
-def _answer(said: Answer, known: bool) -> dict[str, Any]:
-    """``more``: what was expected and seen, the cause and what to do next."""
-    more = said.message.partition("\n")[2].splitlines()
-    return {"said": said, "known": known, "more": more, "numbers": json.dumps(dict(said.numbers), indent=1)}
-
-
-def _layer(each: Any) -> list[str]:
-    """A row of the table of layers: per role what ran, and its SQNR beside that of the recipe's own casts."""
-    cells = [each.layer]
-    for role in ROLES:
-        sqnr, own = each.sqnr_db.get(role), each.own_sqnr_db.get(role)
-        shown = each.ran.get(role, ""), "" if sqnr is None else f"{sqnr:.3g} dB", "" if own is None else f"({own:.3g})"
-        cells.append(" ".join(filter(None, shown)))
-    error, limit = (f"{value:.3g}" if value is not None else "" for value in (each.gradient_error, each.gradient_limit))
-    return [*cells, error + (f" (<{limit})" if limit else ""), each.skipped]
-
-
-def _within(report: Record, row: Row) -> tuple[str, Cell] | None:
-    """A case in one of several reports: its verdict and speedup."""
-    mine = report.entries.get(row.case)
-    return (mine.verdict, cell_of(mine, "speedup")) if mine is not None and mine.gpu == row.gpu else None
+def layers_in(row: Row) -> list[list[str]]:
+    """The table of layers, its heads first: a column for each thing that is known of one; empty without layers."""
+    layers = row.evidence.layers
+    heads = dict.fromkeys((*ROLES, RECOMPUTE)) | dict.fromkeys(c for cells in layers.values() for c in cells)
+    columns = [head for head in heads if any(head in cells for cells in layers.values())]
+    table = [[name, *(cells.get(column, "") for column in columns)] for name, cells in layers.items()]
+    return [["layer", *columns], *table] if layers else []

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from pytest_fp8.errors import Fp8Error
     from pytest_fp8.verdicts import Decision
 
+NAMES = 3
+"""Shown of several tests or cases."""
 JOURNAL = "journal.jsonl"
 """In the report's folder: a JSON line each."""
-SCHEMA = 3
+SCHEMA = 4
 """The number of what the journal and ``report.json`` hold; it grows where a field that readers use changes its meaning
 or goes."""
 
@@ -170,31 +172,28 @@ class Record:
         """Name -> row, in the order in which tests were collected: which worker has which cases, and which ends first,
         is chance. A further model under one case id is numbered."""
         places = {test: place for place, test in enumerate(self.tests)}
-        told: dict[tuple[str, str], list[Answer | CaseFacts]] = {}
-        for line in sorted(
-            (line for line in self.lines if isinstance(line, Answer | CaseFacts)),
-            key=lambda line: places.get(line.test, len(places)),
-        ):
+        about = [line for line in self.lines if isinstance(line, Answer | CaseFacts)]
+        told: dict[tuple[str, str], list[Answer | CaseFacts | Ended]] = {}
+        for line in sorted(about, key=lambda line: places.get(line.test, len(places))):
             told.setdefault((line.case, line.model), []).append(line)
-        outcomes: dict[str, list[str]] = {}
-        for line in self._of(Ended):
-            outcomes.setdefault(line.test, []).append(line.outcome)
-        model_of = {line.test: line.model for lines in told.values() for line in lines}
+        model_of = {line.test: line.model for line in about}
         firsts = dict(reversed(told))
-        reasons: dict[tuple[str, str], list[str]] = {}
-        for line in self._of(Ended):
-            if line.outcome == "known":
+        outcomes: dict[str, list[str]] = {}
+        for ended in self._of(Ended):
+            outcomes.setdefault(ended.test, []).append(ended.outcome)
+            if ended.outcome == "known":
                 # What failed before its model was known belongs to the case's first.
-                model = model_of.get(line.test, firsts.get(line.case, ""))
-                reasons.setdefault((line.case, model), []).append(line.reason)
-        models, rows = Counter(case for case, _ in {**told, **reasons}), dict[str, Row]()
-        for case, model in {**told, **reasons}:
-            number = 1 + sum(name == case or name.startswith(f"{case} #") for name in rows)
-            name, lines = f"{case} #{number}" if number > 1 else case, told.get((case, model), [])
+                model = model_of.get(ended.test, firsts.get(ended.case, ""))
+                told.setdefault((ended.case, model), []).append(ended)
+        models, numbers, open_tests = Counter(case for case, _ in told), Counter[str](), self.open_tests
+        rows: dict[str, Row] = {}
+        for (case, _), lines in told.items():
+            numbers[case] += 1
+            name = f"{case} #{numbers[case]}" if numbers[case] > 1 else case
             row = rows[name] = Row(name, [line for line in lines if isinstance(line, Answer)], outcomes)
-            row.expected = list(dict.fromkeys(reasons.get((case, model), ())))
+            row.expected = list(dict.fromkeys(line.reason for line in lines if isinstance(line, Ended)))
             row.namesakes = models[case] if models[case] > 1 else 0
-            row.open_tests = len(self.open_tests.get(case, ()))
+            row.open_tests = len(open_tests.get(case, ()))
             for facts in (line for line in lines if isinstance(line, CaseFacts)):
                 row.case_hash, row.gpu = facts.case_hash or row.case_hash, facts.gpu or row.gpu
                 row.timing, row.evidence = facts.timing or row.timing, facts.evidence or row.evidence
@@ -298,29 +297,27 @@ class Record:
         return [problem for line in self._of(Finished) for problem in line.problems]
 
     @property
+    def left(self) -> list[str]:
+        """That tests were not run, or not to their end, in a line; of cases some of which have no row."""
+        if not (found := self.open_tests):
+            return []
+        count = sum(map(len, found.values()))
+        tests = f"{count} test(s) of {len(found)} case(s) were not run, or not to their end"
+        return [f"not finished: {tests}: {shortened(list(found))}"]
+
+    @property
     def beside(self) -> list[str]:
         """What makes the session fail, or leaves it unfinished, beside the verdicts."""
-        found = [*not_finished(self.open_tests, self.finished), *self.problems]
-        if failed := self.failed_tests:
-            from pytest_fp8.questions.findings import some
-
-            found.append(f"{len(failed)} test(s) failed with something else than an answer: {some(failed)}")
-        return found
+        ended = [] if self.finished else ["not finished: all FP8 tests ran, and the session was ended before its end"]
+        failed = self.failed_tests
+        other = f"{len(failed)} test(s) failed with something else than an answer: {shortened(failed)}"
+        return [*(self.left or ended), *self.problems, *([other] if failed else [])]
 
 
-def not_finished(open_tests: Mapping[str, Sequence[str]], finished: bool = True) -> list[str]:
-    """That a session ended early, or has not ended, and what it left: the names of cases, some of which have no row.
-    Empty for a session that came to its end."""
-    if open_tests:
-        # It reads the pages of all codes, which no session without an answer needs.
-        from pytest_fp8.questions.findings import some
-
-        cases = list(open_tests)
-        count = sum(map(len, open_tests.values()))
-        return [
-            f"not finished: {count} test(s) of {len(cases)} case(s) were not run, or not to their end: {some(cases)}"
-        ]
-    return [] if finished else ["not finished: all FP8 tests ran, and the session was ended before its end"]
+def shortened(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = len(names) - NAMES
+    return ", ".join(names[:NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass
@@ -348,63 +345,48 @@ class Notes:
         self.answers: list[Answer] = []
         """Of the running test, also those that a report has taken."""
         self._taken = 0
-        self._facts: dict[tuple[str, str], dict[str, Any]] = {}
-        """Case and model -> facts that no report has taken."""
-        self._gather: dict[tuple[str, str], Callable[[], Evidence]] = {}
-        self._gathered: dict[tuple[str, str], Evidence] = {}
+        self.facts: dict[tuple[str, str], dict[str, Any]] = {}
+        """Case and model -> fields of :class:`CaseFacts` that no report has taken."""
 
     def begin(self, test: str) -> None:
         self.test, self.answers, self._taken = test, [], 0
 
-    def of(self, case: str, model: str, case_hash: str = "", gpu: str = "") -> CaseNotes:
-        if case_hash:
-            self._facts.setdefault((case, model), {}).update(case_hash=case_hash, gpu=gpu)
-        return CaseNotes(self, case, model)
-
-    def gathers(self, case: str, model: str, gather: Callable[[], Evidence]) -> None:
-        """``gather`` gives the evidence of a case: all that its arms have answered so far."""
-        self._gather[case, model] = gather
-
-    def timing(self, case: str, model: str, recording: Mapping[str, Any]) -> None:
-        self._facts.setdefault((case, model), {})["timing"] = recording
-
     def take(self) -> list[dict[str, Any]]:
         """The lines since the last call, as plain data."""
+        facts: list[Line] = [CaseFacts(self.test, *key, **fields) for key, fields in self.facts.items()]
         new = self.answers[self._taken :]
         self._taken = len(self.answers)
-        for key in {(each.case, each.model) for each in new} & self._gather.keys():
-            evidence = self._gather[key]()
-            if evidence != self._gathered.get(key):
-                self._facts.setdefault(key, {})["evidence"] = self._gathered[key] = evidence
-        facts: list[Line] = [CaseFacts(self.test, *key, **news) for key, news in self._facts.items()]
-        self._facts.clear()
+        self.facts.clear()
         return [plain_line(line) for line in (*facts, *new)]
 
 
-@dataclass(frozen=True)
+@dataclass
 class CaseNotes:
     """Where the pair of a case notes what it answers."""
 
     notes: Notes
     case: str
     model: str
+    gather: Callable[[], Evidence] | None = None
+    """Gives the evidence of the case: all that its arms have answered so far."""
+    _gathered: Evidence | None = None
+
+    def facts(self, **fields: Any) -> None:
+        """News of the case, as fields of :class:`CaseFacts`."""
+        self.notes.facts.setdefault((self.case, self.model), {}).update(fields)
 
     def answer(self, question: str, decision: Decision, metrics: Mapping[str, Any] | None = None) -> None:
         """``metrics``: metric -> its values, and the tolerance or ``None`` for the metric's own."""
         from pytest_fp8.baselines.metrics import METRICS
 
         measured = {
-            name: {
-                "unit": METRICS[name].unit,
-                "direction": METRICS[name].direction,
-                "tolerance": METRICS[name].tolerance if tolerance is None else tolerance,
-                "values": values,
-            }
+            name: {"tolerance": METRICS[name].tolerance if tolerance is None else tolerance, "values": values}
             for name, (values, tolerance) in (metrics or {}).items()
         }
         code = str(decision.code) if decision.code else None
-        said = code, decision.headline, decision.message, decision.numbers, measured
-        self._add(question, decision.verdict.value, *said)
+        self._add(
+            question, decision.verdict.value, code, decision.headline, decision.message, decision.numbers, measured
+        )
 
     def asserted(self, question: str) -> None:
         """The test asserted its last answer to this question: it needs one."""
@@ -416,13 +398,8 @@ class CaseNotes:
         """An arm failed, which ended a question."""
         self._add(question, ERROR, str(error.code), error.first_line, error.message)
 
-    def unproved(self, question: str) -> None:
-        """The test ends as known, without an answer."""
-        self._add(question, "")
-
-    def timed(self, recording: Mapping[str, Any]) -> None:
-        """All blocks that were timed so far."""
-        self.notes.timing(self.case, self.model, recording)
-
     def _add(self, question: str, *said: Any) -> None:
         self.notes.answers.append(Answer(self.notes.test, self.case, self.model, question, *said))
+        if self.gather is not None and (evidence := self.gather()) != self._gathered:
+            self._gathered = evidence
+            self.facts(evidence=evidence)

@@ -14,11 +14,12 @@ MOST = 1e300
 """No figure of a report is larger."""
 ERROR = "ERROR"
 """In place of a verdict: an arm failed, which ended a question."""
+FAILS = ("FAIL", ERROR)
 NO_ANSWER = ("INVALID", "INCONCLUSIVE", "NOT_EXERCISED")
 
 
 def _verdict(value: str, where: str) -> None:
-    if value and value not in WORST_FIRST:
+    if value not in WORST_FIRST:
         raise PlainDataError(f"{where} is no verdict")
 
 
@@ -31,8 +32,9 @@ class Answer:
     model: str
     """The digest of what was trained: cases of one name may have several."""
     question: str
+    """Empty for the error of an arm that was not there to be asked anything."""
     verdict: Annotated[str, _verdict]
-    """Or :data:`ERROR`; empty where the test ended as known before there was an answer."""
+    """Or :data:`ERROR`."""
     code: str | None = None
     headline: str = ""
     """Of an error with its code."""
@@ -50,17 +52,13 @@ class Answer:
         return f"{self.verdict} {self.code}" if self.code else self.verdict
 
     @property
-    def judged(self) -> bool:
-        return self.verdict not in (ERROR, "")
-
-    @property
     def passes(self) -> bool:
         return self.verdict in ("PASS", "IMPROVED")
 
     @property
     def what(self) -> str:
-        """What a test that it fails fails with: the question, or an error's first line."""
-        return self.headline if self.verdict == ERROR else self.question
+        """What it is about, in words."""
+        return self.question or "an arm"
 
 
 def worst_first(answers: Iterable[Answer]) -> list[Answer]:
@@ -77,28 +75,12 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class LayerShown:
-    """What is known of a Linear of the unconverted model, or of another module with a product or a weight."""
-
-    layer: str
-    skipped: str = ""
-    """Why it stays in BF16."""
-    ran: Mapping[str, str] = field(default_factory=dict)
-    """Role -> the kind of its product."""
-    sqnr_db: Mapping[str, float | None] = field(default_factory=dict)
-    own_sqnr_db: Mapping[str, float | None] = field(default_factory=dict)
-    """What the recipe's own casts give."""
-    gradient_error: float | None = None
-    """How far its weight's gradient is off BF16's, as a fraction."""
-    gradient_limit: float | None = None
-
-
-@dataclass(frozen=True)
 class Evidence:
     """What the page shows of a case beside answers."""
 
     curves: Sequence[Curve] = ()
-    layers: Sequence[LayerShown] = ()
+    layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Layer -> column -> what is known of it, in words: see :func:`pytest_fp8.report.evidence.layers_of`."""
 
 
 @dataclass
@@ -122,18 +104,26 @@ class Row:
 
     @cached_property
     def decisions(self) -> dict[str, Answer]:
-        """Question -> the worst of what tests asserted, who may ask for another floor or other checkpoints; without
-        one, what a test looked at last."""
+        """Question -> the worst of what tests asserted, who may ask for another floor or other checkpoints, or an arm's
+        error; without one, what a test looked at last."""
         found = {}
-        for question in dict.fromkeys(each.question for each in self.answers if each.judged):
-            mine = [each for each in self.answers if each.judged and each.question == question]
-            found[question] = worst_first([each for each in mine if each.asserted] or mine[-1:])[0]
+        for question in dict.fromkeys(each.question for each in self.answers):
+            mine = [each for each in self.answers if each.question == question]
+            found[question] = worst_first(
+                [each for each in mine if each.asserted or each.verdict == ERROR] or mine[-1:]
+            )[0]
         return found
 
     @cached_property
-    def errors(self) -> dict[str, str]:
-        """Code and headline of errors that ended a question without a decision -> the whole message."""
-        return {each.headline: each.message for each in self.answers if each.verdict == ERROR}
+    def known(self) -> list[str]:
+        """Questions that fail, and with which no test failed that was not expected to. One without an answer is never
+        known: no test can be expected to end so."""
+        ended: dict[str, set[str]] = {}
+        for each in self.answers:
+            if each.verdict in FAILS:
+                ended.setdefault(each.question, set()).update(self.outcomes.get(each.test, ()))
+        failing = [question for question, said in self.decisions.items() if said.verdict in FAILS]
+        return [question for question in failing if ended[question] - {"passed"} == {"known"}]
 
     @cached_property
     def metrics(self) -> dict[str, dict[str, Any]]:
@@ -143,20 +133,10 @@ class Row:
             found[name] = {**metric, "tolerance": min(metric["tolerance"], found.get(name, metric)["tolerance"])}
         return found
 
-    @cached_property
-    def failing(self) -> dict[str, set[str]]:
-        """What tests may have failed with, as a question or an error's first line -> how these tests ended."""
-        found: dict[str, set[str]] = {}
-        for each in self.answers:
-            if each.verdict in ("FAIL", ERROR, ""):
-                found.setdefault(each.what, set()).update(self.outcomes.get(each.test, ()))
-        return found
-
     @property
-    def known(self) -> list[str]:
-        """Of these, what no test failed with that was not expected to fail. A question without an answer is never
-        known: no test can be expected to end so."""
-        return [what for what, how in self.failing.items() if how - {"passed"} == {"known"}]
+    def errors(self) -> list[Answer]:
+        """Of its arms, each once: one that fails in being built fails in each test."""
+        return list({each.headline: each for each in self.answers if each.verdict == ERROR}.values())
 
     def asserted(self) -> list[Answer]:
         """How each question ended that a test asserted: with its missing answer where it has one, beside which the FAIL
@@ -176,43 +156,33 @@ class Row:
     # -- its verdict ------------------------------------------------------------------------------------------------
 
     @property
-    def verdict(self) -> str:
-        """The worst of its answers; an arm's error counts as one, and so do tests that were not run. What fails as
-        known does not count beside others."""
-        return min(self._verdicts(known=False) or self._verdicts(), key=WORST_FIRST.index, default="NOT_EXERCISED")
+    def _verdicts(self) -> list[str]:
+        """Without those of what fails as known."""
+        found = [said.verdict for question, said in self.decisions.items() if question not in self.known]
+        return found + ["UNFINISHED"] * bool(self.open_tests)
 
     @property
     def all_known(self) -> bool:
         """Whether it has no answer besides those that are known to be no better."""
-        return bool(self._verdicts()) and not self._verdicts(known=False)
+        return bool(self.known) and not self._verdicts
+
+    @property
+    def verdict(self) -> str:
+        """The worst of its answers; tests that were not run count as one. What fails as known does not count beside
+        others."""
+        found = self._verdicts or [self.decisions[question].verdict for question in self.known]
+        return min(found, key=WORST_FIRST.index, default="NOT_EXERCISED")
 
     @property
     def place(self) -> float:
         """To sort cases by: the worst first, those of which all fails as known before what is green."""
         return WORST_FIRST.index("IMPROVED") - 0.5 if self.all_known else WORST_FIRST.index(self.verdict)
 
-    def _verdicts(self, known: bool = True) -> list[str]:
-        """``known``: also of what fails as known."""
-        said = [each.verdict for question, each in self.decisions.items() if known or not self.knows(question)]
-        said += ["FAIL" for _ in self._not_proved() if known]
-        said += ["UNFINISHED"] if self.open_tests else []
-        return said + [ERROR for error in self.errors if known or error not in self.known]
-
-    def knows(self, question: str) -> bool:
-        """Whether a question fails as known."""
-        return self.decisions[question].verdict == "FAIL" and question in self.known
-
-    def _not_proved(self) -> list[str]:
-        """The questions of which tests ended as known before there was an answer."""
-        return [what for what in self.known if what not in self.decisions and what not in self.errors]
-
     @property
     def as_known(self) -> str:
         """What fails as known, in words; empty where nothing does."""
-        found = [question for question in self.decisions if self.knows(question)] + self._not_proved()
-        found += ["an arm"] * any(error in self.known for error in self.errors)
-        if found:
-            return f"fails as known: {', '.join(found)}"
+        if self.known:
+            return f"fails as known: {', '.join(self.decisions[question].what for question in self.known)}"
         return "a test fails as known" if self.expected else ""
 
     @property
@@ -224,18 +194,18 @@ class Row:
     def slower(self) -> str:
         """Whether FP8 is slower than BF16 by the clock of whoever trains, though its answer is no failure."""
         speed = self.speed
-        if speed and speed.verdict not in ("PASS", "IMPROVED", "NOT_EXERCISED") and not self.knows(speed.question):
+        if speed is None or not (speed.passes or speed.verdict == "NOT_EXERCISED" or speed.question in self.known):
             return ""
-        high = number(speed.numbers, "high") if speed else None
+        high = number(speed.numbers, "high")
         return "slower, known" if "faster" in self.known else "slower" if high is not None and high < 1 else ""
 
     def plain(self) -> dict[str, Any]:
         """As ``report.json`` has it."""
         shown = ("verdict", "code", "headline", "message", "numbers")
-        names = ("case_hash", "gpu", "verdict", "metrics", "timing", "errors", "expected", "known", "namesakes")
+        names = ("case_hash", "gpu", "verdict", "metrics", "timing", "expected", "known", "namesakes", "open_tests")
         return {
             "decisions": {q: {name: getattr(said, name) for name in shown} for q, said in self.decisions.items()},
-            **{name: getattr(self, name) for name in (*names, "open_tests")},
+            **{name: getattr(self, name) for name in names},
             "evidence": to_plain(self.evidence),
         }
 

@@ -47,12 +47,12 @@ class Cell:
     question was not asked."""
 
     figures: str
-    more: str
     verdict: str
+    more: Sequence[str] = ()
 
     @property
     def text(self) -> str:
-        return "; ".join(part for part in (self.figures, self.more) if part) or NONE
+        return "; ".join(part for part in (self.figures, *self.more) if part) or NONE
 
 
 def say(text: str, numbers: Any, *names: str) -> str:
@@ -80,6 +80,14 @@ def gap_of(numbers: Any) -> str:
     return f"{gap:+.4f} (<{f'{margin:.4f}'.removesuffix('0')})"
 
 
+def products_of(numbers: Any) -> str:
+    """Of the products that the FP8 layers owe, how many ran in FP8."""
+    roles = numbers.get("roles")
+    counts = list(roles.values()) if isinstance(roles, Mapping) else []
+    fp8, expected = (sum(number(each, name) or 0 for each in counts) for name in ("fp8", "expected"))
+    return f"{fp8:.0f} of {expected:.0f} products" if expected else ""
+
+
 def stored_of(numbers: Any) -> str:
     """The stored speedup that an answer's is held against."""
     busy = say("({:.3f} busy)", numbers, "gated_baseline") if numbers.get("on_busy") else ""
@@ -92,9 +100,10 @@ def speed_of(numbers: Any) -> Sequence[str]:
 
 
 def interval_of(numbers: Any) -> Sequence[str]:
-    """The 99 % interval, and the speedup of busy time where this is judged."""
+    """The 99 % interval, the speedup of busy time where this is judged, and the tolerance."""
     busy = say("{:.3f}x busy", numbers, "gated_speedup") if numbers.get("on_busy") else ""
-    return say("99 % [{:.3f}, {:.3f}]", numbers, "low", "high"), busy
+    tolerance = say("may lose {:.1%}", numbers, "tolerance") if numbers.get("baseline") else ""
+    return say("99 % [{:.3f}, {:.3f}]", numbers, "low", "high"), busy, tolerance
 
 
 COLUMNS = {
@@ -102,11 +111,13 @@ COLUMNS = {
         "FP8 layers\nand FLOPs",
         "converted Linears of all; share of the step's FLOPs in FP8",
         lambda n: (say("{:.0f}/{:.0f}", n, "converted", "linears"), say("{:.1%}", n, "fp8_share")),
+        lambda n: (products_of(n),),
     ),
     "numerics": Column(
         "gradients\noff BF16",
         "the gradient that is furthest off BF16's, of those that are judged; each has a limit of its own",
         lambda n: (gradients_of(n),),
+        lambda n: (say("limit {:.1%}", n, "gradient_limit"),),
     ),
     "loss": Column(
         "loss gap\nand margin", "FP8's loss at the end above BF16's; it may be as far up as <", lambda n: (gap_of(n),)
@@ -129,15 +140,17 @@ COLUMNS = {
 
 
 def cell_of(row: Row, question: str) -> Cell:
-    said = row.speed if question == "speedup" else row.decisions.get(question)
-    slower = row.slower if question == "speedup" else ""
+    said, slower = (row.speed, row.slower) if question == "speedup" else (row.decisions.get(question), "")
+    # Arms that could not be built answer no question.
+    said = said or row.decisions.get("")
     if said is None:
-        return Cell(slower, "", "SLOWER" if slower else "")
+        return Cell("", "")
     column = COLUMNS[question]
-    figures, more = (" ".join(filter(None, of(said.numbers))) for of in (column.figures, column.more))
+    figures = " ".join(filter(None, column.figures(said.numbers)))
     if question == "checkpoints" and said.verdict == "PASS":
         figures = "yes"
-    return Cell(f"{figures} {slower}".strip(), more, "SLOWER" if slower else said.verdict)
+    more = [text for text in column.more(said.numbers) if text]
+    return Cell(f"{figures} {slower}".strip(), "SLOWER" if slower else said.verdict, more)
 
 
 def answered(rows: Iterable[Row]) -> list[str]:
@@ -168,51 +181,37 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> lis
 
 def markdown(report: Record) -> str:
     """The table of cases, the worst first; then what every answer that is not green expected, saw, and advises."""
-    entries = sorted(report.entries.items(), key=lambda item: item[1].place)
-    found = [
-        f"{n} {_words(verdict)}{' as known' if known else ''}" for verdict, known, n in tally(report.entries.values())
-    ]
-    unfinished = ", not finished" if report.beside and report.beside[0].startswith("not finished") else ""
+    rows, counted = sorted(report.entries.values(), key=lambda row: row.place), tally(report.entries.values())
+    found = [f"{n} {_words(verdict)}{' as known' if known else ''}" for verdict, known, n in counted]
+    unfinished = ", not finished" if report.left or not report.finished else ""
     lines = [f"## FP8{unfinished}: {', '.join(found) or 'nothing ran'}", ""]
     for text in report.beside:
         lines += [f"**{_cell(text)}**", ""]
-    shown = answered(report.entries.values())
-    rows = []
-    for name, row in entries:
+    shown, table = answered(rows), []
+    for row in rows:
         verdict = "; ".join(filter(None, (_words(row.verdict), row.slower, row.as_known)))
         cells = [cell_of(row, question) for question in shown]
-        bad = [f"**{_words(each.verdict)}** " if each.verdict in BAD else "" for each in cells]
-        rows.append([_cell(name), verdict, *(mark + _cell(each.text) for mark, each in zip(bad, cells, strict=True))])
+        marks = [f"**{_words(each.verdict)}** " if each.verdict in BAD else "" for each in cells]
+        table.append([_cell(row.case), verdict, *(f"{m}{_cell(c.text)}" for m, c in zip(marks, cells, strict=True))])
     heads = [COLUMNS[question].head.replace("\n", " ") for question in shown]
-    lines += markdown_table(["case", "verdict", *heads], rows) if entries else []
-    for name, row in entries:
-        for text, message in row.errors.items():
-            lines += _told(name, "an arm failed, as known" if text in row.known else "an arm failed", message)
-    answers = [
-        (row.knows(question), name, question, said)
-        for name, row in entries
-        for question, said in row.decisions.items()
-        if said.verdict not in ("PASS", "IMPROVED")
-    ]
+    lines += markdown_table(["case", "verdict", *heads], table) if rows else []
+    answers = [(row, question, said) for row in rows for question, said in row.decisions.items() if not said.passes]
     # What nobody knows of first: further ones are left out.
-    answers.sort(key=lambda answer: answer[0])
-    for known, name, question, said in answers[:EXPLAINED]:
-        lines += _told(name, f"{question}, as known" if known else question, said.message)
+    answers.sort(key=lambda answer: answer[1] in answer[0].known)
+    for row, question, said in answers[:EXPLAINED]:
+        what = f"{said.what}, as known" if question in row.known else said.what
+        message = escape(said.message[:LONGEST]).replace("\n\n", "\n")
+        lines += ["", f"**{_cell(row.case)}**, {_cell(what)}", "", f"<pre>{message}</pre>"]
     if len(answers) > EXPLAINED:
         lines += ["", f"{len(answers) - EXPLAINED} more answers are in the report."]
-    lines += [line for name, row in entries for note in notes_of(row) for line in ("", f"{_cell(name)}: {_cell(note)}")]
+    lines += [line for row in rows for note in notes_of(row) for line in ("", f"{_cell(row.case)}: {_cell(note)}")]
     for reason, tests in report.not_run.items():
         lines += ["", f"{len(tests)} not run: {_cell(reason)}"]
     return "\n".join(lines) + "\n"
 
 
-BAD = ("FAIL", "INVALID", "INCONCLUSIVE")
-"""Verdicts that a cell of the summary names before its figures."""
-
-
-def _told(case: str, what: str, message: str) -> list[str]:
-    text = escape(message[:LONGEST]).replace("\n\n", "\n")
-    return ["", f"**{_cell(case)}**, {_cell(what)}", "", f"<pre>{text}</pre>"]
+BAD = ("FAIL", "ERROR", "INVALID", "INCONCLUSIVE")
+"""Verdicts that a cell of the summary and of the page names."""
 
 
 def _words(verdict: str) -> str:

@@ -16,8 +16,8 @@ from pytest_fp8.codes import M, R, S
 from pytest_fp8.libraries import documentation
 from pytest_fp8.questions.findings import some
 from pytest_fp8.report.baselines import revision_lines
-from pytest_fp8.report.record import Closing, Record, not_finished
-from pytest_fp8.report.rows import Answer, Row
+from pytest_fp8.report.record import Closing, Record, shortened
+from pytest_fp8.report.rows import FAILS, NO_ANSWER, Answer, Row
 from pytest_fp8.report.table import COLUMNS, NONE, answered, cell_of, lines_of, new_table, notes_of
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ MARKS = {
     "PASS": ("green", ""),
     "IMPROVED": ("green", " better"),
     "FAIL": ("red", " FAIL"),
+    "ERROR": ("red", " error"),
     "INCONCLUSIVE": ("yellow", " ?"),
     "INVALID": ("yellow", " invalid"),
     "NOT_EXERCISED": ("dim", ""),
@@ -40,8 +41,6 @@ ON_A_GPU = ("speedup", "memory")
 WIDTH = 100
 """The table's width in a log, in columns of text."""
 CODE = re.compile(r"\bFP8-[A-Z]\d\d\b")
-TESTS_SHOWN = 3
-"""Names of tests in the line about tests that did not run."""
 BUDGET = 0.05
 """Share of the asked questions that may end INCONCLUSIVE, and one at least. Of 4248 questions asked of sound models
 none did (docs/install.md)."""
@@ -135,8 +134,8 @@ def footnotes(record: Record) -> dict[str, list[str]]:
     for row in record.entries.values():
         known = [f"fails as known: {reason}" for reason in row.expected]
         # pytest has shown what its tests failed with.
-        above = [text for text in row.errors if "failed" in row.failing[text]]
-        errors = [f"{text.partition(':')[0]}: see above" if text in above else text for text in row.errors]
+        above = {each.headline for each in row.answers if "failed" in row.outcomes.get(each.test, ())}
+        errors = [f"{each.code}: see above" if each.headline in above else each.headline for each in row.errors]
         for text in [*known, *errors, *findings(row), *notes_of(row)]:
             notes.setdefault(text, []).append(row.case)
     return notes
@@ -147,18 +146,14 @@ def findings(row: Row) -> list[str]:
     What lacks a baseline is said once for all cases, elsewhere."""
     shared: dict[str, list[str]] = {}
     for question, said in row.decisions.items():
-        if said.verdict not in ("PASS", "FAIL") and said.code not in NO_BASELINE:
+        if said.verdict not in ("PASS", *FAILS) and said.code not in NO_BASELINE:
             shared.setdefault(said.message, []).append(question)
     return [f"{row.case} {', '.join(questions)}: {message}" for message, questions in shared.items()]
 
 
 def did_not_run(record: Record) -> list[str]:
     """One line per reason: how many tests, and the first few of them."""
-    lines = []
-    for reason, tests in record.not_run.items():
-        more = f" and {len(tests) - TESTS_SHOWN} more" if len(tests) > TESTS_SHOWN else ""
-        lines.append(f"{len(tests)} not run: {reason} ({', '.join(tests[:TESTS_SHOWN])}{more})")
-    return lines
+    return [f"{len(tests)} not run: {reason} ({shortened(tests)})" for reason, tests in record.not_run.items()]
 
 
 def time_in_arms(spent: Mapping[str, float]) -> str:
@@ -170,10 +165,8 @@ def time_in_arms(spent: Mapping[str, float]) -> str:
 
 def _first_code(record: Record, said: Closing) -> str:
     """Of an answer that is no PASS, of an error, or of what the session says at its end; empty where all is well."""
-    rows = record.entries.values()
-    answers = [str(each.code) for row in rows for each in row.decisions.values()]
-    texts = [*answers, *(text for row in rows for text in row.errors), *said.problems, *said.notes]
-    return next((found for text in texts for found in CODE.findall(text)), "")
+    answers = [str(each.code) for row in record.entries.values() for each in row.decisions.values()]
+    return next((found for text in [*answers, *said.problems, *said.notes] for found in CODE.findall(text)), "")
 
 
 def write_summary(reporter: pytest.TerminalReporter, record: Record, said: Closing, declared: bool) -> None:
@@ -182,7 +175,7 @@ def write_summary(reporter: pytest.TerminalReporter, record: Record, said: Closi
     table = summary(record, reporter.hasmarkup, shutil.get_terminal_size().columns if reporter.isatty else None, notes)
     # Beside a table the tests that this machine skips need no word; without one nobody would know why it is missing.
     missing = did_not_run(record) if declared or not table else []
-    missing += not_finished(record.open_tests)
+    missing += record.left
     waited = Counter[str]()
     for operations in record.durations.get("waited", {}).values():
         waited.update(operations)
@@ -244,7 +237,7 @@ def unanswered(
 
 def passed_without(answers: Sequence[Answer]) -> list[str]:
     """The note of a session on no declared GPU, whose tests pass where they have no answer; empty where all have."""
-    none = sum(answer.verdict in ("INVALID", "NOT_EXERCISED", "INCONCLUSIVE") for answer in answers)
+    none = sum(answer.verdict in NO_ANSWER for answer in answers)
     if not none:
         return []
     return [f"{none} of {len(answers)} questions have no answer, and no test fails for that; --fp8-strict fails them"]

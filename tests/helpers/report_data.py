@@ -16,14 +16,14 @@ from pytest_fp8.report.record import (
     Seconds,
     plain_line,
 )
-from pytest_fp8.report.rows import Answer, Curve, Evidence, LayerShown
+from pytest_fp8.report.rows import Answer, Curve, Evidence
 
 HOSTILE = "<script>alert(1)</script>\"'&$x_{$ </svg></pre>\x1b[31m{{ 7 * 7 }}"
 NAME = "model.layers.0.mlp"
 ORIGIN = Origin("2026-11-22", "abc", False, {"name": "NVIDIA H200"}, {"torch": "2.11.0"}, "", "0" * 12)
 EVIDENCE = Evidence(
     [Curve(0, [5.0, 4.0, 3.0], [5.0, None, 3.1])],
-    [LayerShown(NAME, "", {"fprop": "fp8"}, {"fprop": 28.5, "wgrad": None}, {"fprop": 28.6}, 0.08, 0.25)],
+    {NAME: {"gradient off BF16 (limit)": "0.08 (<0.25)", "fprop": "fp8 28.5 dB (28.6)"}},
 )
 BLOCKS = {"processes": [{"bf16": [120.0, 121.0, 122.0, 120.0], "fp8": [106.0, 107.0, 106.0, 105.0]}]}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_fp8.errors import Fp8Error
-from pytest_fp8.report.record import CaseFacts, Collected, Ended, Notes, Record, plain_line
+from pytest_fp8.report.record import CaseFacts, CaseNotes, Collected, Ended, Notes, Record, plain_line
 from pytest_fp8.report.rows import Row
 from pytest_fp8.verdicts import Decision
 
@@ -25,7 +25,7 @@ class Told(Record):
         **metrics,
     ) -> Row:
         """An answer of the running test; gives its row. ``metrics``: values of each."""
-        notes = self.notes.of(case, model)
+        notes = CaseNotes(self.notes, case, model)
         question = question or decision.question
         notes.answer(question, decision, {name: (values, None) for name, values in metrics.items()})
         if asserted:
@@ -34,7 +34,7 @@ class Told(Record):
         return self.row_of(self.notes.answers[-1])
 
     def error(self, case: str, error: Fp8Error, model: str = "a model") -> None:
-        self.notes.of(case, model).error("layers", error)
+        CaseNotes(self.notes, case, model).error("numerics", error)
         self.add(self.notes.take())
 
     def to_lines(self) -> list[dict[str, object]]:

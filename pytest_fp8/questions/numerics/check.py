@@ -52,6 +52,8 @@ class NumericsFigures(Figures):
     gradients: int
     not_judged: int
     gradient_error: float | None
+    gradient_limit: float | None
+    """Of that gradient: each has one of its own."""
     by_gain: int
     gain_error: float | None
     limits: Limits
@@ -113,7 +115,8 @@ def _said(figures: NumericsFigures, evidence: NumericsEvidence, layers: LayersEv
 def _figures(evidence: NumericsEvidence, found: Sequence[Difference], limits: Limits) -> NumericsFigures:
     judged = judged_products(evidence)
     # Without those that any small change moves, such as the bias of attention's keys, whose gradient is rounding alone.
-    decided = [each.relative for each in found if each.limit(limits) < UNDECIDED]
+    decided = [each for each in found if each.limit(limits) < UNDECIDED]
+    furthest = max(decided, key=lambda each: each.relative, default=None)
     by_gain = [abs(each.gain - 1) for each in found if each.by_gain(limits)]
     return NumericsFigures(
         products=len(judged),
@@ -121,7 +124,8 @@ def _figures(evidence: NumericsEvidence, found: Sequence[Difference], limits: Li
         sqnr_db=min((product.sqnr for product in judged), default=None),
         gradients=len(found),
         not_judged=sum(not each.judged for each in found),
-        gradient_error=max(decided, default=None),
+        gradient_error=furthest.relative if furthest else None,
+        gradient_limit=furthest.limit(limits) if furthest else None,
         by_gain=len(by_gain),
         gain_error=max(by_gain, default=None),
         limits=limits,
