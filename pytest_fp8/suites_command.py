@@ -1,4 +1,4 @@
-"""``pytest-fp8 suites``: runs the suites that come with this package, in whatever folder it is called in.
+"""``pytest-fp8 suites`` and ``selftest``: run the suites that come with this package, in any folder.
 
 pytest reads no configuration of the project in that folder: addopts, import mode and time limits are for its own tests.
 """
@@ -15,6 +15,12 @@ PACKAGE = Path(__file__).parent
 SHIPPED = PACKAGE / "shipped"
 """Where a wheel has ``suites/`` and nothing else, so that the ids of its tests begin with ``suites/`` as in a clone."""
 
+SELFTEST = (
+    *("forward-only", "recipe-dropped", "layer-bypassed", "dgrad-x2", "wgrad-bf16", "loss-drift", "nan-step-40"),
+    *("fp8-off", "half-batch-step", "stored-in-fp8", "optimizer-lost", "all-skipped"),
+)
+"""Controls, one of each kind of fault, that show a user that the gate can see on this machine."""
+
 
 def suites() -> Path:
     """The folder of the suites: the one that a wheel brings, or, in a clone, the one beside the package."""
@@ -22,16 +28,20 @@ def suites() -> Path:
 
 
 def add_suites(commands: Any) -> None:
-    """Add the command to the parser of :mod:`pytest_fp8.cli`."""
-    # No prefix of an option here begins with "-": all that follows is pytest's.
-    add = commands.add_parser(
-        "suites",
-        help="run the suites of this package; takes pytest's options",
-        prefix_chars="+",
-        add_help=False,
-    )
-    add.add_argument("arguments", nargs="*")
-    add.set_defaults(run=run)
+    """Add the commands to the parser of :mod:`pytest_fp8.cli`."""
+    for name, what, first in (
+        ("suites", "run the suites of this package", []),
+        ("selftest", "break FP8 training in a dozen ways: does the gate see them here?", selftest()),
+    ):
+        # No prefix of an option here begins with "-": all that follows is pytest's.
+        add = commands.add_parser(name, help=f"{what}; takes pytest's options", prefix_chars="+", add_help=False)
+        add.add_argument("arguments", nargs="*")
+        add.set_defaults(run=run, first=first)
+
+
+def selftest() -> list[str]:
+    """What pytest is given to run the controls of :data:`SELFTEST`."""
+    return [f"-k=test_control and ({' or '.join(f'[{name}]' for name in SELFTEST)})"]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,5 +49,6 @@ def run(options: argparse.Namespace) -> int:
     read and written there."""
     folder = suites()
     command = [sys.executable, "-P", "-m", "pytest", "-c", os.devnull, f"--rootdir={os.getcwd()}"]
-    command += [f"--confcutdir={folder}", str(SHIPPED if folder.parent == SHIPPED else folder), *options.arguments]
+    command += [f"--confcutdir={folder}", str(SHIPPED if folder.parent == SHIPPED else folder)]
+    command += [*options.first, *options.arguments]
     os.execv(sys.executable, command)

@@ -21,6 +21,7 @@ from pytest_fp8.baselines.store import Folder, read_baseline
 from pytest_fp8.case import QUESTIONS
 from pytest_fp8.codes import R, S
 from pytest_fp8.plain import from_plain, to_plain
+from pytest_fp8.suites_command import SELFTEST
 
 ROOT = Path(__file__).parent.parent
 
@@ -63,6 +64,12 @@ def test_the_code_of_a_control_that_runs_each_night_has_a_test_for_each_commit()
     # Each code of a broken script is shown in test_script.py.
     others = {control.code for control in CATALOGUE if control.nightly and not control.script} - each_commit
     assert [code for code in others if f"{type(code).__name__}.{code.name}" not in texts] == []
+
+
+def test_the_selftest_needs_no_gpu_and_takes_a_control_of_most_questions():
+    taken = [BY_ID[name] for name in SELFTEST]
+    assert {control.runs() for control in taken} == {ANYWHERE, "emulated"}
+    assert {control.question for control in taken} >= {"layers", "numerics", "loss", "checkpoints", "session"}
 
 
 def test_the_docs_hold_the_catalogue():

@@ -4,110 +4,59 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from controls.control import Control, control, fault, micro
-from controls.lazily import torch
-from controls.models import BIASED, RECOMPUTING, SHIFTED, STUDENT, WIDE, WIDE_CASE
-from controls.ways import Loop, Optimizers, on_gradients, through_e4m3
+from controls.control import Control, control, micro, torch
+from controls.models import RECOMPUTING, SHIFTED, STUDENT
+from controls.ways import Loop, fault, on_gradients, through_e4m3
 from pytest_fp8.codes import D, L
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 REFERENCE = ("bf16",)
-SHORT = micro(steps=3, seeds=1)
 UNDER_AUTOCAST = micro(autocast=True)
 
 # -- work, switches, precision ----------------------------------------------------------------------------------------
 
-# The FP8 arm draws its batches from another seed.
 fault(
     "other-data",
-    "the FP8 arm trains on other data",
     D.OTHER_DATA,
+    "the FP8 arm trains on other data",
     training_batch=lambda arm, seed, step, whole=False: arm.setup.training_batch(seed + 1000, step, whole),
     question="loss",
 )
 # 1.96 times as fast on an H200.
-fault("half-batch-step", "the FP8 arm's step trains on half of each batch", D.OTHER_WORK, Loop, does="half in the step")
-# The same batch enters both arms.
-fault(
-    "half-batch-forward",
-    "the converted model drops half of its rows",
-    D.OTHER_WORK,
-    Loop,
-    does="half in the forward pass",
-    question="loss",
-    nightly=True,
-)
-fault(
-    "micro-batches",
-    "the arms split a batch into other micro-batches",
-    D.OTHER_WORK,
-    Loop,
-    does="four micro-batches",
-    breaks=REFERENCE,
-    nightly=True,
-)
-fault(
-    "clips-alone",
-    "one arm clips its gradients",
-    D.OTHER_WORK,
-    Loop,
-    does="clips",
-    breaks=REFERENCE,
-    question="loss",
-    nightly=True,
-)
+fault("half-batch-step", D.OTHER_WORK, "the FP8 arm's step trains on half of each batch", does="half in the step")
+fault("clips-alone", D.OTHER_WORK, "one arm clips its gradients", does="clips", breaks=REFERENCE, question="loss")
 # 2.88 times as fast on an H200 where the rest is float32.
 fault(
     "tf32-one-arm",
-    "TF32 is switched on in the FP8 arm alone",
     D.OTHER_SWITCH,
+    "TF32 is switched on in the FP8 arm alone",
     Loop,
     converted=lambda arm, model: torch.set_float32_matmul_precision("high"),
 )
 # What is not in FP8, as the head, attention and norms, then runs in float32.
 fault(
     "no-autocast",
-    "the FP8 arm's forward pass runs without the autocast that the reference has",
     D.OTHER_SWITCH,
+    "the FP8 arm's forward pass runs without the autocast that the reference has",
     precision_context=lambda arm: arm.backend.precision(arm.case),
     case=UNDER_AUTOCAST,
+    nightly=False,
 )
 fault(
     "weights-in-bf16",
-    "the conversion casts float32 weights to bfloat16, which autocast would leave alone",
     L.WEIGHT_CAST,
+    "the conversion casts float32 weights to bfloat16, which autocast would leave alone",
     converted=lambda arm, model: model.to(torch.bfloat16),
     case=UNDER_AUTOCAST,
 )
 # 1.49 times as fast on an H200, of nothing.
-fault("reference-waits", "the reference waits for its own logging", D.OTHER_WAITS, Loop, does="logs", breaks=REFERENCE)
-
-
-def _each_block(name: str, value: Any, part: str = "") -> Any:
-    """A ``converted`` that sets an attribute of each block, or of a part of it."""
-
-    def converted(arm: Any, model: Any) -> None:
-        for block in model.blocks:
-            setattr(getattr(block, part) if part else block, name, value)
-
-    return converted
-
-
-fault(
-    "dropout-off",
-    "dropout is off in the FP8 arm alone",
-    D.OTHER_WORK,
-    Loop,
-    converted=_each_block("p", 0.0, "drop"),
-    question="loss",
-    nightly=True,
-)
+fault("reference-waits", D.OTHER_WAITS, "the reference waits for its own logging", does="logs", breaks=REFERENCE)
 fault(
     "fp8-arm-in-eval",
-    "the FP8 arm trains in eval mode",
     D.OTHER_MODE,
+    "the FP8 arm trains in eval mode",
     Loop,
     converted=lambda arm, model: model.eval(),
     question="loss",
@@ -119,118 +68,92 @@ def _head_in_float32(arm: Any, model: Any) -> None:
     head.forward = lambda x: torch.nn.functional.linear(x.float(), head.weight.float(), head.bias.float())
 
 
-fault("head-float32", "the rest of the FP8 arm runs in float32", D.OTHER_PRECISION, Loop, converted=_head_in_float32)
+def _each_block(change: Any) -> Any:
+    """A ``converted`` that changes each block."""
+    return lambda arm, model: [change(block) for block in model.blocks]
+
+
+def _own_norm(block: Any) -> None:
+    class Norm(torch.nn.LayerNorm):
+        pass
+
+    block.norm.__class__ = Norm
+    block.norm.eps = 0.02
+
+
+def _root_mean_square(block: Any) -> None:
+    """It does not subtract the mean."""
+    from torch.nn.functional import rms_norm
+
+    norm = block.norm
+    norm.forward = lambda x: 3 * rms_norm(x, norm.normalized_shape, norm.weight) + norm.bias
+
+
+fault("head-float32", D.OTHER_PRECISION, "the rest of the FP8 arm runs in float32", Loop, converted=_head_in_float32)
 fault(
     "recomputes-alone",
-    "one arm recomputes its activations",
     D.OTHER_RECOMPUTATION,
+    "one arm recomputes its activations",
     Loop,
-    converted=_each_block("recomputes", True),
+    converted=_each_block(lambda block: setattr(block, "recomputes", True)),
 )
 # Both arms recompute; the FP8 arm does so with other random numbers.
 fault(
     "recomputes-otherwise",
-    "recomputation draws another dropout mask",
     D.RECOMPUTED_OTHERWISE,
+    "recomputation draws another dropout mask",
     Loop,
-    converted=_each_block("preserves", False),
+    converted=_each_block(lambda block: setattr(block, "preserves", False)),
     workload=RECOMPUTING,
     verdicts=("FAIL",),
 )
-
-
-def _own_norm(arm: Any, model: Any) -> None:
-    class Norm(torch.nn.LayerNorm):
-        pass
-
-    for block in model.blocks:
-        block.norm.__class__ = Norm
-        block.norm.eps = 0.02
-
-
 # The norm's class is the user's own.
 fault(
     "epsilon-of-an-own-norm",
+    D.OTHER_OPERATOR_SETTING,
     "another epsilon in the FP8 arm's norms",
-    D.OTHER_OPERATOR_SETTING,
     Loop,
-    converted=_own_norm,
+    converted=_each_block(_own_norm),
 )
-fault(
-    "other-approximation",
-    "another approximation of the GELU in the FP8 arm",
-    D.OTHER_OPERATOR_SETTING,
-    about="operators of 1",
-    converted=lambda arm, model: setattr(model[1], "approximate", "tanh"),
-    case=WIDE_CASE,
-    workload=WIDE,
-    nightly=True,
-)
-
-
-def _root_mean_square(arm: Any, model: Any) -> None:
-    from torch.nn.functional import rms_norm
-
-    for block in model.blocks:
-        norm = block.norm
-        norm.forward = lambda x, norm=norm: 3 * rms_norm(x, norm.normalized_shape, norm.weight) + norm.bias
-
-
-# It does not subtract the mean.
 fault(
     "other-norm",
-    "another norm in the FP8 arm",
     D.OTHER_WORK,
+    "another norm in the FP8 arm",
     Loop,
     about="operators of blocks.0.norm",
-    converted=_root_mean_square,
+    converted=_each_block(_root_mean_square),
     workload=SHIFTED,
     question="numerics",
     verdicts=("FAIL",),
-    nightly=True,
 )
-
 # By copies alone, which round: no other operator runs. It is as much noise as FP8 itself makes.
 fault(
     "gradient-through-e4m3",
-    "the FP8 arm keeps its embedding's gradient in E4M3",
     D.OTHER_WORK,
+    "the FP8 arm keeps its embedding's gradient in E4M3",
+    about="_to_copy",
     converted=lambda arm, model: on_gradients(
         [model.get_input_embeddings().weight], lambda given: given.to(torch.float8_e4m3fn).to(given.dtype)
     ),
-    about="_to_copy float8_e4m3fn",
+    nightly=False,
 )
 
-# -- random numbers ---------------------------------------------------------------------------------------------------
+
+def _seeds(block: Any) -> None:
+    """Dropout masks repeat."""
+
+    def again(*call: Any) -> None:
+        torch.manual_seed(3)
+
+    block.up.register_forward_pre_hook(again)
 
 
-def _seed(value: int) -> Any:
-    def hook(*_: Any) -> None:
-        torch.manual_seed(value)
-
-    return hook
-
-
-def _seeds_in_blocks(arm: Any, model: Any) -> None:
-    for block in model.blocks:
-        block.up.register_forward_pre_hook(_seed(3))
-
-
-# Dropout masks repeat.
 fault(
     "seeds-again",
+    D.OTHER_RANDOM_NUMBERS,
     "a layer of the FP8 arm seeds the generator again",
-    D.OTHER_RANDOM_NUMBERS,
     Loop,
-    converted=_seeds_in_blocks,
-)
-fault(
-    "seeded-in-each-step",
-    "the FP8 arm draws the same dropout mask in each step",
-    D.OTHER_RANDOM_NUMBERS,
-    Loop,
-    converted=lambda arm, model: model.register_forward_pre_hook(_seed(0)),
-    nightly=True,
+    converted=_each_block(_seeds),
 )
 
 # -- optimizer and state ----------------------------------------------------------------------------------------------
@@ -243,17 +166,16 @@ def set_rate(optimizer: Any, rate: float) -> None:
 
 fault(
     "other-rate",
-    "the FP8 arm trains at another learning rate",
     D.OTHER_OPTIMIZER,
-    Optimizers,
+    "the FP8 arm trains at another learning rate",
     optimizer_made=lambda arm, made: set_rate(made, 1.5 * made.param_groups[0]["lr"]),
-    case=SHORT,
+    case=micro(steps=3, seeds=1),
     question="loss",
 )
 fault(
     "rate-doubles",
-    "the FP8 arm's learning rate doubles on the way",
     D.OTHER_RATES,
+    "the FP8 arm's learning rate doubles on the way",
     before_step=lambda arm, seed, step: set_rate(arm.optimizer, 2e-3 if step >= 10 else 1e-3),
     question="loss",
     nightly=True,
@@ -267,8 +189,8 @@ def _float32_copies(arm: Any) -> None:
 
 fault(
     "master-weights",
-    "float32 master weights in the FP8 arm alone",
     D.OTHER_OPTIMIZER_STATE,
+    "float32 master weights in the FP8 arm alone",
     stepped=_float32_copies,
     question="loss",
     nightly=True,
@@ -294,31 +216,13 @@ def _rounds(arm: Any, made: Any) -> None:
 # After all checks of gradients.
 fault(
     "gradients-rounded",
-    "the FP8 arm's optimizer rounds its gradients to e4m3",
     D.OTHER_UPDATES,
-    Optimizers,
+    "the FP8 arm's optimizer rounds its gradients to e4m3",
     optimizer_made=_rounds,
 )
 
 
-def _weights_in_e4m3(arm: Any) -> None:
-    for parameter in arm.model.parameters():
-        if parameter.dim() > 1:
-            parameter.data.copy_(through_e4m3(parameter.detach()))
-
-
-# As where FP8 copies take the master weights' place.
-fault(
-    "weights-in-fp8",
-    "the weights themselves are kept in FP8",
-    D.OTHER_UPDATES,
-    stepped=_weights_in_e4m3,
-    question="loss",
-    nightly=True,
-)
-
-
-@control("gradients-left", "gradients that no zero_grad() reaches", D.GRADIENTS_LEFT, question="loss", nightly=True)
+@control("gradients-left", D.GRADIENTS_LEFT, "gradients that no zero_grad() reaches", question="loss", nightly=True)
 class GradientsLeft(Control):
     """Gradients of the norms are never cleared, so that those of all steps add up."""
 
@@ -343,17 +247,16 @@ class GradientsLeft(Control):
 
 
 def _teacher_apart(arm: Any, model: Any) -> None:
+    """The teacher's update holds tensors that are no part of the converted model any more."""
     model.pairs = [(student, teacher.detach().clone()) for student, teacher in model.pairs]
 
 
-# The teacher's update holds tensors that are no part of the converted model any more.
 fault(
     "teacher-stands-still",
-    "an average of the weights that no longer follows them",
     D.STANDS_STILL,
+    "an average of the weights that no longer follows them",
     converted=_teacher_apart,
-    case=BIASED,
-    workload=STUDENT,
     question="loss",
     verdicts=("FAIL",),
+    **STUDENT,
 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from controls.control import ACCELERATE, BOTH, control, fault, micro
-from controls.lazily import torch
+from controls.control import ACCELERATE, BOTH, control, micro, torch
 from controls.models import TIED
-from controls.ways import Forwards, Optimizers, OwnFunctions, renew_weights
+from controls.ways import Forwards, OwnFunctions, fault, renew_weights
 from pytest_fp8.codes import K
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def _saves_e4m3(arm: Any, model: Any) -> None:
         layer.register_state_dict_post_hook(cast)
 
 
-fault("stored-in-fp8", "weights stored in FP8", K.STORED_IN_FP8, converted=_saves_e4m3)
+fault("stored-in-fp8", K.STORED_IN_FP8, "weights stored in FP8", converted=_saves_e4m3)
 
 
 def _loads_prefixed(arm: Any, model: Any) -> None:
@@ -36,41 +35,30 @@ def _loads_prefixed(arm: Any, model: Any) -> None:
 # The keys of the compiled wrapper, and strict=False.
 fault(
     "prefixed-keys",
-    "prefixed keys loaded into nothing",
     K.NOTHING_LOADED,
+    "prefixed keys loaded into nothing",
     converted=_loads_prefixed,
     breaks=BOTH,
     nightly=True,
 )
 fault(
     "optimizer-lost",
-    "weights loaded, optimizer not",
     K.OPTIMIZER_LOST,
-    Optimizers,
+    "weights loaded, optimizer not",
     optimizer_made=lambda arm, made: setattr(made, "load_state_dict", lambda state_dict: None),
 )
 # The output projection, which was the embedding, gets a copy of it in the conversion.
 fault(
     "tie-broken",
-    "a tied head becomes a weight of its own",
     K.UNTIED,
+    "a tied head becomes a weight of its own",
     source=f"[Accelerate, convert_model copies the weight]({ACCELERATE}/utils/transformer_engine.py)",
     converted=lambda arm, model: renew_weights([model.lm_head]),
-    case=micro(model="own", resume=False),
-    workload=TIED,
-)
-fault(
-    "tied-weights-train-apart",
-    "tied weights become two, and both are trained",
-    K.UNTIED,
-    converted=lambda arm, model: renew_weights([model.lm_head]),
-    case=micro(model="own"),
-    workload=TIED,
-    nightly=True,
+    **{**TIED, "case": micro(model="own", resume=False)},
 )
 
 
-@control("copy-not-renewed", "a cached FP8 weight that a load does not renew", K.STALE_COPIES, nightly=True)
+@control("copy-not-renewed", K.STALE_COPIES, "a cached FP8 weight that a load does not renew", nightly=True)
 class CopyNotRenewed(Forwards):
     """Made in the first evaluation and dropped when the optimizer has stepped: evaluate, load, evaluate computes with
     the old weights."""
@@ -105,52 +93,32 @@ def _weights(change: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> Any:
     return lose
 
 
-fault(
-    "own-optimizer-lost",
-    "own save() without the optimizer",
-    K.OPTIMIZER_LOST,
-    OwnFunctions,
-    lose=lambda arm, model, state: state.pop("optimizer"),
-    nightly=True,
-)
 # It then starts at step 0.
 fault(
     "schedule-restarts",
-    "own save() without the schedule",
     K.SCHEDULE_LOST,
-    OwnFunctions,
+    "own save() without the schedule",
     lose=lambda arm, model, state: state.pop("schedule"),
 )
 # Running statistics are gone.
 fault(
     "buffers-lost",
-    "own save() without buffers",
     K.BUFFERS_NOT_CARRIED,
-    OwnFunctions,
+    "own save() without buffers",
     lose=_weights(lambda model, held: {name: held[name] for name, _ in model.named_parameters()}),
 )
 fault(
-    "own-stored-in-fp8",
-    "own save() of FP8 copies",
-    K.STORED_IN_FP8,
-    OwnFunctions,
-    lose=_weights(lambda _, held: {name: w.to(torch.float8_e4m3fn) if w.dim() == 2 else w for name, w in held.items()}),
-    nightly=True,
-)
-fault(
     "keys-renamed",
-    "renamed keys, strict=False",
     K.WEIGHTS_MISSING,
-    OwnFunctions,
+    "renamed keys, strict=False",
     lose=_weights(lambda _, held: {name.replace("up.", "expand."): value for name, value in held.items()}),
     nightly=True,
 )
 # Its smallest numbers are larger than bfloat16's.
 fault(
     "cast-to-half",
-    "own save() in float16",
     K.CAST_ON_THE_WAY,
-    OwnFunctions,
+    "own save() in float16",
     about="float16",
     lose=_weights(lambda _, held: {name: w.half() if w.is_floating_point() else w for name, w in held.items()}),
     nightly=True,
@@ -158,17 +126,15 @@ fault(
 # The optimizer keeps it as an attribute, which its state_dict() does not hold.
 fault(
     "average-lost",
-    "an average of the weights is not saved",
     K.ATTRIBUTES_LOST,
-    OwnFunctions,
+    "an average of the weights is not saved",
     lose=lambda arm, model, state: state.pop("average"),
     nightly=True,
 )
 fault(
     "save-leaves-eval",
-    "own save() leaves the model in eval mode",
     K.STATE_LEFT_BEHIND,
-    OwnFunctions,
+    "own save() leaves the model in eval mode",
     lose=lambda arm, model, state: model.eval(),
     breaks=("fp8",),
 )
@@ -176,8 +142,8 @@ fault(
 
 @control(
     "other-order",
-    "a resumed run draws another order of data",
     K.DATA_NOT_CARRIED,
+    "a resumed run draws another order of data",
     breaks=("fp8",),
     verdicts=("INVALID",),
     nightly=True,

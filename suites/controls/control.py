@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pytest_fp8.case import Case
 
 if TYPE_CHECKING:
-    import torch
+    import torch as torch  # noqa: PLC0414  # for the tables, too
 
     from pytest_fp8.backends.base import Conversion
     from pytest_fp8.codes import Code
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
     from pytest_fp8.workload import Workload
 else:
     Engine = object
+
+    class _Torch:
+        """torch, imported when an arm asks for something of it: pytest's process imports the controls, too."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(import_module("torch"), name)
+
+    torch = _Torch()
 
 EMULATED, ANYWHERE, GPU = "emulated", "anywhere", "gpu"
 CONSTRUCTED = "constructed"
@@ -85,7 +94,7 @@ class Control(Engine):
     needs: ClassVar[tuple[str, ...]] = ()
     """Packages beyond the backend's own."""
     nightly: ClassVar[bool] = False
-    """Whether it runs each night alone, since another test asserts its code for each commit."""
+    """Whether it runs each night alone: another control above it, or a test, asserts its code for each commit."""
     now = 0
     """The step of the curve that runs, or ran last."""
 
@@ -169,22 +178,21 @@ CONTROLS: dict[str, type[Control]] = {}
 Broken = TypeVar("Broken", bound=type[Control])
 
 
-def control(id: str, title: str, code: Code, **stated: Any) -> Callable[[Broken], Broken]:
+def control(id: str, code: Code, title: str = "", **stated: Any) -> Callable[[Broken], Broken]:
     """Enter a class of breakage into the catalogue. ``stated``: attributes of :class:`Control`."""
 
     def enter(broken: Broken) -> Broken:
         letter = str(code)[4]
-        facts: dict[str, Any] = {"verdicts": ("INVALID",)} if letter == "D" else {}
+        case = stated.get("case", broken.case)
+        again = any(other.code is code for other in CONTROLS.values())
+        facts: dict[str, Any] = {"nightly": broken.nightly or (again and (case is None or case.emulated))}
+        if letter == "D":
+            facts["verdicts"] = ("INVALID",)
         if letter in QUESTIONS:
             facts["question"] = QUESTIONS[letter]
-        for name, value in {**facts, **stated, "id": id, "title": title, "code": code}.items():
+        for name, value in {**facts, **stated, "id": id, "title": title or id.replace("-", " "), "code": code}.items():
             setattr(broken, name, value)
         CONTROLS[id] = broken
         return broken
 
     return enter
-
-
-def fault(id: str, title: str, code: Code, way: type[Control] = Control, **stated: Any) -> type[Control]:
-    """One row of the catalogue: ``way`` with these attributes, and with these functions as its methods."""
-    return control(id, title, code, **stated)(type(id, (way,), {}))

@@ -4,12 +4,12 @@ and what it does to weights besides."""
 from __future__ import annotations
 
 import tempfile
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from controls.control import ACCELERATE, TORCHAO, TRANSFORMERS, Control, control, fault, micro, tiny
-from controls.lazily import torch
-from controls.models import ADAPTERS, HOOKED, ROUTER, TWICE, for_inference
-from controls.ways import Converts, Loop, by_torchao, no_context, renew_weights, torchao_config
+from controls.control import ACCELERATE, TORCHAO, TRANSFORMERS, Control, control, micro, tiny, torch
+from controls.models import ADAPTERS, HOOKED, ROUTER, TWICE
+from controls.ways import Loop, by_torchao, fault, renew_weights, torchao_config
 from pytest_fp8.codes import L, P
 
 if TYPE_CHECKING:
@@ -17,14 +17,12 @@ if TYPE_CHECKING:
 
 FILTER = f"[torchao, module_filter_fn]({TORCHAO}/blob/main/torchao/float8/float8_linear_utils.py)"
 TRANSFORMER_ENGINE = f"{ACCELERATE}/utils/transformer_engine.py"
-OWN = micro(model="own")
 
 # A plain training loop under the variable: no Accelerator is ever made.
 fault(
     "env-unread",
-    "the environment asks for FP8, nothing was converted",
     P.NOTHING_READS_IT,
-    Converts,
+    "the environment asks for FP8, nothing was converted",
     source="report: full fine-tuning of 8B at 0.82x, environment variables that nobody read",
     environment="fp8",
 )
@@ -41,9 +39,8 @@ def _prepared_by_the_trainer(arm: Any, model: Any) -> None:
 
 fault(
     "trainer-bf16",
-    "bf16=True wins over the environment",
     P.TRAINER_DECIDES,
-    Converts,
+    "bf16=True wins over the environment",
     source=f"[transformers, TrainingArguments]({TRANSFORMERS}/training_args.py)",
     environment="fp8",
     by=_prepared_by_the_trainer,
@@ -62,9 +59,8 @@ def _only_the_optimizer(arm: Any, model: Any) -> None:
 
 fault(
     "model-unprepared",
-    "Accelerate trains in fp8, the model was never given to it",
     L.NOTHING_CONVERTED,
-    Converts,
+    "Accelerate trains in fp8, the model was never given to it",
     source=f"[Accelerate, Accelerator.prepare]({ACCELERATE}/accelerator.py)",
     by=_only_the_optimizer,
     needs=("accelerate",),
@@ -90,24 +86,20 @@ def _convert_model(arm: Any, model: Any) -> None:
 # A router of 10 outputs stands first in each MLP.
 fault(
     "odd-layer-stops",
-    "a converter stops at the first odd Linear",
     L.NOT_CONVERTED,
-    Converts,
+    "a converter stops at the first odd Linear",
     source=f"[Accelerate, convert_model]({TRANSFORMER_ENGINE})",
     by=_convert_model,
-    case=OWN,
-    workload=ROUTER,
+    **ROUTER,
 )
 fault(
     "second-name",
-    "a Linear under two names becomes an FP8 layer under the first alone",
     L.UNACCOUNTED,
-    Converts,
+    "a Linear under two names becomes an FP8 layer under the first alone",
     source=f"[torchao, swap_linear_layers]({TORCHAO}/blob/main/torchao/float8/float8_linear_utils.py)",
     about="again",
     by=lambda arm, model: by_torchao(arm, arm.case.recipe),
-    case=OWN,
-    workload=TWICE,
+    **TWICE,
 )
 
 
@@ -125,82 +117,60 @@ def _stored_in_fp8(arm: Any, model: Any) -> None:
 
 fault(
     "storage-only",
-    "weights are stored in FP8, and multiplied in BF16",
     L.NOTHING_CONVERTED,
-    Converts,
+    "weights are stored in FP8, and multiplied in BF16",
     by=_stored_in_fp8,
     nightly=True,
 )
 fault(
-    "inference-layers",
-    "layers made for inference under adapters: backward in BF16",
-    L.DGRAD_NOT_IN_FP8,
-    Converts,
-    source=f"[torchao, inference configurations]({TORCHAO}/blob/main/torchao/quantization/quant_api.py)",
-    by=lambda arm, model: for_inference(model),
-    converts_itself=True,
-    case=OWN,
-    workload=ADAPTERS,
-    needs=("peft",),
-    nightly=True,
-)
-fault(
     "recipe-dropped",
-    "the recipe asked for is dropped",
     L.OTHER_RECIPE,
-    Converts,
+    "the recipe asked for is dropped",
     source=f"[Accelerate's DeepSpeed path ignores the recipe handler]({ACCELERATE}/accelerator.py)",
     by=lambda arm, model: by_torchao(arm, None),
     case=micro("rowwise"),
 )
 fault(
     "head-converted",
-    "lm_head converted although excluded",
     L.LEFT_AND_CONVERTED,
-    Converts,
+    "lm_head converted although excluded",
     source=FILTER,
     about="lm_head",
     by=lambda arm, model: by_torchao(arm, arm.case.recipe, takes=lambda name: True),
 )
 fault(
     "adapters-converted",
-    "LoRA adapters converted",
     L.LEFT_AND_CONVERTED,
-    Converts,
+    "LoRA adapters converted",
     source=FILTER,
     about="adapter",
     by=lambda arm, model: by_torchao(arm, arm.case.recipe, takes=lambda name: not name.endswith("lm_head")),
-    case=OWN,
-    workload=ADAPTERS,
-    needs=("peft",),
+    **ADAPTERS,
     nightly=True,
 )
 fault(
     "wrong-library",
-    "both libraries installed, the wrong one chosen",
     L.OTHER_LIBRARY,
-    Converts,
+    "both libraries installed, the wrong one chosen",
     source=f"[Accelerate's choice of FP8 backend]({ACCELERATE}/accelerator.py)",
     by=lambda arm, model: by_torchao(arm, None),
-    precision_context=no_context,
+    precision_context=lambda arm: nullcontext,
     case=tiny("transformer_engine", "current"),
 )
 fault(
     "hook-dropped",
-    "what a hook does with a Linear's output is gone after the conversion",
     L.LOST_BEHAVIOUR,
-    Converts,
+    "what a hook does with a Linear's output is gone after the conversion",
     source=f"[torchao, Float8Linear.from_float]({TORCHAO}/blob/main/torchao/float8/float8_linear.py)",
     by=lambda arm, model: by_torchao(arm, arm.case.recipe),
-    case=OWN,
-    workload=HOOKED,
+    **HOOKED,
 )
 
 
 @control(
     "optimizer-too-early",
-    "the optimizer knows the weights from before the conversion",
     L.NOT_IN_OPTIMIZER,
+    "the optimizer knows the weights from before the conversion",
     source=f"[Accelerate, AORecipeKwargs]({ACCELERATE}/utils/dataclasses.py)",
     question="loss",
     nightly=True,
@@ -220,13 +190,11 @@ class OptimizerMadeBefore(Control):
 # The converted weights are new parameters, which take gradients even where the replaced ones took none.
 fault(
     "base-unfrozen",
-    "the frozen base under adapters takes gradients again",
     L.TRAINS_FROZEN,
+    "the frozen base under adapters takes gradients again",
     source=f"[Accelerate, convert_model]({TRANSFORMER_ENGINE})",
     converted=lambda arm, model: renew_weights(arm.fp8_layers()),
-    case=OWN,
-    workload=ADAPTERS,
-    needs=("peft",),
+    **ADAPTERS,
     nightly=True,
 )
 
@@ -236,11 +204,11 @@ def _weight_scaled(arm: Any, model: Any) -> None:
         model.blocks[0].up.weight.mul_(1.01)
 
 
-fault("weight-scaled", "the conversion scales a weight by 1.01", L.WEIGHT_CHANGED, Loop, converted=_weight_scaled)
+fault("weight-scaled", L.WEIGHT_CHANGED, "the conversion scales a weight by 1.01", Loop, converted=_weight_scaled)
 fault(
     "bias-dropped",
-    "the conversion drops a bias",
     L.WEIGHT_GONE,
+    "the conversion drops a bias",
     Loop,
     converted=lambda arm, model: setattr(model.blocks[1].down, "bias", None),
 )
@@ -256,4 +224,4 @@ def _past_a_layer(arm: Any, model: Any) -> None:
     block.inner = inner
 
 
-fault("layer-bypassed", "the converted model goes past one of its layers", L.PASSED_BY, Loop, converted=_past_a_layer)
+fault("layer-bypassed", L.PASSED_BY, "the converted model goes past one of its layers", Loop, converted=_past_a_layer)

@@ -1,42 +1,44 @@
-"""Models of controls that need one of their own: an odd layer, adapters, a hook. Built in an arm's process alone."""
+"""Models of controls that need one of their own: an odd layer, adapters, a hook. Built in an arm's process alone.
+
+A name in capitals is what a control states of its model: the workload, and its case where that is no usual one.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from controls.control import micro, torch
 from pytest_fp8.case import Case
 from pytest_fp8.workload import Workload
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor, nn
 
-MODEL = "micro"
+OWN = micro(model="own")
+
+
+# -- the micro model, changed -----------------------------------------------------------------------------------------
 
 
 def _micro() -> Any:
     from pytest_fp8.zoo import models
 
-    return models.build(MODEL, seed=0, device="cpu")
+    return models.build("micro", seed=0, device="cpu")
 
 
-def build_with_router() -> torch.nn.Module:
-    """The micro model with a router of 10 outputs as the first child of each MLP, whose output the router weighs."""
-    import torch
-
+def build_with_router() -> nn.Module:
+    """A router of 10 outputs is the first child of each MLP, whose output the router weighs."""
     from pytest_fp8.zoo.shapes import SHAPES
 
     class RoutedMlp(torch.nn.Module):
         def __init__(self, mlp: Any) -> None:
             super().__init__()
-            self.router = torch.nn.Linear(SHAPES[MODEL].hidden, 10, bias=False, dtype=torch.bfloat16)
+            self.router = torch.nn.Linear(SHAPES["micro"].hidden, 10, bias=False, dtype=torch.bfloat16)
             self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
 
-        def forward(self, given: torch.Tensor) -> torch.Tensor:
+        def forward(self, given: Tensor) -> Any:
             weight = 10 * self.router(given).softmax(-1).amax(-1, keepdim=True)
-            mixed: torch.Tensor = weight * self.down_proj(
-                torch.nn.functional.silu(self.gate_proj(given)) * self.up_proj(given)
-            )
-            return mixed
+            return weight * self.down_proj(torch.nn.functional.silu(self.gate_proj(given)) * self.up_proj(given))
 
     model = _micro()
     for block in model.model.layers:
@@ -44,53 +46,70 @@ def build_with_router() -> torch.nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def build_with_adapters() -> torch.nn.Module:
-    """The micro model with frozen weights and LoRA adapters of rank 16 on its attention, by peft."""
+def build_with_adapters() -> nn.Module:
+    """Frozen weights and LoRA adapters of rank 16 on its attention, by peft."""
     from peft import LoraConfig, get_peft_model
 
     adapters = LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     return get_peft_model(_micro(), adapters)  # type: ignore[no-any-return]
 
 
-def build_tied() -> torch.nn.Module:
-    """The micro model whose output projection is its embedding."""
+def build_tied() -> nn.Module:
+    """Its output projection is its embedding."""
     model = _micro()
     model.lm_head.weight = model.model.embed_tokens.weight
     return model  # type: ignore[no-any-return]
 
 
-def build_hooked() -> torch.nn.Module:
-    """The micro model with a hook that halves the first block's output projection, as residual branches are scaled."""
+def build_hooked() -> nn.Module:
+    """A hook halves the first block's output projection, as residual branches are scaled."""
     model = _micro()
     model.model.layers[0].self_attn.o_proj.register_forward_hook(_halved)
     return model  # type: ignore[no-any-return]
 
 
-def _halved(module: torch.nn.Module, given: Any, output: torch.Tensor) -> torch.Tensor:
+def _halved(module: nn.Module, given: Any, output: Tensor) -> Tensor:
     return output / 2
 
 
-def build_float_head() -> torch.nn.Module:
-    """Eight Linears and a product in float32 at the end, which takes most of the step without TF32."""
-    import torch
+def text(step: int) -> dict[str, Tensor]:
+    """A batch of the micro model's usual size."""
+    from pytest_fp8.zoo import data
+    from pytest_fp8.zoo.shapes import SHAPES
 
-    class FloatHead(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(8)))
-            self.head = torch.nn.Parameter(torch.randn(4096, 4096) / 64)
-
-        def forward(self, given: torch.Tensor) -> torch.Tensor:
-            inner: torch.Tensor = self.layers(given)
-            loss: torch.Tensor = (inner.float() @ self.head.float()).square().mean()
-            return loss
-
-    return FloatHead()
+    return data.text_batch(SHAPES["micro"].batch, SHAPES["micro"].seq, 0, step)
 
 
-def build_twice() -> torch.nn.Module:
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    """Mean cross-entropy per token (nats)."""
+    from pytest_fp8.zoo import training
+
+    return training.language_model_loss(compiled=False)(model, batch)
+
+
+ROUTER: dict[str, Any] = {"workload": Workload(build=build_with_router, batch=text, loss=loss), "case": OWN}
+ADAPTERS: dict[str, Any] = {
+    "workload": Workload(build=build_with_adapters, batch=text, loss=loss),
+    "case": OWN,
+    "needs": ("peft",),
+}
+HOOKED: dict[str, Any] = {"workload": Workload(build=build_hooked, batch=text, loss=loss), "case": OWN}
+TIED: dict[str, Any] = {"workload": Workload(build=build_tied, batch=text, loss=loss), "case": OWN}
+
+# -- small models of a few Linears ------------------------------------------------------------------------------------
+
+
+def rows_of_64(step: int) -> Tensor:
+    return torch.randn(128, 64)
+
+
+def squares(model: Any, given: Tensor) -> Tensor:
+    error: Tensor = (model(given) - given.sin()).float()
+    return error.square().mean()
+
+
+def build_twice() -> nn.Module:
     """Three Linears, of which the second hangs in two places and is called in both."""
-    import torch
 
     class Twice(torch.nn.Module):
         def __init__(self) -> None:
@@ -98,80 +117,93 @@ def build_twice() -> torch.nn.Module:
             self.enter, self.leave = torch.nn.Linear(64, 128), torch.nn.Linear(128, 64)
             self.first = self.again = torch.nn.Linear(128, 128)
 
-        def forward(self, x: torch.Tensor) -> Any:
+        def forward(self, x: Tensor) -> Any:
             return self.leave(self.again(self.first(self.enter(x)).relu()).relu())
 
     return Twice()
 
 
-def for_inference(model: torch.nn.Module) -> None:
-    """Have the frozen Linears multiply by a copy of their weight in FP8, and go backward by its values in BF16."""
-    import torch
-
-    from pytest_fp8.backends.linears import reason_to_skip
-
-    most = torch.finfo(torch.float8_e4m3fn).max
-
-    def in_fp8(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scale = tensor.detach().float().abs().amax() / most
-        return (tensor.detach().float() / scale).to(torch.float8_e4m3fn), scale
-
-    class Forward(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor, kept: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-            ctx.save_for_backward(kept, scale)
-            given, of_given = in_fp8(x)
-            return torch._scaled_mm(given, kept.t(), scale_a=of_given, scale_b=scale, out_dtype=x.dtype)
-
-        @staticmethod
-        def backward(ctx: Any, *given: torch.Tensor) -> Any:
-            kept, scale = ctx.saved_tensors
-            return given[0] @ (kept.float() * scale).to(given[0].dtype), None, None
-
-    def forward(layer: Any, x: torch.Tensor) -> torch.Tensor:
-        product: Any = Forward.apply
-        out: torch.Tensor = product(x.reshape(-1, x.shape[-1]), *layer.kept)
-        return out.reshape(*x.shape[:-1], -1)
-
-    for name, layer in model.named_modules():
-        if isinstance(layer, torch.nn.Linear) and reason_to_skip(name, layer.in_features, layer.out_features) is None:
-            layer.kept = in_fp8(layer.weight)  # type: ignore[assignment]
-            layer.forward = forward.__get__(layer)  # type: ignore[method-assign]
-
-
-def build_sister() -> torch.nn.Module:
+def build_long() -> nn.Module:
     """Three layers whose steps take milliseconds: hundreds of them are a look of seconds."""
     from torch import nn
 
     return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 64))
 
 
-def wide_rows(step: int) -> torch.Tensor:
-    import torch
+def build_wide() -> nn.Module:
+    """Two layers, with more outputs between them than are compared of a product."""
+    return torch.nn.Sequential(torch.nn.Linear(64, 1280), torch.nn.GELU(), torch.nn.Linear(1280, 64))
 
+
+def build_student() -> nn.Module:
+    """A student, and a teacher that follows it."""
+    from torch import nn
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.student = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+            self.teacher = nn.Linear(64, 64).requires_grad_(False)
+            self.pairs = [(self.student[2].bias, self.teacher.bias)]
+
+        def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+            return self.student(rows), self.teacher(rows)
+
+    return Pair()
+
+
+def follow(model: Any, batch: Tensor, optimizer: torch.optim.Optimizer, precision: Any) -> Tensor:
+    """One step; afterwards the teacher follows the student."""
+    with precision():
+        mine, teachers = model(batch)
+        loss: Tensor = (mine - batch.sin()).float().square().mean() + 0.1 * (mine - teachers).float().square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for student, teacher in model.pairs:
+            teacher.lerp_(student, 0.1)
+    return loss.detach()
+
+
+def _own(name: str, steps: int, *functions: Any, **more: Any) -> dict[str, Any]:
+    case = Case("own", "torchao", "tensorwise", name=name, emulated=True, steps=steps)
+    return {"workload": Workload(*functions, **more), "case": case}
+
+
+TWICE: dict[str, Any] = {"workload": Workload(build_twice, rows_of_64, squares), "case": OWN}
+LONG = _own("long", 300, build_long, rows_of_64, squares)
+WIDE = _own("wide", 20, build_wide, rows_of_64, squares)
+STUDENT = _own("student", 20, build_student, rows_of_64, step=follow, leave=("teacher",), learning_rate=2e-3)
+
+
+def build_float_head() -> nn.Module:
+    """Eight Linears and a product in float32 at the end, which takes most of the step without TF32."""
+
+    class FloatHead(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(8)))
+            self.head = torch.nn.Parameter(torch.randn(4096, 4096) / 64)
+
+        def forward(self, given: Tensor) -> Any:
+            return (self.layers(given).float() @ self.head.float()).square().mean()
+
+    return FloatHead()
+
+
+def wide_rows(step: int) -> Tensor:
     return torch.randn(8192, 4096)
 
 
-def text(step: int) -> dict[str, torch.Tensor]:
-    """A batch of the micro model's usual size."""
-    from pytest_fp8.zoo import data
-    from pytest_fp8.zoo.shapes import SHAPES
+FLOAT_HEAD = Workload(build=build_float_head, batch=wide_rows)
 
-    shape = SHAPES[MODEL]
-    return data.text_batch(shape.batch, shape.seq, 0, step)
+# -- a loop -----------------------------------------------------------------------------------------------------------
 
 
-def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-    """Mean cross-entropy per token (nats)."""
-    from pytest_fp8.zoo import training
-
-    return training.language_model_loss(compiled=False)(model, batch)
-
-
-def build_looped() -> torch.nn.Module:
+def build_looped() -> nn.Module:
     """Two residual blocks with a norm, a dropout and a bias, which may recompute themselves. ``does`` names what the
     loop of :func:`looped` does in this arm alone."""
-    import torch
     from torch.utils.checkpoint import checkpoint
 
     class Block(torch.nn.Module):
@@ -182,10 +214,10 @@ def build_looped() -> torch.nn.Module:
             self.drop = torch.nn.Dropout(0.1)
             self.recomputes, self.preserves = False, True
 
-        def inner(self, x: torch.Tensor) -> Any:
+        def inner(self, x: Tensor) -> Any:
             return self.down(self.drop(self.act(self.up(self.norm(x)))))
 
-        def forward(self, x: torch.Tensor) -> Any:
+        def forward(self, x: Tensor) -> Any:
             if not self.recomputes:
                 return x + self.inner(x)
             return x + checkpoint(self.inner, x, use_reentrant=False, preserve_rng_state=self.preserves)
@@ -197,8 +229,8 @@ def build_looped() -> torch.nn.Module:
             self.blocks = torch.nn.ModuleList([Block(), Block()])
             self.does = ""
 
-        def forward(self, x: torch.Tensor) -> Any:
-            hidden = self.enter(x[: len(x) // 2] if self.does == "half in the forward pass" else x)
+        def forward(self, x: Tensor) -> Any:
+            hidden = self.enter(x)
             for block in self.blocks:
                 hidden = block(hidden)
             return self.lm_head(hidden)
@@ -206,7 +238,7 @@ def build_looped() -> torch.nn.Module:
     return Looped()
 
 
-def build_recomputing() -> torch.nn.Module:
+def build_recomputing() -> nn.Module:
     """The same, which recomputes in both arms."""
     model: Any = build_looped()
     for block in model.blocks:
@@ -214,16 +246,13 @@ def build_recomputing() -> torch.nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def looped(model: Any, batch: torch.Tensor, optimizer: Any, precision: Any) -> torch.Tensor:
-    """A step of two micro-batches, with clipping, logging or more of them where the model's ``does`` says so."""
-    import torch
-
+def looped(model: Any, batch: Tensor, optimizer: Any, precision: Any) -> Tensor:
+    """A step of two micro-batches, with clipping, logging or half of the batch where the model's ``does`` says so."""
     rows = batch[:64] if model.does == "half in the step" else batch
-    total, parts = torch.zeros(()), 4 if model.does == "four micro-batches" else 2
-    for part in rows.chunk(parts):
+    total = torch.zeros(())
+    for part in rows.chunk(2):
         with precision():
-            output = model(part)
-            loss = (output - part[: len(output)]).float().pow(2).mean() / parts
+            loss = (model(part) - part).float().pow(2).mean() / 2
         loss.backward()
         total += loss.detach()
     if model.does == "clips":
@@ -235,84 +264,16 @@ def looped(model: Any, batch: torch.Tensor, optimizer: Any, precision: Any) -> t
     return total
 
 
-def rows(step: int) -> torch.Tensor:
+def rows(step: int) -> Tensor:
     """128 rows: halves and quarters are multiples of 16."""
-    import torch
-
     return torch.randn(128, 32)
 
 
-def shifted_rows(step: int) -> torch.Tensor:
+def shifted_rows(step: int) -> Tensor:
     """Rows whose mean is not zero."""
-    import torch
-
     return torch.randn(128, 32) + 0.5
-
-
-def build_student() -> torch.nn.Module:
-    """A student, and a teacher that follows it."""
-    from torch import nn
-
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.student = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
-            self.teacher = nn.Linear(64, 64).requires_grad_(False)
-            self.pairs = [(self.student[2].bias, self.teacher.bias)]
-
-        def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.student(rows), self.teacher(rows)
-
-    return Pair()
-
-
-def rows_of_64(step: int) -> torch.Tensor:
-    import torch
-
-    return torch.randn(128, 64)
-
-
-def follow(model: Any, batch: torch.Tensor, optimizer: torch.optim.Optimizer, precision: Any) -> torch.Tensor:
-    """One step; afterwards the teacher follows the student."""
-    import torch
-
-    with precision():
-        mine, teachers = model(batch)
-        loss = (mine - batch.sin()).float().square().mean() + 0.1 * (mine - teachers).float().square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for student, teacher in model.pairs:
-            teacher.lerp_(student, 0.1)
-    ended: torch.Tensor = loss.detach()
-    return ended
-
-
-def build_wide() -> torch.nn.Module:
-    """Two layers, with more outputs between them than are compared of a product."""
-    import torch
-
-    return torch.nn.Sequential(torch.nn.Linear(64, 1280), torch.nn.GELU(), torch.nn.Linear(1280, 64))
-
-
-def squares(model: Any, given: torch.Tensor) -> torch.Tensor:
-    error: torch.Tensor = (model(given) - given.sin()).float()
-    return error.square().mean()
 
 
 LOOPED = Workload(build=build_looped, batch=rows, step=looped)
 RECOMPUTING = Workload(build=build_recomputing, batch=rows, step=looped)
-ROUTER = Workload(build=build_with_router, batch=text, loss=loss)
-ADAPTERS = Workload(build=build_with_adapters, batch=text, loss=loss)
-TWICE = Workload(build=build_twice, batch=rows_of_64, loss=squares)
-HOOKED = Workload(build=build_hooked, batch=text, loss=loss)
-TIED = Workload(build=build_tied, batch=text, loss=loss)
-FLOAT_HEAD = Workload(build=build_float_head, batch=wide_rows)
 SHIFTED = Workload(build=build_looped, batch=shifted_rows, step=looped)
-STUDENT = Workload(build=build_student, batch=rows_of_64, step=follow, leave=("teacher",), learning_rate=2e-3)
-BIASED = Case("own", "torchao", "tensorwise", name="student", emulated=True, steps=20)
-SISTER = Workload(build=build_sister, batch=rows_of_64, loss=squares)
-LONG = Case("own", "torchao", "tensorwise", name="long", emulated=True, steps=300)
-WIDE = Workload(build=build_wide, batch=rows_of_64, loss=squares)
-WIDE_CASE = Case("own", "torchao", "tensorwise", name="wide", emulated=True, steps=20)

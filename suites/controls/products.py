@@ -8,10 +8,9 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from controls.control import ACCELERATE, GITHUB, TORCHAO, Control, control, fault, micro, tiny
-from controls.lazily import torch
-from controls.models import BIASED, STUDENT, WIDE, WIDE_CASE
-from controls.ways import MIDDLE, Forwards, Products, on_gradients, plain, torchao_config, with_gradient
+from controls.control import ACCELERATE, GITHUB, TORCHAO, Control, control, micro, tiny, torch
+from controls.models import STUDENT, WIDE
+from controls.ways import MIDDLE, Forwards, Products, fault, on_gradients, plain, torchao_config, with_gradient
 from pytest_fp8.codes import C, L, N
 
 if TYPE_CHECKING:
@@ -38,12 +37,10 @@ def _bf16_backward(arm: Any, layer: Any, own: Callable[[Any], Any], x: Tensor) -
     return HighPrecisionBackward.apply(x, layer.weight)  # type: ignore[no-untyped-call]
 
 
-# As in layers for frozen weights.
 fault(
     "forward-only",
-    "forward in FP8, backward in BF16",
     L.DGRAD_NOT_IN_FP8,
-    Forwards,
+    "forward in FP8, backward in BF16",
     source=f"[Unsloth, load_in_fp8]({GITHUB}/unslothai/unsloth/blob/main/unsloth/kernels/fp8.py)",
     forward=_bf16_backward,
 )
@@ -58,9 +55,8 @@ def _as_with_gw_hp(arm: Any, layer: Any, own: Any, x: Tensor) -> Any:
 
 fault(
     "wgrad-bf16",
-    "only wgrad in BF16",
     L.WGRAD_NOT_IN_FP8,
-    Forwards,
+    "only wgrad in BF16",
     source=f"[torchao, rowwise_with_gw_hp]({TORCHAO}/blob/main/torchao/float8/config.py)",
     forward=_as_with_gw_hp,
     case=micro("rowwise"),
@@ -76,10 +72,10 @@ def _half_in_bf16(arm: Any, layer: Any, own: Callable[[Any], Any], x: Tensor) ->
 # All products of the layers run in FP8, and half of what they give is thrown away.
 fault(
     "half-in-bf16",
-    "FP8 layers give half of their outputs in BF16",
     L.FPROP_NOT_IN_FP8,
-    Forwards,
+    "FP8 layers give half of their outputs in BF16",
     forward=_half_in_bf16,
+    nightly=False,
 )
 
 
@@ -96,16 +92,17 @@ def _bf16_by_hooks(arm: Any, model: Any) -> None:
 # FP8's gradients run, so that every product of the step is there and right.
 fault(
     "bf16-by-hooks",
-    "hooks put BF16's product in the place of each FP8 layer's output",
     C.TOO_EXACT,
+    "hooks put BF16's product in the place of each FP8 layer's output",
     converted=_bf16_by_hooks,
+    nightly=False,
 )
 
 
 @control(
     "recompute-bf16",
-    "recomputation in BF16 under checkpointing",
     L.RECOMPUTE_NOT_IN_FP8,
+    "recomputation in BF16 under checkpointing",
     source=f"[Megatron-LM 7538]({GITHUB}/NVIDIA/Megatron-LM/pull/7538)",
     case=micro(activation_checkpointing=True),
 )
@@ -139,8 +136,8 @@ class RecomputeInBf16(Forwards):
 
 @control(
     "recompute-outside",
-    "torch's checkpointing around Transformer Engine's layers",
     L.RECOMPUTE_NOT_IN_FP8,
+    "torch's checkpointing around Transformer Engine's layers",
     source=f"[torch.utils.checkpoint under te.autocast]({GITHUB}/pytorch/pytorch/blob/main/torch/utils/checkpoint.py)",
     case=tiny("transformer_engine", "delayed", activation_checkpointing=True),
 )
@@ -155,9 +152,10 @@ class RecomputeOutsideAutocast(Control):
 
 @control(
     "eval-off",
-    "eval() switches FP8 off",
     L.FPROP_NOT_IN_FP8,
+    "eval() switches FP8 off",
     source=f"[Accelerate, use_autocast_during_eval]({ACCELERATE}/utils/dataclasses.py)",
+    nightly=False,
 )
 class EvalSwitchesOff(Forwards):
     """An evaluation leaves the model in eval mode, and training goes on."""
@@ -170,7 +168,7 @@ class EvalSwitchesOff(Forwards):
         self.model.eval()
 
 
-@control("amax-frozen", "the amax history is never updated", L.STALE_AMAX, case=tiny("transformer_engine", "delayed"))
+@control("amax-frozen", L.STALE_AMAX, "the amax history is never updated", case=tiny("transformer_engine", "delayed"))
 class AmaxHistoryFrozen(Control):
     def warm_up(self, *given: Any) -> None:
         from transformer_engine.pytorch.quantization import FP8GlobalStateManager
@@ -184,81 +182,18 @@ class AmaxHistoryFrozen(Control):
 
 # -- one layer's operands and gradients -------------------------------------------------------------------------------
 
-# Doubling is exact in FP8's powers of two. wgrad does not see the weight.
-fault(
-    "scale-off-by-two",
-    "one layer's scale is off by two",
-    N.WRONG_SCALE,
-    Products,
-    weight=lambda _, w: 2 * w,
-    nightly=True,
-)
-fault(
-    "dgrad-x2", "one layer's dgrad is twice as large", N.WRONG_SCALE, Products, about=DGRAD, dgrad=lambda _, dx: 2 * dx
-)
-# AdamW divides it away.
-fault(
-    "wgrad-three-percent-low",
-    "one layer's wgrad is 3 % too small",
-    N.WRONG_SCALE,
-    Products,
-    about=WGRAD,
-    wgrad=lambda _, dw, x, dy: 0.97 * dw,
-    nightly=True,
-)
-# The layers before learn through the residual alone.
-fault("dgrad-zeros", "one layer's dgrad is zero", N.PART_MISSING, Products, about=DGRAD, dgrad=lambda _, dx: 0 * dx)
 
-
-def _noise(_: Any, dw: Tensor, x: Tensor, dy: Tensor) -> Tensor:
-    noise = torch.randn(dw.shape, generator=torch.Generator().manual_seed(1)).to(dw)
-    return noise * dw.float().std()
-
-
-# As from memory that was never written.
-fault("wgrad-noise", "one layer's wgrad is noise", N.UNRELATED, Products, about=WGRAD, wgrad=_noise)
-fault(
-    "wgrad-half-the-tokens",
-    "one layer's wgrad loses half of the tokens",
-    N.PART_MISSING,
-    Products,
-    about=WGRAD,
-    # Every second one: of halves of a text one may have the whole gradient.
-    wgrad=lambda _, dw, x, dy: dy[::2].t() @ x[::2],
-)
-
-
-def _coarse(_: Any, dy: Tensor) -> Tensor:
+def _coarse(dy: Tensor) -> Tensor:
     """Cast by a scale as the first one of delayed scaling, 1: the largest value has three bits left above E5M2's
     smallest one, and most values become zero."""
     scale = 57344.0 / dy.abs().max().float() / 2.0**29
     return ((dy.float() * scale).to(torch.float8_e5m2).float() / scale).to(dy.dtype)
 
 
-fault(
-    "gradient-underflow",
-    "one layer's gradient underflows",
-    N.TOO_COARSE,
-    Products,
-    output_gradient=_coarse,
-)
-
-
-def _saturated(_: Any, x: Tensor) -> Tensor:
+def _saturated(x: Tensor) -> Tensor:
+    """By the scale of an input eight times as small."""
     limit = x.detach().abs().max() / 8
     return x.detach().clamp(-limit, limit)
-
-
-# By the scale of an input eight times as small.
-fault(
-    "stale-amax",
-    "one layer's input saturates",
-    N.PART_MISSING,
-    Products,
-    about=f"fprop of {MIDDLE}",
-    input=_saturated,
-    nightly=True,
-)
 
 
 def _e5m2(arm: Any, model: Any) -> None:
@@ -267,81 +202,59 @@ def _e5m2(arm: Any, model: Any) -> None:
         layer.config = replace(layer.config, cast_config_input=coarse, cast_config_input_for_grad_weight=coarse)
 
 
-fault("e5m2-for-e4m3", "inputs are cast to E5M2", N.OTHER_FORMAT, about="e4m3 x e5m2", converted=_e5m2)
-# As where a kernel takes one layout for another.
-fault(
-    "wgrad-rows-permuted",
-    "one layer's wgrad has its rows in another order",
-    N.UNRELATED,
-    Products,
-    about=WGRAD,
-    wgrad=lambda _, dw, x, dy: dw.roll(1, dims=0),
-    nightly=True,
-)
-# That of another batch row, as from a buffer that was used again too early.
-fault(
-    "dgrad-of-another",
-    "one layer's dgrad is another product's",
-    N.UNRELATED,
-    Products,
-    about=DGRAD,
-    dgrad=lambda _, dx: dx.roll(1, dims=0),
-    nightly=True,
-)
+def _kept_copy(weight: Any) -> Any:
+    """Who looks at the layer with another tensor in the parameter's place finds a fresh copy."""
+    if not hasattr(weight, "_copy"):
+        weight._copy = weight.detach().clone()
+    return weight._copy
 
 
-def _one_in_a_hundred(_: Any, dw: Tensor, x: Tensor, dy: Tensor) -> Tensor:
-    picked = torch.rand(dw.shape, generator=torch.Generator().manual_seed(1)) < 0.01
-    return torch.where(picked.to(dw.device), -3 * dw.abs().mean(), dw)
-
-
-fault(
-    "wgrad-one-in-a-hundred",
-    "one in a hundred values of a wgrad is wrong",
-    N.TOO_COARSE,
-    Products,
-    about=WGRAD,
-    wgrad=_one_in_a_hundred,
-    nightly=True,
-)
-# Within any loss's noise.
-fault(
-    "forward-three-percent-high",
-    "all outputs are 3 % too large",
-    N.WRONG_SCALE,
-    Forwards,
-    forward=lambda arm, layer, own, x: 1.03 * own(x),
-    case=micro("rowwise"),
-    nightly=True,
-)
+fault("e5m2-for-e4m3", N.OTHER_FORMAT, "inputs are cast to E5M2", about="e4m3 x e5m2", converted=_e5m2)
 # One value of the input's gradient is enough: the next norm spreads it.
+fault("dgrad-infinite", N.NOT_FINITE, about=DGRAD, dgrad=lambda dx: torch.full_like(dx, float("inf")))
+fault("dgrad-x2", N.WRONG_SCALE, "one layer's dgrad is twice as large", about=DGRAD, dgrad=lambda dx: 2 * dx)
+# AdamW divides it away.
+fault("wgrad-3-percent-low", N.WRONG_SCALE, about=WGRAD, wgrad=lambda dw, x, dy: 0.97 * dw)
 fault(
-    "dgrad-infinite",
-    "one layer's dgrad overflows",
-    N.NOT_FINITE,
-    Products,
-    about=DGRAD,
-    dgrad=lambda _, dx: torch.full_like(dx, float("inf")),
+    "wrong-in-evaluations",
+    N.WRONG_SCALE,
+    "outputs are 10 % too large in eval mode alone",
+    about="evaluation",
+    forward=lambda arm, layer, own, x: own(x) if layer.training else 1.1 * own(x),
+    case=micro("rowwise"),
 )
-# As where a kernel's last tile is left out.
+# The layers before learn through the residual alone.
+fault("dgrad-zeros", N.PART_MISSING, "one layer's dgrad is zero", about=DGRAD, dgrad=lambda dx: 0 * dx)
+fault("stale-amax", N.PART_MISSING, "one layer's input saturates", about=f"fprop of {MIDDLE}", input=_saturated)
 fault(
     "wgrad-last-tile",
-    "the last 16 of 1280 rows of a wgrad are zero",
     N.PART_MISSING,
-    Products,
+    "the last 16 of 1280 rows of a wgrad are zero",
     at=0,
-    wgrad=lambda _, dw, x, dy: torch.cat([dw[:-16], 0 * dw[-16:]]),
-    case=WIDE_CASE,
-    workload=WIDE,
+    wgrad=lambda dw, x, dy: torch.cat([dw[:-16], 0 * dw[-16:]]),
+    **WIDE,
+)
+# As where a kernel takes one layout for another.
+fault("wgrad-rows-permuted", N.UNRELATED, about=WGRAD, wgrad=lambda dw, x, dy: dw.roll(1, dims=0))
+fault("gradient-underflow", N.TOO_COARSE, "one layer's gradient underflows", output_gradient=_coarse)
+fault(
+    "copy-on-the-parameter",
+    N.STALE,
+    "one layer's copy of its weight, kept on the parameter, is never renewed",
+    about="evaluation",
+    at=0,
+    weight=_kept_copy,
     nightly=True,
+    **WIDE,
 )
 
 
 @control(
     "input-of-the-step-before",
-    "one layer's wgrad uses the input of the step before, from step 2 on",
     N.STALE,
+    "one layer's wgrad uses the input of the step before, from step 2 on",
     about=WGRAD,
+    nightly=False,
 )
 class InputOfTheStepBefore(Products):
     """As from a buffer that is swapped too late."""
@@ -356,91 +269,39 @@ class InputOfTheStepBefore(Products):
         return dy.t() @ before
 
 
-@control(
-    "wgrad-each-second-step",
-    "one layer's wgrad is doubled in each second step",
-    N.WRONG_SCALE,
-    about=WGRAD,
-    nightly=True,
-)
-class EachSecondStep(Products):
-    """As where one of two buffers is added to and not written."""
-
-    _step = 0
-
-    def wgrad(self, dw: Tensor, x: Tensor, dy: Tensor) -> Tensor:
-        # The optimizer's state is empty in the first step after a restart.
-        self._step = self._step + 1 if self.optimizer.state else 0
-        return 2 * dw if self._step % 2 else dw
-
-
-def _kept_copy(_: Any, weight: Any) -> Any:
-    if not hasattr(weight, "_copy"):
-        weight._copy = weight.detach().clone()
-    return weight._copy
-
-
-# Who looks at the layer with another tensor in the parameter's place finds a fresh copy.
-fault(
-    "copy-on-the-parameter",
-    "one layer's copy of its weight, kept on the parameter, is never renewed",
-    N.STALE,
-    Products,
-    about="evaluation",
-    at=0,
-    weight=_kept_copy,
-    case=WIDE_CASE,
-    workload=WIDE,
-    nightly=True,
-)
-fault(
-    "wrong-in-evaluations",
-    "outputs are 10 % too large in eval mode alone",
-    N.WRONG_SCALE,
-    Forwards,
-    about="evaluation",
-    forward=lambda arm, layer, own, x: own(x) if layer.training else 1.1 * own(x),
-    case=micro("rowwise"),
-    nightly=True,
-)
-
 # -- biases, and gradients beside the products ------------------------------------------------------------------------
 
 fault(
     "bias-twice",
-    "one layer adds its bias twice",
     N.WRONG_BIAS,
-    Forwards,
+    "one layer adds its bias twice",
     layers=lambda arm: arm.fp8_layers()[:1],
     forward=lambda arm, layer, own, x: own(x) + layer.bias,
-    case=BIASED,
-    workload=STUDENT,
     nightly=True,
+    **STUDENT,
 )
 fault(
     "bias-gradient-mean",
-    "gradients of biases are means and not sums",
     N.BIAS_GRADIENT,
+    "gradients of biases are means and not sums",
     converted=lambda arm, model: on_gradients([layer.bias for layer in arm.fp8_layers()], lambda dy: dy / 16),
-    case=BIASED,
-    workload=STUDENT,
+    **STUDENT,
 )
 fault(
     "weight-gradient-e4m3",
-    "weight gradients are kept in E4M3 without a scale",
     N.GRADIENT_REPLACED,
+    "weight gradients are kept in E4M3 without a scale",
     converted=lambda arm, model: on_gradients(
         [layer.weight for layer in arm.fp8_layers()], lambda dw: dw.to(torch.float8_e4m3fn).to(dw.dtype)
     ),
-    case=BIASED,
-    workload=STUDENT,
     nightly=True,
+    **STUDENT,
 )
 # A loss scale that is never divided out. AdamW hides it, and each layer's products are right.
 fault(
     "gradients-x4",
-    "all gradients are four times as large",
     N.GRADIENT_TIMES,
+    "all gradients are four times as large",
     about="multiplied by 4.",
     converted=lambda arm, model: model.get_output_embeddings().register_forward_hook(
         lambda *call: with_gradient(call[2], call[2], lambda dy: 4 * dy)
@@ -449,26 +310,7 @@ fault(
 # Less than FP8 itself moves gradients, and no product shows it.
 fault(
     "scaled-gradient",
-    "a hook makes one layer's weight gradient 10 % smaller",
     N.GRADIENT_SCALED,
+    "a hook makes one layer's weight gradient 10 % smaller",
     converted=lambda arm, model: on_gradients([arm.fp8_layers()[2].weight], lambda dw: 0.9 * dw),
-)
-
-
-def _late(arm: Any, model: Any) -> None:
-    kept: list[Tensor] = []
-
-    def late(gradient: Tensor) -> Tensor:
-        kept.append(gradient.clone())
-        return kept.pop(0) if len(kept) > 1 else gradient
-
-    on_gradients([arm.fp8_layers()[2].weight], late)
-
-
-fault(
-    "late-gradient",
-    "one layer trains on the gradient of the step before",
-    N.GRADIENT_REPLACED,
-    converted=_late,
-    nightly=True,
 )

@@ -7,9 +7,8 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from controls.control import Control, control, fault, micro
-from controls.lazily import torch
-from controls.ways import Forwards, plain
+from controls.control import Control, control, micro, torch
+from controls.ways import fault, plain
 from pytest_fp8.case import Case
 from pytest_fp8.codes import D, K, L, N, R, S
 
@@ -31,8 +30,8 @@ def second_rank() -> bool:
 # As a sampler that was seeded by rank does.
 fault(
     "rank-other-data",
-    "one rank of the FP8 arm trains on other data",
     D.OTHER_DATA,
+    "one rank of the FP8 arm trains on other data",
     training_batch=lambda arm, seed, step, whole=False: arm.setup.training_batch(
         seed + 1000 * second_rank(), step, whole
     ),
@@ -43,9 +42,8 @@ fault(
 # FP8 was switched on by a variable that its launcher did not pass on.
 fault(
     "rank-in-bf16",
-    "FP8 is off on one rank of two",
     R.RANKS_DISAGREE,
-    Forwards,
+    "FP8 is off on one rank of two",
     about="rank 1: 0 in FP8",
     layers=lambda arm: arm.fp8_layers() if second_rank() else [],
     forward=lambda arm, layer, own, x: plain(layer, x),
@@ -57,8 +55,8 @@ fault(
 
 @control(
     "gradients-not-reduced",
-    "gradients are not reduced over the ranks",
     R.RANKS_DISAGREE,
+    "gradients are not reduced over the ranks",
     about="gradients are not reduced over all ranks",
     case=DDP,
     question="loss",
@@ -90,8 +88,8 @@ class Patched(Control):
 # Rank 1 writes zeros in their place, as where only rank 0 saves what it holds.
 fault(
     "shard-not-saved",
-    "a rank's shards are not in the checkpoint",
     K.WEIGHTS_CHANGED,
+    "a rank's shards are not in the checkpoint",
     Patched,
     module="torch.distributed.checkpoint",
     name="save",
@@ -104,8 +102,8 @@ fault(
 # Each rank casts its shards by their own largest magnitude, and the gathered weight is read by its own scale.
 fault(
     "amax-group-of-one",
-    "weights' scales are not reduced over the ranks",
     N.TOO_COARSE,
+    "weights' scales are not reduced over the ranks",
     Patched,
     module="torchao.float8.fsdp_utils",
     name="hp_tensor_to_float8_dynamic",
@@ -123,8 +121,8 @@ def _plain_parameters(arm: Any, model: Any) -> None:
 # Converted weights are plain parameters again before FSDP2 shards them.
 fault(
     "bf16-on-the-wire",
-    "FP8 all-gather gathers BF16",
     L.GATHERS_BF16,
+    "FP8 all-gather gathers BF16",
     converted=_plain_parameters,
     case=GATHERED,
     nightly=True,
@@ -141,8 +139,8 @@ def _gathers(arm: Any) -> None:
 # 12 GiB, as code does that logs something of every whole weight.
 fault(
     "slow-wire",
-    "the FP8 arm alone gathers after each step",
     S.SLOW_WIRE,
+    "the FP8 arm alone gathers after each step",
     stepped=_gathers,
     case=Case("1b", "torchao", "tensorwise", batch=8, gpus=2, parallel="ddp", questions=("speedup",)),
 )

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from controls.control import Control, Outcome, fault
+from controls.control import Control, Outcome
+from controls.ways import fault
 from pytest_fp8.case import OWN, Case
 from pytest_fp8.codes import C, D, R, W
 from pytest_fp8.recipes import SCRIPT
@@ -50,14 +51,14 @@ class Hangs(Ends):
         return super().ask(pair)
 
 
-fault("script-off", "a script whose --fp8 does nothing", W.FP8_OFF, Run, script=runs("--layers 0"), nightly=False)
+fault("script-off", W.FP8_OFF, "a script whose --fp8 does nothing", Run, script=runs("--layers 0"), nightly=False)
 fault(
-    "script-part", "a script with a half of the layers in FP8", W.BELOW_SHARE, Run, script=runs("--layers 2", share=0.8)
+    "script-part", W.BELOW_SHARE, "a script with a half of the layers in FP8", Run, script=runs("--layers 2", share=0.8)
 )
 fault(
     "script-both",
-    "a script in FP8 in both runs",
     R.BUILT_IN_FP8,
+    "a script in FP8 in both runs",
     Run,
     script=runs(bf16="--fp8"),
     verdicts=("INVALID",),
@@ -65,43 +66,43 @@ fault(
 )
 fault(
     "script-late",
-    "a script that converts after it made its optimizer",
     W.CONVERTED_TOO_LATE,
+    "a script that converts after it made its optimizer",
     Run,
     script=runs("--late"),
 )
-fault("script-batch", "a script with half the batch in FP8", D.OTHER_WORK, Run, script=runs("--batch 2"), nightly=False)
-fault("script-seed", "a script with another seed in FP8", D.OTHER_MODEL, Run, script=runs("--seed 1"))
+fault("script-batch", D.OTHER_WORK, "a script with half the batch in FP8", Run, script=runs("--batch 2"), nightly=False)
+fault("script-seed", D.OTHER_MODEL, "a script with another seed in FP8", Run, script=runs("--seed 1"))
 fault(
     "script-data",
-    "a script with other batches in FP8",
     D.OTHER_DATA,
+    "a script with other batches in FP8",
     Run,
     script=runs("--rows-seed 5"),
     question="loss",
 )
-fault("script-rate", "a script with another learning rate in FP8", D.OTHER_OPTIMIZER, Run, script=runs("--rate 0.01"))
-fault("script-tf32", "a script with TF32 in the FP8 run alone", D.OTHER_SWITCH, Run, script=runs("--tf32"))
-fault("script-passes", "a script with two passes a step in FP8", D.OTHER_PASSES, Run, script=runs("--passes 2"))
+fault("script-rate", D.OTHER_OPTIMIZER, "a script with another learning rate in FP8", Run, script=runs("--rate 0.01"))
+fault("script-tf32", D.OTHER_SWITCH, "a script with TF32 in the FP8 run alone", Run, script=runs("--tf32"))
+fault("script-passes", D.OTHER_PASSES, "a script with two passes a step in FP8", Run, script=runs("--passes 2"))
 fault(
     "script-nan",
-    "a script whose loss is NaN in one FP8 step",
     C.NOT_FINITE,
+    "a script whose loss is NaN in one FP8 step",
     Run,
     script=runs("--then nan"),
     question="loss",
 )
 fault(
     "script-raises",
-    "a script that raises in the middle",
     R.ARM_DIED,
+    "a script that raises in the middle",
     Ends,
     script=runs("--then error"),
     about="no data",
 )
-fault("script-killed", "a script that is killed", R.ARM_DIED, Ends, script=runs("--then SIGKILL"), about="SIGKILL")
-fault("script-memory", "a script that runs out of memory", R.OUT_OF_MEMORY, Ends, script=runs("--then memory"))
-fault("script-ends", "a script that has too few steps", W.TOO_SHORT, Ends, script=runs("--then exit"))
-fault("script-no-step", "a script that makes no step", W.NO_TRAINING, Ends, script=runs("--steps 0"))
-fault("script-hangs", "a script that hangs in the middle", R.ARM_HUNG, Hangs, script=runs("--then hang"), nightly=False)
-fault("script-missing", "a command that is not there", R.NOT_STARTED, Ends, script=Script(("no-such-command", TRAIN)))
+fault("script-killed", R.ARM_DIED, "a script that is killed", Ends, script=runs("--then SIGKILL"), about="SIGKILL")
+fault("script-memory", R.OUT_OF_MEMORY, "a script that runs out of memory", Ends, script=runs("--then memory"))
+fault("script-ends", W.TOO_SHORT, "a script that has too few steps", Ends, script=runs("--then exit"))
+fault("script-no-step", W.NO_TRAINING, "a script that makes no step", Ends, script=runs("--steps 0"))
+fault("script-hangs", R.ARM_HUNG, "a script that hangs in the middle", Hangs, script=runs("--then hang"), nightly=False)
+fault("script-missing", R.NOT_STARTED, "a command that is not there", Ends, script=Script(("no-such-command", TRAIN)))

@@ -8,10 +8,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from controls.control import BOTH, TORCHAO, Control, control, fault, tiny
-from controls.lazily import torch
+from controls.control import BOTH, TORCHAO, Control, control, tiny, torch
 from controls.models import FLOAT_HEAD
-from controls.ways import Optimizers
+from controls.ways import fault
 from pytest_fp8.case import Case
 from pytest_fp8.codes import D, M, S
 
@@ -30,8 +29,8 @@ class OneB(Control):
 
 @control(
     "no-compile",
-    "torchao without compile",
     S.NOT_COMPILED,
+    "torchao without compile",
     source=f"[torchao's README of float8]({TORCHAO}/blob/main/torchao/float8/README.md)",
 )
 class NotCompiled(OneB):
@@ -108,8 +107,8 @@ class Products:
 # recipe is the one whose stored processes agree best (0.02 %); those of tensorwise, 1.1 % apart, cannot hold 1.5 %.
 fault(
     "fp8-slower",
-    "FP8 3 % slower than its baseline",
     S.SLOWER_THAN_BASELINE,
+    "FP8 3 % slower than its baseline",
     Slower,
     share=0.031,
     case=Case("1b", "torchao", "rowwise_with_gw_hp", tolerance=0.015),
@@ -118,8 +117,8 @@ fault(
 # FP8 has lost nothing against BF16.
 fault(
     "both-slower",
-    "both arms 10 % slower",
     S.OTHER_REFERENCE,
+    "both arms 10 % slower",
     Slower,
     share=0.10,
     breaks=BOTH,
@@ -131,8 +130,8 @@ fault(
 
 @control(
     "slow-attention",
-    "the reference on a slow attention kernel",
     S.OTHER_ATTENTION,
+    "the reference on a slow attention kernel",
     source="[two cuDNN libraries](measurements.md#two-cudnn-libraries)",
     breaks=REFERENCE,
     verdicts=INVALID,
@@ -154,8 +153,8 @@ class SlowAttention(OneB):
 
 @control(
     "memory-up",
-    "memory up by two thirds",
     M.MORE_MEMORY,
+    "memory up by two thirds",
     source="report: adapters on 8B with Unsloth, +66 % of memory",
     case=tiny("torchao", "tensorwise"),
 )
@@ -170,8 +169,8 @@ class MemoryUpByTwoThirds(Control):
 
 @control(
     "half-the-batch",
-    "the FP8 arm trains on half of each batch",
     S.LESS_WORK,
+    "the FP8 arm trains on half of each batch",
     about="another sequence length, mask or batch in the FP8 arm",
     verdicts=INVALID,
 )
@@ -182,8 +181,8 @@ class HalfTheBatch(OneB):
 
 @control(
     "tf32-alone",
-    "the FP8 arm alone multiplies float32 in TF32",
     D.OTHER_SWITCH,
+    "the FP8 arm alone multiplies float32 in TF32",
     question="faster",
     case=Case("own", "torchao", "tensorwise", name="float_head", questions=("layers", "speedup")),
     workload=FLOAT_HEAD,
@@ -201,8 +200,8 @@ def _reads_and_logs(arm: Any) -> None:
 
 fault(
     "reference-reads",
-    "the reference alone waits for its logging",
     S.REFERENCE_WAITS,
+    "the reference alone waits for its logging",
     OneB,
     about="the reference alone waits for the GPU in each step",
     stepped=_reads_and_logs,
@@ -212,8 +211,8 @@ fault(
 # Longer than the GPU's step, as a slow loader of data does.
 fault(
     "reference-sleeps",
-    "the reference alone waits for its data",
     S.REFERENCE_WAITS,
+    "the reference alone waits for its data",
     OneB,
     about="Python takes time in the reference's step alone",
     stepped=lambda arm: time.sleep(0.18),
@@ -223,7 +222,7 @@ fault(
 
 
 @control(
-    "compiled-in-blocks", "code is compiled again inside the timed blocks", S.COMPILED_WHILE_TIMED, verdicts=INVALID
+    "compiled-in-blocks", S.COMPILED_WHILE_TIMED, "code is compiled again inside the timed blocks", verdicts=INVALID
 )
 class CompiledInBlocks(OneB):
     """A function of the FP8 arm's step, for an input of another length each time."""
@@ -246,9 +245,8 @@ def _doubled(values: Tensor) -> Tensor:
 
 fault(
     "no-optimizer-step",
-    "the FP8 arm's optimizer does not step",
     S.LESS_WORK,
-    Optimizers,
+    "the FP8 arm's optimizer does not step",
     about="the FP8 arm's optimizer does not step",
     optimizer_made=lambda arm, made: setattr(made, "step", lambda closure=None: None),
     case=ONE_B,

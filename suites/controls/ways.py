@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from controls.control import BOTH, Control, micro
-from controls.lazily import torch
+from controls.control import BOTH, Control, control, micro, torch
 from controls.models import LOOPED
 from controls.own_checkpoints import CASE, SAVED, STATE, load, save
 
 if TYPE_CHECKING:
     from pytest_fp8.backends.base import Conversion
+    from pytest_fp8.codes import Code
     from pytest_fp8.worker.run.engine import Engine
 
 MIXED_PRECISION = "ACCELERATE_MIXED_PRECISION"
@@ -226,6 +225,23 @@ class OwnFunctions(Control):
         load(model, optimizer, folder)
 
 
-def no_context(arm: Any) -> Callable[[], Any]:
-    """In place of an arm's precision context."""
-    return nullcontext
+WAYS: dict[str, type[Control]] = {
+    **dict.fromkeys(("input", "weight", "output_gradient", "dgrad", "wgrad"), Products),
+    **dict.fromkeys(("forward", "layers"), Forwards),
+    **dict.fromkeys(("by", "environment"), Converts),
+    "does": Loop,
+    "optimizer_made": Optimizers,
+    "lose": OwnFunctions,
+}
+"""What a row states -> the way that it is."""
+
+
+def fault(id: str, code: Code, title: str = "", way: type[Control] | None = None, **stated: Any) -> type[Control]:
+    """One row of the catalogue: a way to break an arm, with these attributes, and these functions as its methods.
+
+    ``way`` follows from what is stated (:data:`WAYS`). Functions are given the arm first, but for those of
+    :class:`Products`, which change a tensor.
+    """
+    way = way or next((WAYS[name] for name in stated if name in WAYS), Control)
+    methods = {name: staticmethod(value) if WAYS.get(name) is Products else value for name, value in stated.items()}
+    return control(id, code, title, **methods)(type(id, (way,), {}))

@@ -22,7 +22,7 @@ class WithoutArms(Control):
     case = None  # type: ignore[assignment]
 
 
-@control("foreign-baseline", "another GPU's baseline under this name", B.UNREADABLE, question="baseline")
+@control("foreign-baseline", B.UNREADABLE, "another GPU's baseline under this name", question="baseline")
 class ForeignBaseline(WithoutArms):
     """An H100's, in the folder and under the name of an H200's."""
 
@@ -46,7 +46,7 @@ class ForeignBaseline(WithoutArms):
         return Outcome(cls, "PASS", "the file was compared with", "")
 
 
-@control("all-skipped", "every test skipped on a declared GPU", R.NOTHING_RAN, question="session")
+@control("all-skipped", R.NOTHING_RAN, "every test skipped on a declared GPU", question="session")
 class AllSkipped(WithoutArms):
     """``pytest --fp8-gpu=h200`` where no GPU is visible, in a pytest session of its own."""
 
