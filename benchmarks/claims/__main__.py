@@ -34,7 +34,7 @@ TOLERANCE = 0.02
 """Of a claimed figure, at each end: figures are quoted with two digits, and 2 % is what a case of this suite allows."""
 BETWEEN_HOSTS = 0.05
 """How far step times of the same arm lay apart on hosts of one kind of GPU. It widens what is no ratio of two arms that
-took turns on one GPU: tokens per second, and step times of two different cases."""
+took turns on one GPU: tokens per second."""
 HELD, PARTLY, DID_NOT_HOLD = "held", "partly", "did not hold"
 NOT_REPRODUCED, NOT_MEASURED = "not reproduced here", "not measured here"
 WORDS = (HELD, DID_NOT_HOLD, NOT_REPRODUCED, PARTLY, NOT_MEASURED)
@@ -43,10 +43,10 @@ LEARNS_TOO_LITTLE = "in the steps of a test 8B moves too few weights for a loss 
 """docs/measurements.md has the measurement."""
 RULE = f"""\
 Each measurement is an interval: 99 % for a speedup, what sessions on other machines differ by included; 95 % on each
-side over seeds for a loss gap; step times of two cases and tokens per second are widened by {BETWEEN_HOSTS:.0%}, which
-hosts differ by. A claimed ratio or rate is widened by {TOLERANCE:.0%} at each end, a gap in nats and a number of layers
-are not. `at least` one figure is kept by all above it, `at most` one by all below it; `about` one is what somebody saw.
-A range is kept by what lies within it.
+side over seeds for a loss gap; tokens per second are widened by {BETWEEN_HOSTS:.0%}, which hosts differ by. A claimed
+ratio or rate is widened by {TOLERANCE:.0%} at each end, a gap in nats and a number of layers are not. `at least` one
+figure is kept by all above it, `at most` one by all below it; `about` one is what somebody saw. A range is kept by what
+lies within it.
 
 A claim *held* where the whole interval lies inside, and held *partly* where it reaches across an end, or is too wide to
 tell. Where all of it lies outside, the claim *did not hold* if the same configuration was measured here, and was *not
@@ -69,8 +69,8 @@ class Reading:
     """Whether it is of the time in which the GPU works, since the arms' steps wait for their host."""
 
 
-Read = Callable[[Baseline, Baseline, Case], Reading | None]
-"""What the baseline of a claim's case, and that of the other one, say; ``None`` where they do not hold it."""
+Read = Callable[[Baseline, Case], Reading | None]
+"""What the baseline of a claim's case says; ``None`` where it does not hold it."""
 
 
 def elsewhere(stored: Baseline, metric: str) -> Estimate:
@@ -81,7 +81,7 @@ def elsewhere(stored: Baseline, metric: str) -> Estimate:
     return replace(here, error=math.hypot(here.error, components.session), freedom=freedom)
 
 
-def _speedup(own: Baseline, other: Baseline, case: Case) -> Reading | None:
+def _speedup(own: Baseline, case: Case) -> Reading | None:
     if not (gated := own.gated):
         return None
     speed = elsewhere(own, gated)
@@ -91,14 +91,14 @@ def _speedup(own: Baseline, other: Baseline, case: Case) -> Reading | None:
 def _exact(metric: str) -> Read:
     """Bytes and counts repeat exactly: the values are the interval."""
 
-    def read(own: Baseline, other: Baseline, case: Case) -> Reading | None:
+    def read(own: Baseline, case: Case) -> Reading | None:
         values = own.values(metric)
         return Reading(fmean(values), min(values), max(values)) if values else None
 
     return read
 
 
-def _loss_gap(own: Baseline, other: Baseline, case: Case) -> Reading | None:
+def _loss_gap(own: Baseline, case: Case) -> Reading | None:
     """The mean over seeds with the confidence that the loss question uses, on both sides."""
     values = own.values("loss_gap")
     if not values:
@@ -114,46 +114,11 @@ def _between_hosts(values: Sequence[float]) -> Reading:
 
 
 def _tokens(arm: str) -> Read:
-    def read(own: Baseline, other: Baseline, case: Case) -> Reading | None:
+    def read(own: Baseline, case: Case) -> Reading | None:
         times = own.values(f"{arm}_ms")
         return _between_hosts([math.prod(case.tokens) / (ms / 1000) for ms in times]) if case.tokens and times else None
 
     return read
-
-
-def _step_over(arm: str) -> Read:
-    def read(own: Baseline, other: Baseline, case: Case) -> Reading | None:
-        mine, theirs = own.values("fp8_ms"), other.values(f"{arm}_ms")
-        return _between_hosts([fmean(mine) / fmean(theirs)]) if mine and theirs else None
-
-    return read
-
-
-def _speedup_over(own: Baseline, other: Baseline, case: Case) -> Reading | None:
-    if not own.values("speedup") or not other.values("speedup"):
-        return None
-    found = elsewhere(own, "speedup").less(elsewhere(other, "speedup"))
-    return Reading(found.ratio, *found.interval)
-
-
-def _adapter_share(own: Baseline, other: Baseline, case: Case) -> Reading | None:
-    """The adapters' share of the BF16 step, computed as the claim's source computes it.
-
-    FP8 gains G on everything but the adapters and nothing on those: 1 / S = (1 - share) / G + share. G is the speedup
-    of full training, S that with adapters. An upper bound: full training also gains on the weight gradients, which a
-    frozen base does not have. ``None`` where full training gains nothing: the equation has no solution then.
-    """
-    if not own.values("speedup") or not other.values("speedup"):
-        return None
-    adapted, full = elsewhere(own, "speedup"), elsewhere(other, "speedup")
-    if full.interval[0] <= 1:
-        return None
-
-    def share(with_adapters: float, without: float) -> float:
-        return (1 / with_adapters - 1 / without) / (1 - 1 / without)
-
-    ends = share(adapted.interval[1], full.interval[0]), share(adapted.interval[0], full.interval[1])
-    return Reading(share(adapted.ratio, full.ratio), min(ends), max(ends))
 
 
 METRICS: Mapping[str, tuple[str, str, Read]] = {
@@ -164,10 +129,6 @@ METRICS: Mapping[str, tuple[str, str, Read]] = {
     "fp8_layers": ("FP8 layers", "{:g}", _exact("fp8_layers")),
     "fp8_tokens_per_s": ("FP8", "{:.0f}k tokens/s", _tokens("fp8")),
     "bf16_tokens_per_s": ("BF16", "{:.0f}k tokens/s", _tokens("bf16")),
-    "speedup_over_other": ("speed over the other case", "{:.3f}x", _speedup_over),
-    "step_over_other_bf16": ("step over the other's BF16 step", "{:.3f}x", _step_over("bf16")),
-    "step_over_other_fp8": ("step over the other's FP8 step", "{:.3f}x", _step_over("fp8")),
-    "adapter_share": ("adapters' share of the BF16 step", "{:.0%}", _adapter_share),
 }
 """What a claim can be about -> its name, how it is written, and what baselines say of it."""
 NEAR_ZERO = ("loss_gap", "fp8_layers")
@@ -252,8 +213,7 @@ class Finding:
                 shown(claim.metric, x) for x in (self.reading.value, self.reading.low, self.reading.high)
             )
             measured = value if low == high else f"{value} [{low}, {high}]"
-        names = f"`{near['case']}`" + (f" against `{near['other']}`" if "other" in near else "")
-        told = "; ".join([names, *(f"{name}: {what}" for name, what in self.differs.items())])
+        told = "; ".join([f"`{near['case']}`", *(f"{name}: {what}" for name, what in self.differs.items())])
         if self.reading is None and LEARNS_TOO_LITTLE in self.why:
             told += f" ({LEARNS_TOO_LITTLE})"
         elif self.reading is not None and self.why:
@@ -272,11 +232,11 @@ def judge(claim: Claim, stored: Stored, known: Mapping[str, Case]) -> Finding:
     gpus = sorted(stored, key=lambda gpu: gpu != claim.source.get("gpu"))
     for near in claim.near:
         whys = []
-        case, other = known[near["case"]], known[near.get("other", near["case"])]
+        case = known[near["case"]]
         for gpu in gpus:
-            why, reading = _missing(claim.metric, (case, other), stored[gpu]), None
+            why, reading = _missing(claim.metric, case, stored[gpu]), None
             if not why:
-                reading = METRICS[claim.metric][2](stored[gpu][case.id], stored[gpu][other.id], case)
+                reading = METRICS[claim.metric][2](stored[gpu][case.id], case)
             if reading is not None:
                 differs = differences(claim, near, case, gpu)
                 given = claim.verdict(reading, not differs and not reading.busy)
@@ -299,17 +259,14 @@ def differences(claim: Claim, near: Mapping[str, Any], case: Case, gpu: str) -> 
     return {**found, **near.get("differs", {})}
 
 
-def _missing(metric: str, asked: Sequence[Case], stored: Mapping[str, Baseline]) -> str:
-    """Why no figure of these cases could answer; empty where one can."""
-    if metric == "loss_gap" and asked[0].model == "8b":
+def _missing(metric: str, case: Case, stored: Mapping[str, Baseline]) -> str:
+    """Why no figure of this case could answer; empty where one can."""
+    if metric == "loss_gap" and case.model == "8b":
         return LEARNS_TOO_LITTLE
-    for case in asked:
-        found = stored.get(case.id)
-        if found is None:
-            return f"no baseline of {case.id}"
-        if found.case_hash != case.digest():
-            return f"the baseline of {case.id} is of another definition"
-    return ""
+    found = stored.get(case.id)
+    if found is None:
+        return f"no baseline of {case.id}"
+    return "" if found.case_hash == case.digest() else f"the baseline of {case.id} is of another definition"
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
@@ -341,9 +298,8 @@ def measured_when(findings: Sequence[Finding], stored: Stored) -> str:
     """The days on which the cases behind these findings were last measured, by the libraries that they ran."""
     days: dict[str, set[str]] = {}
     for finding in (each for each in findings if each.reading is not None):
-        for role in finding.near.keys() & {"case", "other"}:
-            newest = stored[finding.gpu][finding.near[role]].newest
-            days.setdefault(libraries_of(newest), set()).add(newest.date)
+        newest = stored[finding.gpu][finding.near["case"]].newest
+        days.setdefault(libraries_of(newest), set()).add(newest.date)
     spans = {libraries: " to ".join(dict.fromkeys((min(on), max(on)))) for libraries, on in days.items()}
     return "; ".join(f"on {span} with {libraries}" for libraries, span in spans.items()) or "nothing yet"
 
