@@ -178,24 +178,6 @@ language(
 )
 
 
-class Linearised(nn.Module):
-    """Attention without softmax, through einsum and a running sum."""
-
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, -1)).unbind(2)
-        q, k = F.elu(q) + 1, F.elu(k) + 1
-        memory = torch.einsum("bshd,bshe->bshde", k, v).cumsum(1)
-        weight = torch.einsum("bshd,bshd->bsh", q, k.cumsum(1))
-        return x + self.out((torch.einsum("bshd,bshde->bshe", q, memory) / weight[..., None]).flatten(2))
-
-
-language("linear_attention", "Attention without softmax, through einsum.", lambda: [Linearised(), Mlp()])
-
-
 class Latents(nn.Module):
     """Perceiver: sixteen learnt rows look at the input."""
 
@@ -234,7 +216,4 @@ language(
     "raw_parameters_of_a_linears_size",
     "Raw parameters, multiplied by @ and F.linear at the size of the Linears beside them.",
     lambda: [RawQueries(), Mlp()],
-)
-language(
-    "very_short_sequences", "Sixteen sequences of one byte each.", lambda: [Grouped(), Mlp()], lambda step: text(16, 1)
 )

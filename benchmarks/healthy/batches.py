@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import UserDict, deque
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.healthy.sound import classes_of, of, sound, text, vectors
+from benchmarks.healthy.sound import Net as Residual
+from benchmarks.healthy.sound import apart, classes_of, entry, of, sound, text, vectors
 from pytest_fp8 import Workload, pad_to_multiple
 
 RATE = 4e-3
@@ -35,98 +39,113 @@ def labelled(count=64):
     return x, classes_of(x, 16)
 
 
-class WithLoss(nn.Module):
-    """Gives a tuple (loss, logits), as many research models do."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = Net()
-
-    def forward(self, x, labels=None, weights=None):
-        logits = self.net(x)
-        each = F.cross_entropy(logits, labels, reduction="none")
-        return (each if weights is None else each * weights).mean(), logits
-
-
-def dict_of_many_things_batch(step):
-    x, labels = labelled()
-    more = {"weights": torch.ones(64), "name": "train", "nothing": None}
-    return {"x": x, "labels": labels, "more": more, "epoch": step // 10}
-
-
-@of("loss", build=WithLoss, batch=dict_of_many_things_batch, learning_rate=RATE)
-def dict_of_many_things(model, batch):
-    """A dict with tensors, numbers, texts, None and a dict inside."""
-    return model(batch["x"], batch["labels"], batch["more"]["weights"])[0]
-
-
-@of("batch", build=WithLoss, loss=lambda model, batch: model(*batch)[0], learning_rate=RATE)
-def tuple_of_a_loader(step):
-    """A tuple (inputs, labels), as a TensorDataset gives it."""
-    return labelled()
+@dataclass(frozen=True, slots=True)
+class Sample:
+    x: torch.Tensor
+    y: torch.Tensor
+    inner: Any = None
 
 
 class Pair(NamedTuple):
     x: torch.Tensor
-    labels: torch.Tensor
+    y: torch.Tensor
 
 
-@of("batch", build=Net, loss=lambda model, pair: F.cross_entropy(model(pair.x), pair.labels), learning_rate=RATE)
-def named_tuple(step):
-    """A NamedTuple."""
-    return Pair(*labelled())
+class AttrDict(dict):
+    __getattr__ = dict.__getitem__
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A frozen dataclass with a nested one."""
-
-    x: torch.Tensor
-    labels: torch.Tensor
-    inner: Any = None
-    source: str = "train"
-    sizes: list[int] = field(default_factory=list)
+class OwnAttributes(dict):
+    def __init__(self, **entries: Any) -> None:
+        super().__init__(**entries)
+        self.__dict__ = self
 
 
-def dataclass_batch_batch(step):
-    x, labels = labelled()
-    return Sample(x, labels, inner=Sample(x.sin(), labels), sizes=[64])
-
-
-@of("loss", build=Net, batch=dataclass_batch_batch, learning_rate=RATE)
-def dataclass_batch(model, sample):
-    """A frozen dataclass with tensors, and another one inside."""
-    return F.cross_entropy(model(sample.x + sample.inner.x), sample.labels)
+class Collection(UserDict):
+    """A Mapping that is no dict."""
 
 
 class Collated:
-    """A class of the user's own with tensors in its attributes."""
+    """Tensors in attributes, in a list and in a dict of it."""
 
-    def __init__(self, x, labels):
-        self.x, self.labels = x, labels
-        self.parts = [x[:32].abs(), {"rest": x[32:].abs()}]
+    def __init__(self, x, y):
+        self.parts = [x[:64], {"rest": x[64:]}]
+        self.y = y
 
-    def __len__(self):
-        return len(self.x)
-
-
-def object_batch_batch(step):
-    return Collated(*labelled())
+    @property
+    def x(self):
+        return torch.cat([self.parts[0], self.parts[1]["rest"]])
 
 
-@of("loss", build=Net, batch=object_batch_batch, learning_rate=RATE)
-def object_batch(model, batch):
-    """A class of the user's own; tensors in attributes, in a list and in a dict of it."""
-    both = torch.cat([batch.parts[0], batch.parts[1]["rest"]])
-    return F.cross_entropy(model(batch.x + 0.1 * both), batch.labels)
+class Slots:
+    __slots__ = ("x", "y")
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
 
 
-@of("batch", build=WithLoss, loss=lambda model, batch: model(**batch)[0], learning_rate=RATE)
-def encoding_of_transformers(step):
-    """transformers' BatchEncoding, which is no dict."""
+def with_numpy(x, y):
+    more = {"weights": torch.ones(64), "name": "train", "nothing": None, "rows": np.arange(len(x))}
+    return {"x": x, "y": y, "more": more, "epoch": np.int64(3), "scale": np.float32(1.0)}
+
+
+def encoding(x, y):
     from transformers import BatchEncoding
 
-    return BatchEncoding(dict(zip(("x", "labels"), labelled(), strict=True)))
+    return BatchEncoding({"x": x, "y": y})
+
+
+def output_of_a_model(x, y):
+    from transformers.modeling_outputs import BaseModelOutput
+
+    return BaseModelOutput(last_hidden_state=x, hidden_states=(y,))
+
+
+BY_NAME, BY_KEY = attrgetter("x", "y"), itemgetter("x", "y")
+for _name, _what, _made, _read in (
+    ("dict_of_many_things", "Tensors, numpy's scalars and arrays, texts, None, a dict inside.", with_numpy, BY_KEY),
+    (
+        "dataclass_batch",
+        "A frozen dataclass with slots, one in another.",
+        lambda x, y: Sample(x, y, Sample(x, y)),
+        BY_NAME,
+    ),
+    ("named_tuple", "A NamedTuple.", Pair, BY_NAME),
+    ("object_batch", "A class of the user's own.", Collated, BY_NAME),
+    ("object_with_slots", "An object with __slots__.", Slots, BY_NAME),
+    ("batch_AttrDict", "A dict whose entries are read as attributes.", lambda x, y: AttrDict(x=x, y=y), BY_NAME),
+    ("batch_OwnAttributes", "A dict that is its own __dict__.", lambda x, y: OwnAttributes(x=x, y=y), BY_NAME),
+    ("batch_Collection", "A Mapping of the user's own.", lambda x, y: Collection(x=x, y=y), BY_KEY),
+    ("batch_deque", "A deque.", lambda x, y: deque([x, y]), tuple),
+    ("encoding_of_transformers", "transformers' BatchEncoding, which is no dict.", encoding, BY_KEY),
+    (
+        "output_of_transformers",
+        "transformers' ModelOutput, as one model gives it to the next.",
+        output_of_a_model,
+        lambda batch: (batch.last_hidden_state, batch.hidden_states[0]),
+    ),
+):
+
+    def _batch(step, made=_made):
+        x = vectors(128)
+        return made(x, x.sin())
+
+    def _loss(model, batch, read=_read):
+        x, y = read(batch)
+        return (model(x) - y).float().square().mean()
+
+    entry(_name, _what, build=Residual, batch=_batch, loss=_loss)
+
+
+@sound()
+def batch_jagged():
+    """A jagged tensor of sequences of several lengths; its values go through the model."""
+
+    def batch(step):
+        lengths = [16, 48, 32, 32]
+        return torch.nested.nested_tensor([vectors(length) for length in lengths], layout=torch.jagged)
+
+    return Workload(build=Residual, batch=batch, loss=lambda model, batch: apart(model, batch.values()))
 
 
 class Attending(nn.Module):

@@ -24,15 +24,14 @@ class Expert(nn.Module):
 class TopTwo(nn.Module):
     """Two experts of four for each row; each expert's rows are padded."""
 
-    def __init__(self, count=EXPERTS, shared=False):
+    def __init__(self, count=EXPERTS):
         super().__init__()
         self.router = nn.Linear(WIDTH, count, bias=False)
         self.experts = nn.ModuleList(Expert() for _ in range(count))
-        self.shared = Expert() if shared else None
 
     def forward(self, x):
         weights, chosen = self.router(x).float().softmax(-1).topk(2, -1)
-        out = torch.zeros_like(x) if self.shared is None else self.shared(x)
+        out = torch.zeros_like(x)
         for index, expert in enumerate(self.experts):
             row, place = (chosen == index).nonzero(as_tuple=True)
             given = pad_to_multiple(x[row])
@@ -41,7 +40,6 @@ class TopTwo(nn.Module):
 
 
 entry("experts_in_a_list", "A list of Linears and a top-2 router; rows are padded for each expert.", build=TopTwo)
-entry("a_shared_expert", "The same with an expert that takes every row.", build=lambda: TopTwo(shared=True))
 
 
 @built("an_expert_that_rests", "A top-1 router that calls only the experts that have rows.")
@@ -79,9 +77,8 @@ class Stacked(nn.Module):
         return torch.einsum("ne,enw->nw", weights, each)
 
 
-class Sorted(nn.Module):
-    """Rows are sorted by expert and multiplied group by group."""
-
+@built("grouped_product", "Rows sorted by expert, through torch's grouped_mm, between two Linears.", learning_rate=4e-3)
+class Grouped(nn.Module):
     def __init__(self):
         super().__init__()
         self.enter, self.leave = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
@@ -92,54 +89,7 @@ class Sorted(nn.Module):
         x = self.enter(x)
         weight, chosen = self.router(x).float().softmax(-1).max(-1)
         order = chosen.argsort()
-        counts = chosen.bincount(minlength=EXPERTS)
-        groups = x[order].split(counts.tolist())
-        done = torch.cat([group @ matrix for group, matrix in zip(groups, self.weights, strict=True)])
-        back = torch.empty_like(done).index_copy(0, order, done)
-        return self.leave(F.gelu(back * weight.to(x.dtype)[:, None]))
-
-
-entry(
-    "rows_sorted_by_expert",
-    "Rows sorted by expert, one product for each group, between two Linears.",
-    build=Sorted,
-    learning_rate=4e-3,
-)
-
-
-@built("grouped_product", "The same through torch.nn.functional.grouped_mm.", learning_rate=4e-3)
-class Grouped(Sorted):
-    """The same through torch's grouped product."""
-
-    def forward(self, x):
-        x = self.enter(x)
-        weight, chosen = self.router(x).float().softmax(-1).max(-1)
-        order = chosen.argsort()
         ends = chosen.bincount(minlength=EXPERTS).cumsum(0).to(torch.int32)
         done = F.grouped_mm(x[order], self.weights, offs=ends)
         back = torch.empty_like(done).index_copy(0, order, done)
         return self.leave(F.gelu(back * weight.to(x.dtype)[:, None]))
-
-
-class Soft(nn.Module):
-    """Soft mixture: slots are weighted means of all rows, so no row is dropped and no shape varies."""
-
-    def __init__(self, slots=16):
-        super().__init__()
-        self.slots = nn.Parameter(0.1 * torch.randn(WIDTH, EXPERTS * slots))
-        self.experts = nn.ModuleList(Expert() for _ in range(EXPERTS))
-        self.leave = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x):
-        scores = (x @ self.slots).float()
-        slots = (scores.softmax(0).to(x.dtype).T @ x).chunk(EXPERTS)
-        done = torch.cat([expert(slot) for expert, slot in zip(self.experts, slots, strict=True)])
-        return self.leave(x + scores.softmax(-1).to(x.dtype) @ done)
-
-
-entry(
-    "soft_experts",
-    "A soft mixture: a raw parameter spreads rows over slots, experts are Linears.",
-    build=Soft,
-    learning_rate=4e-3,
-)

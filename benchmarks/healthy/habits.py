@@ -127,13 +127,6 @@ def autocast_in_the_step(model, batch, optimizer, precision):
     return loss.detach()
 
 
-@of("loss", build=Net, batch=rows)
-def regularised_weights(model, x):
-    """A penalty on the weights of every Linear, in the loss: they are used without being multiplied."""
-    penalty = sum(m.weight.float().abs().mean() for m in model.modules() if hasattr(m, "in_features"))
-    return apart(model, x) + 0.01 * penalty
-
-
 @sound()
 def gradients_changed_by_hooks():
     """A tensor hook halves the gradient at one place, and parameter hooks clip each gradient."""

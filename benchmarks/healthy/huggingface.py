@@ -53,15 +53,6 @@ pretrained(
 )
 
 
-pretrained(
-    "hf_gemma2",
-    "Gemma2: soft caps, sliding windows, tied and scaled embeddings.",
-    "Gemma2ForCausalLM",
-    **DECODER,
-    head_dim=16,
-)
-
-
 class Headed(nn.Module):
     """A body of transformers under a head of the user's own, for each place."""
 

@@ -181,16 +181,3 @@ def odd_sizes_build():
 def odd_sizes(model, x):
     """Layers of 50, 100 and 10 features, which FP8 cannot take, between some that it can."""
     return F.cross_entropy(model(x).float(), classes_of(x, 10))
-
-
-@built(
-    "left_by_name", "A user keeps the first layers and all gates in high precision, by name.", leave=("first", "*gate")
-)
-class Gated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.gate, self.body = nn.Linear(64, 64), nn.Linear(64, 64), mlp()
-
-    def forward(self, x):
-        x = self.first(x)
-        return x + self.gate(x).sigmoid() * self.body(x)

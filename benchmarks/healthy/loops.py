@@ -114,29 +114,6 @@ def closure_optimizer():
     return Workload(build=Net, batch=fixed, step=step, optimizer=searching)
 
 
-@of("step")
-def sharpness_aware(model, batch, optimizer, precision):
-    """SAM: forward and backward twice a step, the second at shifted weights."""
-    with precision():
-        loss = apart(model, batch)
-    loss.backward()
-    trained = [p for p in model.parameters() if p.grad is not None]
-    before = [p.detach().clone() for p in trained]
-    with torch.no_grad():
-        size = 0.02 / (torch.nn.utils.get_total_norm([p.grad for p in trained]) + 1e-6)
-        for p in trained:
-            p.add_(p.grad * size)
-    model.zero_grad(set_to_none=True)
-    with precision():
-        shifted = apart(model, batch)
-    shifted.backward()
-    with torch.no_grad():
-        for p, old in zip(trained, before, strict=True):
-            p.copy_(old)
-    finish(optimizer)
-    return loss.detach()
-
-
 class Adversaries(nn.Module):
     """A generator and a critic in one module."""
 

@@ -50,18 +50,6 @@ def preferences_between_two_models(step):
     return {"chosen": chosen, "rejected": torch.randint(64, (16, 8))}
 
 
-def reward_model_batch(step):
-    x = vectors(64)
-    return x + 0.3, x - 0.3
-
-
-@of("loss", build=lambda: nn.Sequential(mlp(), nn.GELU(), nn.Linear(64, 1)), batch=reward_model_batch)
-def reward_model(model, batch):
-    """Pairs of answers; the better must score higher."""
-    better, worse = batch
-    return -F.logsigmoid(model(better) - model(worse)).float().mean()
-
-
 class ActorCritic(nn.Module):
     def __init__(self):
         super().__init__()
@@ -174,12 +162,6 @@ def loss_in_bfloat16(model, x):
     return (model(x) - 11 * x.sin()).square().mean()
 
 
-@of("loss", build=mlp, batch=lambda step: vectors(128))
-def small_regression(model, x):
-    """A squared error that falls well below one."""
-    return F.mse_loss(model(x).float(), 0.3 * x.float().sin())
-
-
 @of("loss", build=mlp, batch=lambda step: vectors(128), learning_rate=4e-3)
 def quantiles(model, x):
     """Quantile regression with an evidence term: a mean of absolute values."""
@@ -187,29 +169,6 @@ def quantiles(model, x):
     apart = wanted - model(x).float().unflatten(1, (16, 4))
     level = torch.tensor([0.1, 0.4, 0.6, 0.9])
     return torch.maximum(level * apart, (level - 1) * apart).mean()
-
-
-def batch_normalised_mlp_build():
-    parts = [nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 64)]
-    return nn.Sequential(*parts, nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
-
-
-@of("loss", build=batch_normalised_mlp_build, batch=lambda step: vectors(128))
-def batch_normalised_mlp(model, x):
-    """Linears between BatchNorms, and dropout."""
-    return F.cross_entropy(model(x).float(), classes_of(x, 10))
-
-
-def one_direction_and_its_mirror_build():
-    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Dropout(0.1), nn.Linear(128, 64), nn.Linear(64, 10))
-
-
-@of("loss", build=one_direction_and_its_mirror_build, batch=lambda step: vectors(128), learning_rate=3e-3)
-def one_direction_and_its_mirror(model, x):
-    """R-drop: the same batch twice with other dropout, and the two results are pulled together."""
-    one, two = (model(x).float().log_softmax(-1) for _ in range(2))
-    apart = F.kl_div(one, two, log_target=True, reduction="batchmean")
-    return F.nll_loss(one, classes_of(x, 10)) + F.nll_loss(two, classes_of(x, 10)) + apart
 
 
 def adversarial(model, x):

@@ -19,39 +19,13 @@ def waves(rows=16, length=256):
     return torch.sin(2 * torch.pi * pitch * places)[:, None] + 0.1 * torch.randn(rows, 1, length), labels
 
 
-class Speech(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.convolve = nn.Sequential(nn.Conv1d(1, 32, 16, 4, 6), nn.GELU(), nn.Conv1d(32, 64, 8, 4, 2), nn.GELU())
-        self.mix = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
-        self.classifier = nn.Linear(64, 10)
-
-    def forward(self, wave):
-        x = self.convolve(wave).transpose(1, 2)
-        return self.classifier((x + self.mix(x)).mean(1))
-
-
-def pitch_loss(model, batch):
-    wave, labels = batch
-    return F.cross_entropy(model(wave).float(), labels)
-
-
-entry(
-    "audio_net",
-    "1-D convolutions, then Linears on each frame; the batch is a tuple.",
-    build=Speech,
-    batch=lambda step: waves(),
-    loss=pitch_loss,
-)
-
-
 class Tagger(nn.Module):
     def __init__(self, kind, **more):
         super().__init__()
         self.embed = nn.Embedding(256, 64)
         self.enter = nn.Linear(64, 64)
         self.recur = kind(64, 64, batch_first=True, **more)
-        self.hidden = nn.Linear(128 if more.get("bidirectional") else 64, 64)
+        self.hidden = nn.Linear(64, 64)
         self.head = nn.Linear(64, 256)
 
     def forward(self, ids):
@@ -87,15 +61,6 @@ def gru(parameters):
 
     optimizer.register_step_pre_hook(clip)
     return optimizer
-
-
-entry(
-    "bidirectional_rnn",
-    "A plain RNN in both directions.",
-    build=lambda: Tagger(nn.RNN, bidirectional=True),
-    batch=lines,
-    loss=next_byte,
-)
 
 
 @built(

@@ -13,11 +13,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "suites"))
 from benchmarks.healthy.sound import Sound
 from control_runner import ControlRunner
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.backends.torchao import TorchAO
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import Settings
 from pytest_fp8.pair import Fp8Pair
 
-RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+RECIPES = tuple(recipe.name for recipe in TorchAO.recipes)
 ALARMS = ("FAIL", "INVALID", "error")
 """What a sound workload must never hear. INCONCLUSIVE and NOT_EXERCISED are no verdict on it, and are counted."""
 

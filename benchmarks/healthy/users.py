@@ -1,20 +1,15 @@
-"""What users write otherwise than most: classes of batches, shapes of a loop, set-ups of a model."""
+"""What users write otherwise than most: shapes of a loop, set-ups of a model."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections import OrderedDict, UserDict, defaultdict, deque
-from typing import Any
+from collections import deque
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.healthy.sound import (
-    CATALOGUE,
     Net,
-    Sound,
     apart,
     built,
     entry,
@@ -26,106 +21,6 @@ from benchmarks.healthy.sound import (
     vectors,
 )
 from pytest_fp8 import Workload
-
-# -- batches ----------------------------------------------------------------------------------------------------------
-
-
-class AttrDict(dict):
-    __getattr__ = dict.__getitem__
-
-
-class OwnAttributes(dict):
-    def __init__(self, **entries: Any) -> None:
-        super().__init__(**entries)
-        self.__dict__ = self
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Frozen:
-    x: torch.Tensor
-    y: torch.Tensor
-
-
-class Slots:
-    __slots__ = ("x", "y")
-
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-
-class Collection(UserDict):
-    """A Mapping that is no dict."""
-
-
-def in_a_deque(x, y):
-    return deque([x, y])
-
-
-def with_numpy(x, y):
-    return {"x": x, "y": y, "epoch": np.int64(3), "rows": np.arange(len(x)), "scale": np.float32(1.0)}
-
-
-def _compared(model, batch):
-    first, second = batch if isinstance(batch, deque) else (None, None)
-    x, y = (first, second) if first is not None else (_of(batch, "x"), _of(batch, "y"))
-    return (model(x) - y).float().square().mean()
-
-
-def _of(batch, name):
-    # As its user would write it.
-    return (
-        batch[name]
-        if isinstance(batch, (Collection, OrderedDict, defaultdict)) or type(batch) is dict
-        else getattr(batch, name)
-    )
-
-
-def _entry(kind, what):
-    def batch(step):
-        x = vectors(128)
-        return kind(x=x, y=x.sin())
-
-    def make():
-        return Workload(build=Net, batch=batch, loss=_compared)
-
-    CATALOGUE.append(Sound(f"batch_{kind.__name__}", what, make))
-
-
-for _kind, _what in (
-    (AttrDict, "A dict whose entries are read as attributes."),
-    (OwnAttributes, "A dict that is its own __dict__."),
-    (Collection, "A Mapping of the user's own."),
-    (OrderedDict, "An OrderedDict."),
-    (Frozen, "A frozen dataclass with __slots__."),
-    (Slots, "An object with __slots__."),
-    (in_a_deque, "A deque."),
-    (with_numpy, "A dict with numpy's scalars and an array of row numbers."),
-):
-    _entry(_kind, _what)
-
-
-@sound()
-def batch_of_transformers_outputs():
-    """transformers' ModelOutput, as one model gives it to the next."""
-
-    def batch(step):
-        from transformers.modeling_outputs import BaseModelOutput
-
-        return BaseModelOutput(last_hidden_state=vectors(128))
-
-    return Workload(build=Net, batch=batch, loss=lambda model, batch: apart(model, batch.last_hidden_state))
-
-
-@sound()
-def batch_jagged():
-    """A jagged tensor of sequences of several lengths; its values go through the model."""
-
-    def batch(step):
-        lengths = [16, 48, 32, 32]
-        return torch.nested.nested_tensor([vectors(length) for length in lengths], layout=torch.jagged)
-
-    return Workload(build=Net, batch=batch, loss=lambda model, batch: apart(model, batch.values()))
-
 
 # -- optimizers and schedules -----------------------------------------------------------------------------------------
 

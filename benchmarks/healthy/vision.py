@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.healthy.sound import built, entry, of, pictures
+from benchmarks.healthy.sound import built, entry, pictures
 
 
 def classify(model, batch):
@@ -18,11 +18,11 @@ def pictures_of_sixteen(step):
 
 
 class Residual(nn.Module):
-    def __init__(self, channels, norm):
+    def __init__(self, channels):
         super().__init__()
         self.one = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.two = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.norms = nn.ModuleList([norm(channels), norm(channels)])
+        self.norms = nn.ModuleList([nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)])
 
     def forward(self, x):
         y = self.norms[0](self.one(x)).relu()
@@ -30,10 +30,10 @@ class Residual(nn.Module):
 
 
 class ConvNet(nn.Module):
-    def __init__(self, norm=nn.BatchNorm2d):
+    def __init__(self):
         super().__init__()
         self.stem = nn.Conv2d(3, 16, 3, padding=1)
-        self.blocks = nn.Sequential(Residual(16, norm), nn.MaxPool2d(2), Residual(16, norm))
+        self.blocks = nn.Sequential(Residual(16), nn.MaxPool2d(2), Residual(16))
         self.hidden = nn.Linear(16 * 8 * 8, 128)
         self.head = nn.Linear(128, 10)
 
@@ -49,20 +49,12 @@ entry(
     loss=classify,
     learning_rate=2e-4,
 )
-entry(
-    "convolutions_with_group_norm",
-    "The same with GroupNorm and SGD with momentum.",
-    build=lambda: ConvNet(lambda channels: nn.GroupNorm(4, channels)),
-    batch=lambda step: pictures(64),
-    loss=classify,
-    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.002, momentum=0.9, nesterov=True),
-)
 
 
 class Vit(nn.Module):
     """Patches by a strided convolution, a class token, learnt places."""
 
-    def __init__(self, width=64, drop_path=0.0):
+    def __init__(self, width=64):
         super().__init__()
         self.patches = nn.Conv2d(3, width, 4, stride=4)
         self.first = nn.Parameter(torch.zeros(1, 1, width))
@@ -74,22 +66,14 @@ class Vit(nn.Module):
             nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)) for _ in range(2)
         )
         self.classifier = nn.Linear(width, 10)
-        self.drop_path = drop_path
-
-    def kept(self, y):
-        """Stochastic depth: a whole picture's branch is dropped."""
-        if not self.drop_path or not self.training:
-            return y
-        keep = torch.rand(len(y), 1, 1, device=y.device) >= self.drop_path
-        return y * keep.to(y.dtype) / (1 - self.drop_path)
 
     def forward(self, pixels):
         x = self.patches(pixels).flatten(2).transpose(1, 2)
         x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.places
         for i in range(2):
             q, k, v = self.qkv[i](self.norms[2 * i](x)).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
-            x = x + self.kept(self.out[i](F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
-            x = x + self.kept(self.mlp[i](self.norms[2 * i + 1](x)))
+            x = x + self.out[i](F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+            x = x + self.mlp[i](self.norms[2 * i + 1](x))
         return self.classifier(x[:, 0])
 
 
@@ -100,12 +84,6 @@ entry(
     batch=pictures_of_sixteen,
     loss=classify,
 )
-
-
-@of("loss", build=lambda: Vit(drop_path=0.2), batch=pictures_of_sixteen)
-def stochastic_depth(model, batch):
-    """The same with branches that are dropped at random for whole pictures, and label smoothing."""
-    return F.cross_entropy(model(batch["pixels"]).float(), batch["labels"], label_smoothing=0.1)
 
 
 @built(
