@@ -12,8 +12,7 @@ import time
 
 import pytest
 
-from benchmarks.signals import ends
-from helpers.arms import all_end
+from helpers.arms import all_end, ends
 from pytest_fp8.ending import Endings
 from pytest_fp8.report.files import read_report
 

@@ -20,8 +20,7 @@ import time
 
 import pytest
 
-from benchmarks.signals import ends, users_of
-from helpers.arms import call, running, spec
+from helpers.arms import call, ends, running, spec, users_of
 from pytest_fp8 import ArmError
 from pytest_fp8.arms import process
 from pytest_fp8.arms.process import LOG_LINES, ArmProcess, tail_of

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager
+import os
+import time
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from benchmarks.signals import ends
 from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.shipping import ship, unship
 
 CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True, steps=45, seeds=2)
+
+
+def ends(there, seconds=2.0):
+    """Whether something is gone within this time: a process that lost its parent ends."""
+    deadline = time.monotonic() + seconds
+    while there() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not there()
+
+
+def users_of(folder):
+    """Processes whose environment or output names the folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):
+            outputs = [os.readlink(process / f"fd/{number}") for number in (1, 2)]
+            named = os.fsencode(folder) in (process / "environ").read_bytes()
+            if named or any(output.startswith(f"{folder}/") for output in outputs):
+                found.append(int(process.name))
+    return found
 
 
 def make_model():
