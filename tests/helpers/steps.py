@@ -1,15 +1,18 @@
-"""Profiled steps of both arms as they were recorded on an H200, and changes to them."""
+"""Profiled steps of both arms as they were recorded on an H200, changes to them, and the decision on their speedup."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import Product
+from pytest_fp8.questions.speed.check import check_speedup
+from pytest_fp8.questions.speed.evidence import TimingEvidence
 
 RECORDED = Path(__file__).parent.parent / "data" / "h200_steps.json.gz"
 TIMED = {
@@ -63,3 +66,29 @@ def on_half_the_rows(step: LayersEvidence, rows: int) -> LayersEvidence:
     names = ("fp8 products", "other products", "attention", "rest")
     halved = {name.replace(" ", "_"): step.milliseconds[name] / 2 for name in names}
     return replace(changed(step, **halved), products=[half(product) for product in step.products])
+
+
+BF16, FP8_ARM = recorded_step("1b-bf16"), recorded_step("1b-torchao-tensorwise")
+NOISE = [0.999, 1.001, 1.0, 1.002, 0.998, 1.0] * 2
+OF_CHECK = ("history", "busy_history", "host_bound", "components", "cases", "baseline_reference_ms", "tolerance")
+
+
+def sessions(speedup, count=4):
+    """Stored sessions of four processes, all of this speedup."""
+    return [[[math.log(speedup)] * 8] * 4] * count
+
+
+def timed(bf16_ms=121.5, fp8_ms=106.0, **more):
+    """Arms that are timed at these milliseconds in two processes."""
+    blocks = {"bf16": [[bf16_ms * x for x in NOISE]] * 2, "fp8": [[fp8_ms * x for x in reversed(NOISE)]] * 2}
+    return TimingEvidence(**{**blocks, **more})
+
+
+def decided(evidence, floor=1.0, tolerance=0.02, **stored):
+    return check_speedup(evidence, floor=floor, tolerance=tolerance, **stored)
+
+
+def asked(bf16=BF16, fp8=FP8_ARM, bf16_ms=121.5, fp8_ms=106.0, floor=1.0, **more):
+    """The decision on these steps, timed at these milliseconds in two processes."""
+    check = {name: more.pop(name) for name in OF_CHECK if name in more}
+    return decided(timed(bf16_ms, fp8_ms, bf16_step=bf16, fp8_step=fp8, **more), floor, **check)

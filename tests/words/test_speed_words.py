@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.recorded_arms import BF16, FP8_ARM, asked, sessions
-from helpers.steps import changed, gpu_step, on_half_the_rows, recorded_step
+from helpers.steps import BF16, FP8_ARM, asked, changed, gpu_step, on_half_the_rows, recorded_step, sessions
 from pytest_fp8.arms.environment import ArmEnvironment
 from pytest_fp8.codes import S
 from pytest_fp8.compare.session import judge
