@@ -1,0 +1,464 @@
+"""The statistics: quantiles, variance components, the rules of speed and of the loss. What they say, against published
+tables, and by simulation how often they are wrong. `test_properties.py` has what holds for all values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.gate.recordings import BASELINES, histories, on_busy_time, stored_in
+from helpers.baselines import baseline
+from helpers.baselines import session as stored_session
+from pytest_fp8.baselines.record import Baseline
+from pytest_fp8.baselines.review import compare_metric
+from pytest_fp8.baselines.store import Folder, components_in, estimated, write_baseline
+from pytest_fp8.stats.components import MEASURED, estimate
+from pytest_fp8.stats.estimate import estimate_of, level, log_ratios, spread
+from pytest_fp8.stats.looks import (
+    ALPHA,
+    BASELINE_BLOCKS,
+    BETA,
+    GATE,
+    GATED_CASES,
+    POWER,
+    Looks,
+    against_floor,
+    against_history,
+    holds,
+    processes_hold,
+)
+from pytest_fp8.stats.loss import (
+    LOSS_ALPHA,
+    LOSS_CONFIDENCE,
+    MAX_LOSS_SEEDS,
+    OF_NOISE,
+    decide_loss,
+    root_mean_square,
+)
+from pytest_fp8.stats.quantiles import (
+    chi_square_quantile,
+    normal_quantile,
+    robust_sigma,
+    robust_variance,
+    sample_sd,
+    student_cdf,
+    student_quantile,
+)
+from pytest_fp8.verdicts import Verdict
+
+# -- quantiles --------------------------------------------------------------------------------------------------------
+
+
+# Student's t, upper 95 % and 99 % points (Abramowitz & Stegun, table 26.10).
+@pytest.mark.parametrize(
+    ("p", "df", "value"),
+    [(0.95, 1, 6.314), (0.95, 2, 2.920), (0.95, 3, 2.353), (0.95, 7, 1.895), (0.99, 2, 6.965), (0.99, 30, 2.457)],
+)
+def test_student_quantiles_are_those_of_the_table(p, df, value):
+    assert student_quantile(p, df) == pytest.approx(value, abs=6e-4)
+
+
+def test_student_becomes_normal_with_many_degrees_of_freedom():
+    assert student_quantile(0.95, 5000) == pytest.approx(normal_quantile(0.95), abs=1e-3)
+
+
+@pytest.mark.parametrize("call", [lambda: student_cdf(1, 0), lambda: student_quantile(1.0, 3)])
+def test_what_has_no_answer_is_an_error(call):
+    with pytest.raises(ValueError, match=r"degrees|probability"):
+        call()
+
+
+def test_robust_sigma_estimates_the_standard_deviation_and_ignores_an_outlier():
+    values = np.random.default_rng(0).normal(0, 2.0, 20_000)
+    assert robust_sigma(values) == pytest.approx(2.0, rel=0.03)
+    assert robust_sigma([*values[:99], 1e9]) < 3
+    assert robust_sigma([1.0]) == 0.0
+    assert math.isclose(sample_sd([1.0, 3.0]), math.sqrt(2))
+    assert sample_sd([1.0]) == 0.0
+    assert math.isnan(sample_sd([1.0, math.nan]))
+
+
+# Chi-square, lower and upper 2.5 % points (Abramowitz & Stegun, table 26.8).
+@pytest.mark.parametrize(
+    ("df", "low", "high"),
+    [
+        (1, 0.000982, 5.02389),
+        (2, 0.0506356, 7.37776),
+        (3, 0.215795, 9.34840),
+        (10, 3.24697, 20.4831),
+        (100, 74.2219, 129.561),
+    ],
+)
+def test_chi_square_quantiles_are_those_of_the_table(df, low, high):
+    assert chi_square_quantile(0.025, df) == pytest.approx(low, rel=1e-3)
+    assert chi_square_quantile(0.975, df) == pytest.approx(high, rel=1e-5)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16, 64])
+def test_a_robust_variance_is_that_of_normal_values(count):
+    samples = np.random.default_rng(0).normal(0, 2.0, (20_000, count))
+    assert np.mean([robust_variance(values) for values in samples]) == pytest.approx(4.0, rel=0.04)
+    assert robust_variance([1.0]) == 0.0
+
+
+# -- the speed rule ---------------------------------------------------------------------------------------------------
+
+BASE = math.log(1.13)
+WITHIN = 0.007
+"""Spread between the blocks of one process, as in most cases measured on H200s; between processes and sessions it is
+what :data:`MEASURED` says."""
+TOLERANCE = 0.02
+KNOWN = replace(MEASURED, sessions=100)
+"""As known as after four sessions of thirty cases."""
+QUIET = replace(MEASURED, session=0.001, sessions=100)
+
+
+def session(rng, processes, blocks, change=0.0, session=MEASURED.session, within=WITHIN):
+    centre = BASE + math.log1p(change) + rng.normal(0, session)
+    each = centre + rng.normal(0, MEASURED.process, (processes, 1))
+    return (each + rng.normal(0, within, (processes, blocks))).tolist()
+
+
+def history_of(rng, sessions, **how):
+    return [session(rng, 4, BASELINE_BLOCKS, **how) for _ in range(sessions)]
+
+
+def gate(rng, change, stored=4, cases=GATED_CASES, tolerance=TOLERANCE, components=KNOWN, **how):
+    """One gate of one case, with all its looks; the history is drawn anew, as a real one is."""
+    history = history_of(rng, stored, **how)
+    taken = session(rng, GATE.pairs[-1], GATE.blocks, change, **how)
+    for pairs in GATE.pairs:
+        verdict = against_history(
+            taken[:pairs], history, components=components, tolerance=tolerance, cases=cases
+        ).verdict
+        if verdict is not Verdict.INCONCLUSIVE:
+            break
+    return verdict
+
+
+def rate(change, *verdicts, repeats=500, **how):
+    rng = np.random.default_rng(12)
+    return np.mean([gate(rng, change, **how) in verdicts for _ in range(repeats)])
+
+
+BUSY = {"components": MEASURED.of_busy(), "session": MEASURED.busy, "within": 0.015, "tolerance": 0.024}
+"""Sessions differ more in busy times, and a process has 26 steps. Seven degrees of freedom say by how much."""
+nightly = pytest.mark.nightly
+
+
+@pytest.mark.parametrize(
+    ("change", "verdicts", "how", "least", "most"),
+    [
+        # A rate of 0.01 / 30 per case: 2000 cases would show less than one failure.
+        (0.0, ["FAIL", "IMPROVED"], {"stored": 1, "repeats": 2000}, 0, 2 * ALPHA / GATED_CASES + 0.001),
+        (0.0, ["FAIL", "IMPROVED"], {"stored": 4, "repeats": 2000}, 0, 2 * ALPHA / GATED_CASES + 0.001),
+        (0.0, ["PASS"], {}, 0.98, 1),
+        (0.0, ["PASS"], {"stored": 1}, 0.95, 1),
+        (-0.03, ["FAIL"], {"repeats": 300}, 0.97, 1),
+        (0.04, ["IMPROVED"], {"repeats": 200}, 0.95, 1),
+        pytest.param(-0.08, ["FAIL"], {"repeats": 300}, 0.99, 1, marks=nightly),
+        pytest.param(0.0, ["FAIL"], {"repeats": 2000, **BUSY}, 0, 0.001, marks=nightly),
+        pytest.param(0.0, ["PASS"], BUSY, 0.95, 1, marks=nightly),
+        pytest.param(-0.08, ["FAIL"], BUSY, 0.9, 1, marks=nightly),
+    ],
+)
+def test_a_gate_is_right_as_often_as_it_says(change, verdicts, how, least, most):
+    assert least <= rate(change, *verdicts, **how) <= most
+
+
+@pytest.mark.nightly
+def test_busy_times_have_their_own_part_since_they_would_fail_too_often_by_that_of_steps():
+    like_steps = {**BUSY, "components": replace(MEASURED, session=0.0028, sessions=23)}
+    assert rate(0.0, "FAIL", repeats=2000, **like_steps) > 10 * ALPHA / GATED_CASES
+
+
+@pytest.mark.parametrize("stored", [pytest.param(1, marks=nightly), 4])
+def test_a_loss_of_what_is_gated_on_rarely_passes(stored):
+    loss = max(TOLERANCE, holds(history_of(np.random.default_rng(0), stored), KNOWN))
+    assert rate(-loss, "PASS", stored=stored) <= BETA + 0.02
+
+
+def test_what_a_history_is_said_to_hold_it_holds():
+    for stored in (1, 4):
+        loss = holds(history_of(np.random.default_rng(0), stored, within=0.004), KNOWN)
+        caught = rate(-loss, "FAIL", stored=stored, tolerance=loss, within=0.004)
+        assert caught == pytest.approx(POWER, abs=0.08)
+
+
+@pytest.mark.parametrize(("cases", "looks"), [(1, 1), (1, 3), (30, 4), (0, 2)])
+def test_the_looks_of_all_cases_spend_alpha_between_them(cases, looks):
+    how = Looks(tuple(range(1, looks + 1)), 6)
+    each = [how.finding_chance(cases, how.last(pairs)) for pairs in how.pairs]
+    assert max(1, cases) * sum(each) == pytest.approx(ALPHA)
+    assert each[-1] > 0.9 * sum(each), "more processes hardly change a finding, so the last look keeps the power"
+
+
+def test_what_a_case_is_gated_at_does_not_depend_on_how_soon_it_passes():
+    stored = [[[0.0, 0.004, -0.004, 0.002] * 2] * 2]
+    early, late = (against_history([[0.0] * blocks], stored).tolerance for blocks in (3, 6))
+    assert early == late > 0.02
+
+
+def test_a_history_stands_for_the_mean_of_its_sessions_whatever_they_weigh():
+    assert level([[[0.1, 0.2, 0.9], [0.3] * 3], [[0.05] * 3]]) == pytest.approx((0.25 + 0.05) / 2)
+
+
+def test_sessions_that_spread_more_than_the_pooled_ones_widen_a_case_s_own_error():
+    calm = [[[x] * 8] * 2 for x in (0.0, 0.001, -0.001, 0.0)]
+    wild = [[[10 * x[0][0]] * 8, [10 * x[0][0]] * 8] for x in calm]
+    run = [[0.0] * 6] * 4
+    assert estimate_of(run, wild, KNOWN).error > 1.3 * estimate_of(run, calm, KNOWN).error
+    assert estimate_of(run, calm, KNOWN).error == pytest.approx(estimate_of(run, calm[:1] * 4, KNOWN).error)
+
+
+def test_processes_that_differ_more_than_the_pooled_ones_widen_a_case_s_own_error():
+    def found(apart):
+        processes = [[apart * x] * 6 for x in (-1, 1, -1, 1)]
+        return spread(processes, [processes] * 2, MEASURED)
+
+    usual, wild = found(0.001), found(0.02)
+    assert usual.run == pytest.approx(found(0.0).run)
+    assert wild.run == pytest.approx(0.02**2 * 12 / 9)
+    assert wild.stored == pytest.approx(wild.run)
+
+
+def test_noise_that_only_the_run_shows_counts_in_full_for_the_run():
+    calm, noisy = [[[-0.001, 0.001] * 6] * 8], [[-0.02, 0.02] * 3] * 2
+    found = spread(noisy, calm, MEASURED)
+    assert found.run == pytest.approx(spread(noisy, [], MEASURED).run)
+    assert found.stored < found.run / 2
+
+
+def test_the_blocks_of_a_history_say_more_than_its_few_processes():
+    # Four processes that agree by luck do not make a launch-bound case fit to gate.
+    lucky = [[BASE - 0.03, BASE + 0.03] * 4] * 4
+    assert processes_hold(lucky) > 1.5 * TOLERANCE
+    assert processes_hold([[BASE - 0.003, BASE + 0.003] * 4] * 4) < TOLERANCE < holds([lucky], KNOWN)
+
+
+def test_a_linear_drift_cancels_within_a_block():
+    # ABBA at times 0, 1, 2, 3: the arms' mean times are equal.
+    drift = np.exp(0.01 * np.arange(4))
+    [x] = log_ratios([100 * drift[0], 100 * drift[3]], [80 * drift[1], 80 * drift[2]])
+    assert x == pytest.approx(math.log(100 / 80))
+
+
+LOST, WILD = [[math.log(0.97)] * 6] * 4, [[-0.15] * 6, [-0.15] * 6, [0.01] * 6, [-0.15] * 6]
+STILL = [[[0.0] * 8] * 4] * 4
+
+
+@pytest.mark.parametrize(
+    ("run", "tolerance", "verdict"),
+    [
+        (LOST, 0.02, Verdict.FAIL),
+        (LOST, 0.08, Verdict.PASS),
+        ([[-0.5] * 6], 0.02, Verdict.INCONCLUSIVE),
+        (WILD, 0.02, Verdict.INCONCLUSIVE),
+        ([[0.0, 0.0, -1.0, 0.0, 0.0, 0.0]], 0.03, Verdict.PASS),
+    ],
+    ids=["lost", "within a wide tolerance", "one process", "one that disagrees", "one wild block"],
+)
+def test_what_a_run_proves_against_a_history(run, tolerance, verdict):
+    assert against_history(run, STILL, components=QUIET, tolerance=tolerance).verdict is verdict
+
+
+@pytest.mark.parametrize(("pairs", "floor", "verdict"), [(4, 1.0, "FAIL"), (4, 0.8, "PASS"), (1, 1.0, "INCONCLUSIVE")])
+def test_a_floor_is_asked_of_the_run_alone(pairs, floor, verdict):
+    assert against_floor([[math.log(0.9)] * 6] * pairs, floor).verdict == verdict
+
+
+# -- the loss rule ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("noise", "fall", "margin"), [(0.0, 1.0, 0.02), (0.1, 1.0, 0.1), (0.1, 0.2, 0.05), (0.1, -1, 0.02)]
+)
+def test_the_margin_is_the_noise_within_its_bounds(noise, fall, margin):
+    assert decide_loss([0.0, 0.0], 0.02, noise, fall).margin == pytest.approx(margin)
+
+
+def test_losses_pass_fail_or_ask_for_seeds():
+    assert decide_loss([0.001, 0.002, 0.003], 0.02).verdict is Verdict.PASS
+    assert decide_loss([0.09, 0.091, 0.092], 0.02).verdict is Verdict.FAIL
+    assert decide_loss([0.0, 0.03, 0.01], 0.02).verdict is Verdict.INCONCLUSIVE
+    assert decide_loss([0.001], 0.02).verdict is Verdict.INCONCLUSIVE, "one seed has no spread"
+
+
+def loss_gate(rng, gap, sd, first=3):
+    """Seeds are added one by one while they do not decide, as the plugin adds them."""
+    gaps = list(rng.normal(gap, sd, first))
+    while True:
+        verdict = decide_loss(gaps, 0.02).verdict
+        if verdict is not Verdict.INCONCLUSIVE or len(gaps) >= MAX_LOSS_SEEDS:
+            return verdict
+        gaps.append(rng.normal(gap, sd))
+
+
+@pytest.mark.parametrize(
+    ("gap", "verdict", "sd", "least", "most"),
+    [
+        # 0.004 nats is the spread between seeds seen at 1B, 0.03 that of 8B.
+        (0.0, Verdict.FAIL, 0.004, 0, LOSS_ALPHA),
+        (0.0, Verdict.FAIL, 0.03, 0, LOSS_ALPHA),
+        # Just at the margin; over all looks. 1500 cases are +-0.011.
+        (0.02, Verdict.FAIL, 0.004, 0, 1.5 * LOSS_ALPHA),
+        (0.02, Verdict.PASS, 0.004, 0, 1.3 * (1 - LOSS_CONFIDENCE)),
+        # Three per cent of 2.7 nats.
+        (0.08, Verdict.FAIL, 0.004, 0.99, 1),
+        (0.002, Verdict.PASS, 0.004, 0.95, 1),
+    ],
+)
+def test_a_loss_is_judged_right_as_often_as_it_says(gap, verdict, sd, least, most):
+    rng = np.random.default_rng(3)
+    assert least <= np.mean([loss_gate(rng, gap, sd) is verdict for _ in range(1500)]) <= most
+
+
+@pytest.mark.parametrize("first", [3, *(pytest.param(count, marks=pytest.mark.nightly) for count in (2, 4, 8))])
+def test_a_pass_holds_its_confidence_over_all_looks(first, monkeypatch):
+    """Whatever the spread, and from whatever number of seeds the question starts."""
+    rng = np.random.default_rng(7)
+
+    def passed():
+        return np.mean([loss_gate(rng, 0.02, 0.01, first) is Verdict.PASS for _ in range(2500)])
+
+    assert passed() <= 1.3 * (1 - LOSS_CONFIDENCE), "0.05, and three standard errors of this simulation"
+    monkeypatch.setattr("pytest_fp8.stats.loss.LOOK_ALPHA", {})
+    assert first == 8 or passed() > 0.075, "the simulation sees what the correction prevents"
+
+
+def test_seeds_that_are_judged_once_spend_the_whole_of_each_chance():
+    """Above eight seeds there is one look, for a PASS as for a FAIL."""
+    gaps = [0.021 + 0.012 * x for x in (1, -0.6, 1.4, 0.2, 1.8, -0.2, 1.2, 0.9, 1.1)]
+    error = np.std(gaps, ddof=1) / 3
+    proven = (np.mean(gaps) - 0.02) / error
+    assert student_quantile(1 - LOSS_ALPHA, 8) < proven < student_quantile(1 - LOSS_ALPHA / 6, 8)
+    assert decide_loss(gaps, 0.02).verdict is Verdict.FAIL
+
+
+def with_noise(rng, gap, noise, first=3):
+    """A loss whose own unit is the ``noise``: of FP8's seeds, and of the reference's noisy curves, as many."""
+    gaps, moved = list(rng.normal(gap, noise, first)), list(rng.normal(0, noise, first))
+    while True:
+        yardstick = OF_NOISE * root_mean_square(moved)
+        verdict = decide_loss(gaps, 1e-9, yardstick).verdict
+        if verdict is not Verdict.INCONCLUSIVE or len(gaps) >= MAX_LOSS_SEEDS:
+            return verdict
+        gaps.append(rng.normal(gap, noise))
+        moved.append(rng.normal(0, noise))
+
+
+@pytest.mark.parametrize(
+    ("gap", "verdict", "least", "most"),
+    [
+        (0.0, Verdict.FAIL, 0, 0.001),
+        (1.6, Verdict.FAIL, 0, LOSS_ALPHA),
+        (0.0, Verdict.PASS, 0.95, 1),
+        (6, Verdict.FAIL, 0.7, 1),
+    ],
+    ids=["sound", "as far as sound FP8 was seen", "sound passes", "planted faults"],
+)
+def test_beside_a_yardstick_of_few_seeds_sound_fp8_passes_and_faults_fail(gap, verdict, least, most):
+    """In units of the yardstick's own spread."""
+    rng = np.random.default_rng(5)
+    assert least <= np.mean([with_noise(rng, gap, 1.0) is verdict for _ in range(1000)]) <= most
+
+
+# -- variance components ----------------------------------------------------------------------------------------------
+
+SESSION, PROCESS, BLOCK = 0.004, 0.002, 0.007
+NAMES = ("monday", "tuesday", "friday", "sunday")
+
+
+def drawn(seed=0, cases=40, names=NAMES, processes=4, blocks=8):
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(cases):
+        level = rng.normal(0.1, 0.1)
+        found.append({})
+        for name in names:
+            middle = level + rng.normal(0, SESSION)
+            each = middle + rng.normal(0, PROCESS, (processes, 1))
+            found[-1][name] = (each + rng.normal(0, BLOCK, (processes, blocks))).tolist()
+    return found
+
+
+def test_components_are_found_again():
+    found = estimate(drawn(seed=1), prior=None)
+    assert found.session == pytest.approx(SESSION, rel=0.15)
+    assert found.process == pytest.approx(PROCESS, rel=0.3)
+    assert found.block == pytest.approx(BLOCK, rel=0.05)
+    assert (found.sessions, found.processes) == (120, 480)
+
+
+def test_one_wild_case_in_ten_hardly_moves_them():
+    histories = drawn()
+    for history in histories[:3]:
+        for name, session in history.items():
+            wild = 20 * (NAMES.index(name) - 1.5) * SESSION
+            history[name] = [[x + wild for x in process] for process in session]
+    assert estimate(histories, prior=None).session < 1.6 * SESSION
+
+
+def test_few_sessions_fall_back_on_what_was_measured_so_far():
+    one = estimate(drawn(names=NAMES[:1]))
+    assert (one.session, one.sessions) == (MEASURED.session, MEASURED.sessions)
+    assert one.process == pytest.approx(PROCESS, rel=0.4)
+    two = estimate(drawn(cases=2, names=NAMES[:2]))
+    assert two.sessions == MEASURED.sessions + 2
+    many = estimate(drawn())
+    assert abs(many.session - SESSION) < abs(many.session - MEASURED.session)
+    assert estimate([]) == MEASURED
+
+
+def busy_baseline(ratios):
+    sessions = [{"busy_speedup": [[math.log(ratio)] * 26] * 2, "speedup": [[0.0] * 8] * 2} for ratio in ratios]
+    stored = [stored_session(metrics, run=f"{k:012x}") for k, metrics in enumerate(sessions)]
+    return Baseline("1b-te-current", "0" * 16, "h200", tuple(stored))
+
+
+def test_few_busy_times_of_a_gpu_s_own_leave_what_was_measured_so_far():
+    found = estimated([busy_baseline([1.193, 1.204, 1.181, 1.199])])
+    assert (found.busy, found.busy_sessions) == (MEASURED.busy, MEASURED.busy_sessions)
+    assert (found.session, found.sessions) == (MEASURED.session, MEASURED.sessions), "no step time is among them"
+    assert (found.block, found.blocks) == (MEASURED.block, MEASURED.blocks), "nor a block"
+    many = estimated([busy_baseline([1.0, 1.01] * 4), busy_baseline([1.2, 1.21] * 4)])
+    assert many.busy_sessions == 14
+    assert many.busy == pytest.approx(0.0053, rel=0.2)
+
+
+def test_what_sessions_of_busy_times_differ_by_is_noise_to_an_update_and_to_a_gate():
+    """Transformer Engine at 1B on three H200s, whose hosts let its steps wait by different times."""
+    first, second, third = ([[math.log(ratio)] * 26] * 2 for ratio in (1.193, 1.204, 1.181))
+    assert not compare_metric("busy_speedup", [first, second], third).moved
+    assert compare_metric("speedup", [first, second], third).moved
+    lost = [[math.log(1.181)] * 26] * 4
+    of_steps, of_busy = (against_history(lost, [first, second], components=c) for c in (MEASURED, MEASURED.of_busy()))
+    assert of_busy.verdict is Verdict.PASS
+    assert of_busy.tolerance > of_steps.tolerance
+
+
+def test_what_was_measured_first_agrees_with_what_the_repository_s_data_say_today():
+    every, on_busy = histories(), on_busy_time(stored_in(BASELINES))
+    found = estimate(list(every.values()), prior=None)
+    # A busy time is a single step's, which scatters more than blocks do.
+    of_steps = estimate([sessions for case, sessions in every.items() if case not in on_busy], prior=None)
+    assert found.session == pytest.approx(MEASURED.session, rel=0.2)
+    assert of_steps.block == pytest.approx(MEASURED.block, rel=0.25), (
+        "later blocks agree better: those of 8B's long steps"
+    )
+    assert 0 < found.process <= MEASURED.process, "later processes agree better"
+
+
+def test_a_gpu_s_components_are_of_its_own_histories(tmp_path):
+    [history] = drawn(cases=1, names=NAMES[:1])
+    mine = baseline("1b-x", "0" * 16, metrics={"speedup": [[x - 0.1 for x in each] for each in history["monday"]]})
+    write_baseline(tmp_path, mine)
+    alone = components_in(Folder(tmp_path), "h200")
+    assert alone == estimated([mine]) != MEASURED
+    write_baseline(tmp_path, replace(mine, gpu="h100", case="1b-y"))
+    (tmp_path / "h200" / "1b-z.json").write_text("{")
+    assert components_in(Folder(tmp_path), "h200") == alone, "the tests of a file that cannot be read fail with it"
+    assert components_in(Folder(tmp_path), "l40s") == MEASURED
