@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 FALSE = ("", "0", "false", "no", "off")
-CI_VARIABLES = (
-    "CI",
-    "CONTINUOUS_INTEGRATION",
-    "GITHUB_ACTIONS",
-    "GITLAB_CI",
-    "BUILDKITE",
-    "CIRCLECI",
-    "TF_BUILD",
-    "JENKINS_URL",
-    "TEAMCITY_VERSION",
-)
-"""Set by the CI services of those names (TF_BUILD: Azure Pipelines); most set ``CI`` too."""
+CI_VARIABLES = ("CI", "TF_BUILD", "JENKINS_URL", "TEAMCITY_VERSION")
+"""Services set ``CI``, but for Azure Pipelines (TF_BUILD), Jenkins and TeamCity."""
 
 
 def ci_variable(environment: Mapping[str, str]) -> str:

@@ -64,8 +64,6 @@ def changed_versions(old: Mapping[str, str], new: Mapping[str, str]) -> list[str
 def installed(distribution: str, minimum: str) -> tuple[bool, str]:
     """Whether a package is there and recent enough, without importing it, and the reason. PEP 440 orders versions: a
     pre-release of ``minimum`` is older than it."""
-    from importlib.metadata import PackageNotFoundError, version
-
     from packaging.version import InvalidVersion, Version
 
     try:
