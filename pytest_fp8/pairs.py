@@ -155,11 +155,11 @@ class Pairs:
         """What times base's FP8 arm beside this session's; ``None`` where no base was named."""
         if not self.settings.base or not case.needs_gpu:
             return None
-        from pytest_fp8.compare.session import Model, Side, compare, environments
+        from pytest_fp8.compare.session import Model, compare, environments
 
         def compared() -> Comparison:
             if self._sides is None:
-                self._sides = environments(Side("", self.base_commit), Side(), self.root, self._held)
+                self._sides = environments(self.base_commit, "", self.root, self._held)
             return compare(self.pool(), case, Model(shipped, model), self._sides, cases=self.gated_cases)
 
         return compared

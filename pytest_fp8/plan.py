@@ -56,7 +56,7 @@ Begin: TypeAlias = Callable[[], Asking[T]]
 
 
 class TwoArms:
-    """Two arms that are measured against each other: a case's, or one case in two environments."""
+    """Two arms that are measured against each other: a case's, or one case at two commits."""
 
     def __init__(self, case: Case, pool: ArmPool, reference: Arm, fp8: Arm) -> None:
         self.case, self.pool = case, pool

@@ -1,20 +1,17 @@
-"""The sides of a comparison: arms of two commits and of two interpreters, on the CPU."""
+"""The sides of a comparison: arms of two commits, on the CPU."""
 
 from __future__ import annotations
 
 import subprocess
-import sys
-import venv
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from pytest_fp8 import Case, SettingsError
-from pytest_fp8.arms.environment import ArmEnvironment, probed
+from pytest_fp8 import Case
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.compare.session import Side, differences, environments
+from pytest_fp8.compare.session import environments
 from pytest_fp8.shipping import ship
 from pytest_fp8.workload import WorkloadReference
 
@@ -36,13 +33,6 @@ workload = Workload(
     loss=lambda model, x: (model(x) - x).float().pow(2).mean(),
 )
 """
-
-
-def test_libraries_that_differ_are_named():
-    base, head = (
-        ArmEnvironment(n, "p", (), {"torch": v, "torchao": "0.18"}) for n, v in (("base", "1"), ("head", "2"))
-    )
-    assert differences(base, head) == ["torch 1 -> 2"]
 
 
 @pytest.fixture
@@ -71,35 +61,10 @@ def built(environment):
 @pytest.mark.slow
 def test_two_commits_run_their_own_code_with_one_instrument(project):
     with ExitStack() as held:
-        base, head = environments(Side(revision="base"), Side(), project, held)
+        base, head = environments("base", "", project, held)
         (old, old_losses), (new, new_losses) = built(base), built(head)
         assert Path(base.import_path[0], "compared_model.py").read_text() == MODEL.format(width=64)
     assert old["parameters"] == 2 * 32 * 64 + 64 + 32
     assert new["parameters"] == 2 * 32 * 128 + 128 + 32
     assert old_losses != new_losses
     assert not Path(base.import_path[0]).exists(), "the checkout is gone"
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_another_interpreter_brings_its_own_libraries_and_none_of_ours(project, tmp_path):
-    other = tmp_path / "other"
-    venv.create(other, symlinks=True, with_pip=False)
-    packages = next((other / "lib").glob("python*")) / "site-packages"
-    python = other / "bin/python"
-    with pytest.raises(SettingsError, match="lacks what an arm needs") as error:
-        probed("head", str(python), project)
-    assert "no torch" in str(error.value)
-    # Now with libraries: those of this interpreter, and a torchao that is only a version number.
-    here = [path for path in sys.path if path.endswith("site-packages")]
-    (packages / "libraries.pth").write_text("\n".join(here))
-    (packages / "torchao-0.99.dist-info").mkdir()
-    (packages / "torchao-0.99.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: torchao\nVersion: 0.99\n")
-    head = probed("head", str(python), project)
-    assert head.versions["torchao"] == "0.99"
-    facts, _ = built(head)
-    assert facts["libraries"]["torchao"] == "0.99"
-    # What is installed there is that side's project, and not what is here.
-    assert facts["parameters"] == 2 * 32 * 128 + 128 + 32
-    (packages / "compared_model.py").write_text(MODEL.format(width=16))
-    assert built(head)[0]["parameters"] == 2 * 32 * 16 + 16 + 32

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from helpers.crowded import alive, beside_another, pair_of_8b, several_gpus
@@ -61,7 +59,7 @@ def test_memory_that_runs_out_for_an_arm_alone_ends_the_question(pair, world, mo
 def test_sides_of_a_comparison_that_are_crowded_take_turns_and_the_case_s_pair_does_not(
     pair, world, monkeypatch, within_a_gate, operation
 ):
-    sides = tuple(ArmEnvironment(name, sys.executable, ("/x",), {}, "") for name in ("base", "head"))
+    sides = tuple(ArmEnvironment(name, ("/x",)) for name in ("base", "head"))
     beside_another(monkeypatch, world, operation, lambda process: process.side == "base")
 
     def compare():

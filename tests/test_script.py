@@ -301,7 +301,7 @@ def test_a_script_is_timed_beside_that_of_base(tmp_path, monkeypatch, python, sl
     """The same command, in a checkout of base and here. A host of two cores tells a tenth of a second."""
     from contextlib import ExitStack
 
-    from pytest_fp8.compare.session import Model, Side, compare, environments
+    from pytest_fp8.compare.session import Model, compare, environments
 
     path = tmp_path / "train.py"
     sleeps = Path(TRAIN).read_text().replace("time.sleep(given.sleep)", "time.sleep(0.05)")
@@ -316,7 +316,7 @@ def test_a_script_is_timed_beside_that_of_base(tmp_path, monkeypatch, python, sl
     case = Case(OWN, SCRIPT, "none", questions=QUESTIONS, name="train")
     pool = ArmPool(None)
     with ExitStack() as held:
-        sides = environments(Side("", "HEAD~1"), Side(), tmp_path, held)
+        sides = environments("HEAD~1", "", tmp_path, held)
         found = compare(pool, case, Model(script.to_text(), script.identity), sides, tolerance=0.2)
         pool.close()
     assert found.decision.verdict.value == verdict, found.decision.message

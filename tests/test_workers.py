@@ -25,8 +25,8 @@ def test_each_worker_has_a_gpu_and_each_case_a_worker(host):
     result.assert_outcomes(passed=12)
     assert len(seen) == 12
     assert {(note["worker"], note["gpu"], note["arms see"]) for note in seen} == {
-        ("gw0", 0, "GPU-0"),
-        ("gw1", 1, "GPU-1"),
+        ("gw0", "NVIDIA H200", "GPU-0"),
+        ("gw1", "NVIDIA H200", "GPU-1"),
     }
     of_case = {note["case"]: set() for note in seen}
     for note in seen:

@@ -1,21 +1,16 @@
-"""The environment of an arm: its variables; another interpreter or another commit of the project, measured by this same
-pytest_fp8."""
+"""The environment of an arm: its variables; another commit of the project, measured by this same pytest_fp8."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
-import platform
 import shlex
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest_fp8
 from pytest_fp8.arms.scratch import MARK, sockets_fit, temporary_folder
@@ -23,11 +18,6 @@ from pytest_fp8.codes import R
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.git import GitError, agrees, commit_named, git
 from pytest_fp8.own_code import NOT_FROM, own_code
-
-NEEDED = ("torch", "numpy", "transformers", "safetensors", "cloudpickle")
-"""What every arm imports. A missing torchao or Transformer Engine is reported when an arm that needs it is built."""
-BEHIND = "PYTEST_FP8_BEHIND"
-"""The variable that gives an arm folders behind all others on its import path."""
 
 CHECKOUT_SECONDS = 120
 """A large checkout takes its time."""
@@ -37,104 +27,37 @@ FEW_CORES = 4
 
 @dataclass(frozen=True)
 class ArmEnvironment:
-    """Which interpreter an arm runs in, and where its imports come from."""
+    """Where the imports of one side of a comparison come from."""
 
     name: str
     """``base`` or ``head``; part of the arm's key."""
-    python: str
     import_path: tuple[str, ...]
-    """The folders of the project's own code, on this side: first on the import path, or last (``installed``)."""
-    versions: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
-    """Versions of Python and of the installed packages, by name."""
-    cudnn: str = ""
-    """The folder of that interpreter's own cuDNN; empty where it has none."""
+    """The folders of the project's own code, on this side: first on the import path."""
     own: tuple[str, ...] = ()
     """What of this process's import path is the project's own code, which an arm has by ``import_path`` alone."""
-    installed: bool = False
-    """Whether the project may be installed in that interpreter: then it counts as it is there."""
     not_from: str = ""
     """Of a side with a checkout: the top of the repository as it is here, from which an arm must import nothing, and
     that of the checkout; as :data:`pytest_fp8.own_code.NOT_FROM` tells them."""
 
     def env(self, instrument: str) -> dict[str, str]:
-        """The variables that set the import path. ``instrument``: the folder from which pytest_fp8 is imported.
-
-        Another interpreter gets nothing of this one's site-packages. It gets this pytest_fp8, so that the same code
-        measures both arms.
-        """
-        inherited = self._libraries() if self.python == sys.executable else []
-        first, last = ((), self.import_path) if self.installed else (self.import_path, ())
+        """The variables that set the import path. ``instrument``: the folder from which pytest_fp8 is imported, so that
+        the same code measures both arms."""
+        libraries = [path for path in sys.path if path and path not in self.own]
         return {
-            "PYTHONPATH": os.pathsep.join([*first, *inherited, instrument]),
-            BEHIND: os.pathsep.join(last),
+            "PYTHONPATH": os.pathsep.join([*self.import_path, *libraries, instrument]),
             NOT_FROM: self.not_from,
             # Without it `python -m` puts the current folder first, and base's arm would run head's code.
             "PYTHONSAFEPATH": "1",
         }
 
-    def _libraries(self) -> list[str]:
-        """What is on this process's import path beside the project's own code."""
-        return [path for path in sys.path if path and path not in self.own]
 
-
-def probed(name: str, python: str, root: Path, project: Path | None = None) -> ArmEnvironment:
-    """The environment of the interpreter ``python`` with the project at ``root``. ``project``: where it is in this
-    process, by default there.
-
-    Raises :class:`SettingsError` where no arm could run in it.
-    """
-    # Links are kept: a virtual environment's python is a link, and its own path is what selects the environment.
-    python = os.path.abspath(python)
-    project = project or root
+def side_at(name: str, root: Path, project: Path) -> ArmEnvironment:
+    """The side that has the files of ``root``, a checkout of the project or the ``project`` itself."""
     top = repository(project)
     own = [path for path in sys.path if path and own_code(path, top)]
-    not_from = ""
-    if root != project:
-        tree = os.path.normpath(root.resolve() / os.path.relpath(top, project.resolve()))
-        not_from = os.pathsep.join([str(top), tree])
-    bare = ArmEnvironment(
-        name,
-        python,
-        tuple(_import_path(root, project, own)),
-        own=tuple(own),
-        installed=root == project and python != sys.executable,
-        not_from=not_from,
-    )
-    asks = "import json; from pytest_fp8.arms.environment import tell; print(json.dumps(tell()))"
-    with temporary_folder("probe-") as folder:
-        env = {**os.environ, **bare.env(instrument(folder))}
-        try:
-            done = subprocess.run([python, "-c", asks], capture_output=True, text=True, timeout=60, check=True, env=env)
-            seen: dict[str, Any] = json.loads(done.stdout)
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
-            raise SettingsError(
-                R.NOT_A_PYTHON,
-                f"{name}: {python} is not a Python that arms can run in",
-                expected="the interpreter of a virtual environment, e.g. /path/to/venv/bin/python",
-                seen=str(getattr(error, "stderr", "") or error)[-500:],
-                next_step=f"{python} --version",
-            ) from error
-    if seen["missing"]:
-        raise SettingsError(
-            R.NOT_INSTALLED,
-            f"{name}: {python} lacks what an arm needs",
-            expected=", ".join(NEEDED),
-            seen=f"no {', '.join(seen['missing'])}",
-            next_step=f"{python} -m pip install {' '.join(seen['missing'])}",
-        )
-    return replace(bare, versions=seen["versions"], cudnn=seen["cudnn"])
-
-
-def tell() -> dict[str, Any]:
-    """What this interpreter says of itself: versions, its cuDNN, and what it lacks."""
-    from pytest_fp8.libraries import library_versions
-
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    return {
-        "versions": {"python": platform.python_version(), **library_versions()},
-        "cudnn": cudnn(),
-        "missing": missing,
-    }
+    tree = os.path.normpath(root.resolve() / os.path.relpath(top, project.resolve()))
+    not_from = os.pathsep.join([str(top), tree]) if root != project else ""
+    return ArmEnvironment(name, tuple(_import_path(root, project, own)), tuple(own), not_from)
 
 
 def cudnn() -> str:
@@ -190,7 +113,6 @@ def commit_of(revision: str, project: Path) -> str:
             f"git revision {revision!r} of this project cannot be checked out",
             expected="a commit, branch or tag of the repository in the current folder",
             seen=str(error),
-            next_step="git log --oneline -5; git branch --all",
         ) from error
 
 
@@ -227,7 +149,7 @@ def checkout(revision: str, project: Path) -> Iterator[Path]:
 def arm_env(backend: str, folder: Path, environment: ArmEnvironment | None = None) -> dict[str, str]:
     """The variables of an arm of this backend. ``folder``: the arm's own, for its temporary files.
 
-    ``environment``: another interpreter or another checkout; without it the arm runs as this process does.
+    ``environment``: another checkout; without it the arm runs as this process does.
 
     Transformer Engine looks for a system cuDNN before the one that came with torch. Where both exist, torch may load a
     version that it was not built for; then it silently picks another attention kernel, or loading fails.
@@ -236,11 +158,9 @@ def arm_env(backend: str, folder: Path, environment: ArmEnvironment | None = Non
     env = {"HF_HUB_DISABLE_TELEMETRY": "1", **os.environ}
     if environment is None:
         env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        own = cudnn()
     else:
         env |= environment.env(instrument(folder))
-        own = environment.cudnn
-    if own:
+    if own := cudnn():
         env["CUDNN_HOME"] = own
         # The loader finds cuDNN's parts (libcudnn_graph, ...). It does not read CUDNN_HOME.
         paths = [str(Path(own) / "lib"), *filter(None, [env.get("LD_LIBRARY_PATH")])]

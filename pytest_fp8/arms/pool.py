@@ -51,7 +51,7 @@ class Arm:
     spec: ArmSpec
     pool: ArmPool = field(repr=False)
     environment: ArmEnvironment | None = None
-    """Another interpreter or checkout than this session's: one side of a comparison."""
+    """Another checkout than this session's: one side of a comparison."""
 
     @property
     def label(self) -> str:
@@ -256,7 +256,7 @@ class ArmPool:
     def _start_ahead(self) -> None:
         """Start processes that import the libraries of the pair's arms: for its fresh processes, and for later cases of
         one backend. Those of other libraries end."""
-        # Another interpreter's or checkout's arm takes none, and a script is no process that waits.
+        # Another checkout's arm takes none, and a script is no process that waits.
         wanted = [arm for arm in self._pair if arm.spec.device == "cuda" and arm.environment is None]
         kinds = {_kind(arm): arm.spec for arm in wanted if arm.spec.case.backend not in SCRIPTS}
         for kind in self._ahead.keys() - kinds.keys():

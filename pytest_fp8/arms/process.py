@@ -87,9 +87,8 @@ class Rank:
             if fork and environment is None and can_fork(env):
                 self._process = ForkedProcess(theirs, self.log, backend, given)
             else:
-                python = environment.python if environment is not None else sys.executable
                 self._process = subprocess.Popen(
-                    [python, "-m", "pytest_fp8.worker.main", str(theirs.fileno()), str(os.getpid()), backend],
+                    [sys.executable, "-m", "pytest_fp8.worker.main", str(theirs.fileno()), str(os.getpid()), backend],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -163,7 +162,7 @@ class ArmProcess:
         device: str = "cuda",
         ranks: int = 1,
     ) -> None:
-        """``environment``: another interpreter or another checkout. Without it the arm runs as this process does, with
+        """``environment``: another checkout. Without it the arm runs as this process does, with
         its current variables, import path and folder.
 
         ``fork``: start it as a fork where that comes to the same. Never where there is a GPU: a process that has used

@@ -14,11 +14,11 @@ from pytest_fp8.suites_command import suites
 
 if TYPE_CHECKING:
     from pytest_fp8.case import Case
-    from pytest_fp8.compare.session import Comparison, Side
+    from pytest_fp8.compare.session import Comparison
 
 COLUMNS = ("case", "arm", "base", "head", "head against base", "verdict")
 DESCRIPTION = """\
-Compare two environments or two commits on one GPU: their arms alternate, no stored baseline is needed. The project is
+Compare two commits on one GPU: their arms alternate, no stored baseline is needed. The project is
 the current folder; it and its src/ come first on each arm's import path. Exit 0: not slower; 1: slower, or FP8 does not
 run as it should; 2: no answer, also where the verdict is INVALID or INCONCLUSIVE.
 """
@@ -28,8 +28,8 @@ def add_compare(commands: Any) -> None:
     """Add the command to the parser of :mod:`pytest_fp8.cli`."""
     add = commands.add_parser("compare", help="base against head on one GPU", description=DESCRIPTION)
     for side in ("base", "head"):
-        add.add_argument(f"--{side}-python", metavar="PYTHON", help=f"interpreter of {side}'s arms")
-        add.add_argument(f"--{side}-git", metavar="REV", help=f"commit of the project in {side}'s arms")
+        what = f"commit of the project in {side}'s arms"
+        add.add_argument(f"--{side}-git", metavar="REV", required=side == "base", help=what)
     add.add_argument("--case", action="append", required=True, help="a case of the suite; may be repeated")
     add.add_argument(
         "--suite",
@@ -45,24 +45,21 @@ def add_compare(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and give the exit code."""
     from pytest_fp8.arms.pool import ArmPool
-    from pytest_fp8.compare.session import Model, compare, differences, environments, require_gpu
+    from pytest_fp8.compare.session import Model, compare, environments, require_gpu
     from pytest_fp8.shipping import ship
     from pytest_fp8.verdicts import Verdict
     from pytest_fp8.workload import WorkloadReference
 
-    base, head = _sides(options)
+    _require_two(options)
     if options.tolerance is not None and not 0 < options.tolerance < 1:
         refuse(S.COMPARE_OPTIONS, "--tolerance", expected="a fraction between 0 and 1", seen=str(options.tolerance))
     workload = WorkloadReference(options.workload) if options.workload else None
     cases = named_cases(options.case, options.suite or _suite(), own=workload is not None)
-    if workload is None:
-        _require_other_libraries(base, head, cases[0])
     gpu = require_gpu(cases)
     model = Model(ship(workload, f"the workload {workload.text!r}"), workload.text) if workload is not None else Model()
     done: list[Comparison] = []
     with ExitStack() as held:
-        sides = environments(base, head, Path.cwd(), held)
-        print(f"base against head: {'; '.join(differences(*sides)) or 'the same libraries'}", flush=True)
+        sides = environments(options.base_git, options.head_git or "", Path.cwd(), held)
         # What was measured before an arm dies is not lost.
         held.callback(print_comparisons, done)
         for case in cases:
@@ -76,32 +73,21 @@ def run(options: argparse.Namespace) -> int:
     return 2 if verdicts & {Verdict.INCONCLUSIVE, Verdict.INVALID} else 0
 
 
-def _sides(options: argparse.Namespace) -> tuple[Side, Side]:
-    """Base and head as they were named. Raises :class:`SettingsError`."""
-    from pytest_fp8.compare.session import Side
-
-    given = options.base_python, options.base_git, options.head_python, options.head_git
-    if "" in given or not any(given):
+def _require_two(options: argparse.Namespace) -> None:
+    """Raise :class:`SettingsError` unless base and head are two, with a model that both have."""
+    if "" in (options.base_git, options.head_git):
         refuse(
             S.COMPARE_OPTIONS,
             "compare needs two sides",
-            expected="--base-python or --base-git; --head-python or --head-git where head is not what is here",
-            seen="one is given and empty: a variable that nobody has set?" if "" in given else "neither",
-            next_step="pytest-fp8 compare --base-git main --workload package.module:name --case own-torchao-tensorwise",
+            expected="--base-git REV; --head-git REV where head is not what is here",
+            seen="one is given and empty: a variable that nobody has set?",
         )
-    python, revision, *head = (each or "" for each in given)
-    return Side(python, revision), Side(*head)
-
-
-def _require_other_libraries(base: Side, head: Side, case: Case) -> None:
-    """Raise :class:`SettingsError` where two commits of a project would train pytest-fp8's own model."""
-    if base.python == head.python and not Path("pytest_fp8/compare").is_dir():
+    if not (options.workload or Path("pytest_fp8/compare").is_dir()):
         refuse(
             S.SAME_SIDES,
             "both sides would be the same: models of the suite are pytest-fp8's own, in every commit of this project",
-            expected="your own model, or two interpreters",
-            seen=f"--case {case.id} on two commits",
-            next_step="--workload package.module:name --case own-torchao-tensorwise; or --base-python",
+            expected="your own model",
+            seen=f"--case {options.case[0]} on two commits",
         )
 
 

@@ -6,7 +6,6 @@ compared directly. Their BF16 arms are compared too, to tell a slower FP8 from a
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -14,14 +13,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pytest_fp8.arms.environment import ArmEnvironment, checkout, probed
+from pytest_fp8.arms.environment import ArmEnvironment, checkout, side_at
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.case import Case
 from pytest_fp8.codes import Code, S
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.gpu import Gpu
-from pytest_fp8.libraries import changed_versions
 from pytest_fp8.plan import REFERENCE, Asking, TwoArms
 from pytest_fp8.questions.asks import fp8_layers, layers_of
 from pytest_fp8.questions.layers.check import check_layers
@@ -40,14 +38,6 @@ QUESTION = "same session"
 TOLERANCE = 0.01
 """Loss of speed against base that fails. Host, driver and hour are the same for both sides, so it can be finer than a
 stored baseline's: see ``python -m benchmarks.gate``."""
-
-
-@dataclass(frozen=True)
-class Side:
-    """One side as the user named it: an interpreter, a git revision, or both; empty means what is here."""
-
-    python: str = ""
-    revision: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,14 +70,15 @@ class Comparison:
         }
 
 
-def environments(base: Side, head: Side, project: Path, held: ExitStack) -> Sides:
-    """Both sides, probed; checkouts live as long as ``held``. Raises :class:`SettingsError`."""
+def environments(base: str, head: str, project: Path, held: ExitStack) -> Sides:
+    """Both sides, each a git revision, or empty for what is here; checkouts live as long as ``held``. Raises
+    :class:`SettingsError`."""
 
-    def environment(name: str, side: Side) -> ArmEnvironment:
-        root = held.enter_context(checkout(side.revision, project)) if side.revision else project
-        return probed(name, side.python or sys.executable, root, project)
+    def side(name: str, revision: str) -> ArmEnvironment:
+        root = held.enter_context(checkout(revision, project)) if revision else project
+        return side_at(name, root, project)
 
-    return environment("base", base), environment("head", head)
+    return side("base", base), side("head", head)
 
 
 def require_gpu(cases: Sequence[Case]) -> Gpu:
@@ -138,7 +129,7 @@ def compare(
         bf16 = decide(beside)
         times |= {"base bf16": _median(beside.reference), "head bf16": _median(beside.other)}
         disturbed = disturbed or disturbance(beside.beside)
-    decision = judge(fp8, bf16, allowed, disturbed or unsound, attention, sides)
+    decision = judge(fp8, bf16, allowed, disturbed or unsound, attention)
     return Comparison(case.id, decision, fp8, bf16, times)
 
 
@@ -155,7 +146,7 @@ def _looks(timer: BlockTimer, decide: Callable[[BlockTimer], Outcome]) -> Asking
 
 
 def judge(
-    fp8: Outcome, bf16: Outcome | None, tolerance: float, wrong: Finding | None, same_attention: bool, sides: Sides
+    fp8: Outcome, bf16: Outcome | None, tolerance: float, wrong: Finding | None, same_attention: bool
 ) -> Decision:
     """The verdict on head's FP8 arm, with its cause. ``wrong``: why there is none. Pure."""
     if wrong is not None:
@@ -169,14 +160,13 @@ def judge(
         verdict = Verdict.PASS if code is None else fp8.verdict
         return Finding(code, verdict, headline, expected, seen, cause, next_step).answer(QUESTION)
 
-    changed = "; ".join(differences(*sides)) or "the project's own code"
     if fp8.verdict is Verdict.FAIL:
         other = "" if same_attention else "the sides ran different attention kernels; "
         return decision(
             S.SLOWER_THAN_BASE,
             "head is slower than base in FP8" + _whose(fp8, bf16),
-            f"{other}changed between base and head: {changed}",
-            "change one of them at a time and compare again",
+            f"{other}the project's own code changed between base and head",
+            "change one thing at a time and compare again",
         )
     if fp8.verdict is Verdict.INCONCLUSIVE:
         return decision(
@@ -189,11 +179,6 @@ def judge(
     if high < 0:
         how = "slower than base's, within the tolerance"
     return decision(None, f"head's FP8 step is {how}" + _whose(fp8, bf16))
-
-
-def differences(base: ArmEnvironment, head: ArmEnvironment) -> list[str]:
-    """The libraries that differ: ``torch 2.11.0 -> 2.12.0``."""
-    return changed_versions(base.versions, head.versions)
 
 
 def _whose(fp8: Outcome, bf16: Outcome | None) -> str:

@@ -31,8 +31,6 @@ from pytest_fp8.worker import compilers
 def main(arguments: list[str]) -> int:
     descriptor, parent, backend = int(arguments[0]), int(arguments[1]), arguments[2]
     die_with(parent)
-    # The project of an interpreter that may have it installed.
-    sys.path += filter(None, os.environ.get("PYTEST_FP8_BEHIND", "").split(os.pathsep))
     show_stacks()
     serve(Connection(descriptor), import_ahead(backend))
     return 0

@@ -40,8 +40,8 @@ SUITE = """
     CASES += [Case("tiny", "transformer_engine", r) for r in ("delayed", "current", "block")]
 
     def note(what, case):
-        seen = {"case": case.id, "worker": os.environ["PYTEST_XDIST_WORKER"], "gpu": detect()[0].index,
-                "arms see": os.environ.get("CUDA_VISIBLE_DEVICES")}
+        seen = {"case": case.id, "worker": os.environ["PYTEST_XDIST_WORKER"],
+                "gpu": detect()[0].name, "arms see": os.environ.get("CUDA_VISIBLE_DEVICES")}
         Path(f"{what}-{case.id}.json").write_text(json.dumps(seen))
 
     @pytest.mark.fp8(cases=CASES, question="layers")
