@@ -104,7 +104,7 @@ def test_what_an_arm_is_asked_to_call_must_be_a_function_of_the_model(given):
 )
 def test_a_batch_that_the_model_cannot_be_called_with_has_its_code(given, code):
     with pytest.raises((TypeError, WorkloadError)) as error:
-        serve(batch=given)
+        serve(batch=given, loss=None)
     assert known_cause(error.value)[0] is code
 
 
@@ -118,7 +118,7 @@ def test_a_batch_that_the_model_cannot_be_called_with_has_its_code(given, code):
 @pytest.mark.parametrize("with_loss", [True, False])
 def test_a_model_that_cannot_be_trained_is_named_and_not_its_loss(given, words, next_step, with_loss):
     with pytest.raises(WorkloadError, match=words) as error:
-        serve(build=given, **({"loss": loss} if with_loss else {}))
+        serve(build=given, loss=loss if with_loss else None)
     assert next_step in error.value.fp8_next
     assert ".item()" not in error.value.fp8_cause
 

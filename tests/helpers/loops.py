@@ -99,11 +99,15 @@ def loop(parts=1, clip=None, evaluate=False, set_to_none=True):
     return step
 
 
+def squares(model, rows):
+    return (model(rows) - rows).float().square().mean()
+
+
 def serve(case=CASE, **parts):
-    """A live arm on the CPU; ``parts`` are those of its :class:`Workload`."""
-    return ArmServer(
-        ArmSpec(case, "cpu", Workload(**{"build": build, "batch": batch, **parts}).ship("a test"), threads=1)
-    )
+    """A live arm on the CPU; ``parts`` are those of its :class:`Workload`, whose loss is :func:`squares` by default."""
+    loss = {} if {"step", "trainer"} & parts.keys() else {"loss": squares}
+    workload = Workload(**{"build": build, "batch": batch, **loss, **parts})
+    return ArmServer(ArmSpec(case, "cpu", workload.ship("a test"), threads=1))
 
 
 def judge(server, case=CASE):

@@ -1,0 +1,173 @@
+"""Tensors in batches of any class: found, named, placed, and padded to a size that FP8 takes, which keeps the loss."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, UserDict, defaultdict
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from pytest_fp8 import pad_to_multiple
+from pytest_fp8.zoo import data, models, training
+from pytest_fp8.zoo.batch import tensors_of, with_tensors
+
+pytestmark = pytest.mark.slow
+
+
+class Tokens(NamedTuple):
+    input_ids: Any
+    labels: Any
+
+
+class Named(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: Any
+    y: Any = None
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    x: Any
+    y: Any = None
+
+
+class Plain:
+    def __init__(self, x, y=None):
+        self.x, self.y = x, y
+
+
+class ByKey(dict):
+    __getattr__ = dict.__getitem__
+
+    def __init__(self, x, y=None):
+        super().__init__(x=x, y=y)
+
+
+class ItsOwnAttributes(dict):
+    def __init__(self, x, y=None):
+        super().__init__(x=x, y=y)
+        self.__dict__ = self
+
+
+class Easy(dict):
+    """Each entry is an attribute as well, as in EasyDict."""
+
+    def __init__(self, x, y=None):
+        self.x, self.y = x, y
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        super().__setitem__(name, value)
+
+    __setitem__ = __setattr__
+
+
+def encoding(x, y=None):
+    return UserDict({"x": x, "y": y})
+
+
+def default(x, y=None):
+    return defaultdict(list, x=x, y=y)
+
+
+def ordered(x, y=None):
+    return OrderedDict(x=x, y=y)
+
+
+KINDS = [Named, Frozen, Slotted, Plain, encoding, ByKey, ItsOwnAttributes, Easy, default, ordered]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_holder_of_tensors_is_copied_with_its_class_and_its_other_values(kind):
+    def held(batch, name):
+        return getattr(batch, name) if hasattr(batch, name) else batch[name]
+
+    given = kind(torch.ones(2), {"inner": [kind(torch.zeros(3), "text"), 7, None]})
+    made = with_tensors(given, lambda tensor: tensor + 1)
+    assert type(made) is type(given)
+    assert made is not given
+    assert held(made, "x").tolist() == [2, 2]
+    inner, *rest = held(made, "y")["inner"]
+    assert (held(inner, "x").tolist(), held(inner, "y"), rest) == ([1, 1, 1], "text", [7, None])
+    assert held(given, "x").tolist() == [1, 1], "the user's own batch stays as it is"
+    assert [name for name, _ in tensors_of(given)] == ["x", "y.inner.0.x"]
+
+
+def test_what_holds_no_tensor_and_what_holds_itself_stay_themselves():
+    model, own = torch.nn.Linear(2, 2), Plain("text")
+    around = Plain(torch.ones(1))
+    around.y = around
+    made = with_tensors({"model": model, "own": own, "around": around}, lambda tensor: tensor + 1)
+    assert made["model"] is model
+    assert made["own"] is own
+    assert made["around"].x.tolist() == [2]
+    assert [name for name, _ in tensors_of(around)] == ["x"]
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict, SimpleNamespace, Tokens])
+def test_any_of_them_is_padded(kind):
+    tokens = torch.ones(1, 3, dtype=torch.long)
+    padded = pad_to_multiple(kind(input_ids=tokens, labels=tokens), 4)
+    assert type(padded) is kind
+    assert [part.tolist() for _, part in tensors_of(padded)] == [[[1, 1, 1, 0]], [[1, 1, 1, -100]]]
+
+
+# -- padding ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "seq", "wanted"), [(3, 21, 32), (4, 21, 24), (16, 21, 21), (2, 16, 16), (1, 1, 16)])
+def test_the_sequence_is_padded_to_the_next_multiple(rows, seq, wanted):
+    batch = {
+        "input_ids": torch.ones(rows, seq, dtype=torch.long),
+        "labels": torch.ones(rows, seq, dtype=torch.long),
+        "attention_mask": torch.ones(rows, seq, dtype=torch.bool),
+        "inputs_embeds": torch.ones(rows, seq, 8),
+        "weights": torch.ones(rows),
+        "name": "one",
+    }
+    padded = pad_to_multiple(batch, pad_id=7)
+    assert padded["input_ids"].shape == (rows, wanted)
+    assert padded["inputs_embeds"].shape == (rows, wanted, 8)
+    assert padded["weights"].shape == (rows,)
+    assert (padded["input_ids"][:, seq:] == 7).all()
+    assert (padded["labels"][:, seq:] == -100).all()
+    assert not padded["attention_mask"][:, seq:].any()
+    assert batch["input_ids"].shape == (rows, seq), "the batch itself stays as it was"
+
+
+def test_loss_and_gradients_of_a_language_model_do_not_change():
+    model = models.build("micro", seed=0, device="cpu").float()
+    batch = data.text_batch(3, 21, 0, 0)
+
+    def of(rows):
+        model.zero_grad()
+        loss = training.cross_entropy(model(input_ids=rows["input_ids"]).logits, rows["labels"])
+        loss.backward()
+        return loss, torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    loss, gradients = of(batch)
+    padded_loss, padded_gradients = of(pad_to_multiple(batch))
+    torch.testing.assert_close(padded_loss, loss)
+    torch.testing.assert_close(padded_gradients, gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_rows_of_a_tensor_are_padded_with_zeros_also_where_there_are_none():
+    assert pad_to_multiple(torch.ones(13, 4)).shape == (16, 4)
+    assert pad_to_multiple(torch.ones(13, 4)).sum() == 52
+    assert pad_to_multiple(torch.ones(0, 4)).shape == (16, 4)
+    assert pad_to_multiple(torch.ones(32, 4), 32).shape == (32, 4)
+
+
+def test_a_batch_without_a_sequence_is_an_error_that_lists_its_entries():
+    with pytest.raises(ValueError, match=r"pixel_values \(4, 3, 8, 8\)"):
+        pad_to_multiple({"pixel_values": torch.ones(4, 3, 8, 8)})
+    with pytest.raises(ValueError, match=r"this list has 0 \(4,\)"):
+        pad_to_multiple([torch.ones(4)])

@@ -1,0 +1,561 @@
+"""Checkpoints of live arms on a CPU: what models, optimizers and users' functions may be, and what is lost.
+
+Others that are sound: ``python -m benchmarks.healthy``; other faults: ``suites/controls/checkpoints.py``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchao")
+
+import torch
+
+from controls import own_checkpoints as saved
+from helpers.carried import CASE, carried, from_model, loss, through, with_model
+from helpers.loops import batch, build, loop, serve
+from pytest_fp8 import Verdict, Workload
+from pytest_fp8.codes import K, R
+from pytest_fp8.errors import SettingsError
+from pytest_fp8.worker.checkpoint.state import StrayParameter, UnstorableStateError
+from pytest_fp8.worker.training.step import WorkloadError, output_of, tensor_of
+
+pytestmark = pytest.mark.slow
+
+STORES = ("safetensors", "dcp")
+
+
+def two_linears(kind=torch.nn.Sequential):
+    return kind(torch.nn.Linear(32, 64), torch.nn.SiLU(), torch.nn.Linear(64, 32))
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+class OldLoad(torch.nn.Sequential):
+    """Written before torch's own method knew ``assign``, which torch.distributed.checkpoint.state_dict passes."""
+
+    def load_state_dict(self, state_dict, strict=True):
+        return super().load_state_dict(state_dict, strict)
+
+
+class Turned(torch.nn.Module):
+    """Random numbers of its own that no checkpoint holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("rates", torch.randn(64), persistent=False)
+        self.one, self.two = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+
+    def forward(self, x):
+        return self.two((self.one(x) * self.rates).sin())
+
+
+class Counting(torch.nn.Module):
+    """Computes with a count of its calls, which is in its extra state."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.seen = two_linears(), 0
+
+    def get_extra_state(self):
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state):
+        self.seen = state["seen"]
+
+    def forward(self, x):
+        self.seen += self.training
+        return self.inner(x) * (1 + self.seen)
+
+
+class NoData(Counting):
+    """Its extra state is none that a file without pickles can hold, and nothing depends on it."""
+
+    def get_extra_state(self):
+        return {"seen": {self.seen}}
+
+    def set_extra_state(self, state): ...
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+# -- optimizers -------------------------------------------------------------------------------------------------------
+
+
+class InFp8(torch.optim.SGD):
+    """Keeps its momentum in FP8, which a load casts to the dtype of the weights."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            old = state.get("momentum", torch.zeros_like(weight))
+            state["momentum"] = (0.9 * old.float() + weight.grad.float()).to(torch.float8_e4m3fn)
+            weight.add_(state["momentum"].to(weight.dtype), alpha=-1e-3)
+
+
+class Nested(torch.optim.SGD):
+    """Reads and writes a number and a nested dict."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            if not state:
+                state.update(q=torch.zeros_like(weight), scale=1.0, meta={"step": 0})
+            state["q"].mul_(0.9).add_(weight.grad, alpha=state["scale"])
+            state["meta"]["step"] += 1
+            state["scale"] = 1 / (3 + state["meta"]["step"])
+            weight.add_(state["q"].to(weight.dtype), alpha=-1e-2)
+
+
+class OtherForm(torch.optim.Optimizer):
+    """Two optimizers, with a ``state_dict()`` of another form than torch's."""
+
+    def __init__(self, parameters):
+        weights = list(parameters)
+        super().__init__(weights, {})
+        self.parts = [torch.optim.AdamW(weights[:2], lr=1e-3), torch.optim.SGD(weights[2:], lr=1e-3, momentum=0.9)]
+
+    def step(self, closure=None):
+        for part in self.parts:
+            part.step()
+
+    def state_dict(self):
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict):
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+
+
+class Masters(torch.optim.AdamW):
+    """AdamW on float32 copies of the weights, as Apex and Megatron do it: its groups hold these copies alone."""
+
+    def __init__(self, parameters):
+        self.live = list(parameters)
+        super().__init__([weight.detach().float().clone() for weight in self.live], lr=1e-3)
+
+    def zero_grad(self, set_to_none=True):
+        super().zero_grad(set_to_none)
+        for weight in self.live:
+            weight.grad = None
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        masters = self.param_groups[0]["params"]
+        for master, weight in zip(masters, self.live, strict=True):
+            master.grad = None if weight.grad is None else weight.grad.float()
+        super().step()
+        for master, weight in zip(masters, self.live, strict=True):
+            weight.copy_(master)
+
+
+def eight_bit(parameters):
+    optim = pytest.importorskip("torchao.optim")
+
+    class Eager(optim.AdamW8bit):
+        """Compiling its step takes longer than all else here."""
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            with torch.compiler.set_stance("force_eager"):
+                return super().step(closure)
+
+    return Eager(parameters, lr=1e-2, block_size=32)
+
+
+def of_4096():
+    """torchao keeps states of at least 4096 values in 8 bit."""
+    return torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"build": lambda: two_linears(OldLoad)},
+        {"build": Turned},
+        {"build": Counting},
+        {"optimizer": lambda parameters: InFp8(parameters, lr=1e-3)},
+        {"optimizer": lambda parameters: Nested(parameters, lr=1e-3)},
+        {"optimizer": OtherForm},
+        {"optimizer": eight_bit, "build": of_4096},
+    ],
+    ids=["old load", "turned", "counting", "in FP8", "nested", "other form", "8 bit"],
+)
+def test_sound_ways_pass_through_both_stores(parts):
+    decision = carried(through(*STORES), **{"build": build, "loss": loss, **parts})
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert "left out" not in decision.headline
+
+
+def test_extra_state_that_is_no_data_is_said_in_the_pass():
+    decision = carried(through("safetensors"), build=NoData, loss=loss)
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert "left out: _extra_state (a dict that is not data alone)" in decision.headline
+
+
+def test_a_count_of_steps_stays_on_the_host_and_groups_come_back(tmp_path):
+    one = serve(loss=loss, optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3))
+    one.curve(seed=1, steps=2)
+    one.engine.optimizer.param_groups[0]["lr"] = 5e-4
+    one.save(str(tmp_path), "dcp", optimizer=True)
+    one.load(str(tmp_path), "dcp", optimizer=True, seed=2)
+    optimizer = one.engine.optimizer
+    assert optimizer.param_groups[0]["lr"] == 5e-4
+    assert {state["step"].device.type for state in optimizer.state.values()} == {"cpu"}
+
+
+# -- what is lost through our stores ----------------------------------------------------------------------------------
+
+
+def refusing(*_, **__):
+    raise RuntimeError("a custom key is missing")
+
+
+class RefusingModel(torch.nn.Sequential):
+    load_state_dict = refusing
+
+
+class RefusingOptimizer(torch.optim.AdamW):
+    load_state_dict = refusing
+
+
+class Dropping(torch.nn.Sequential):
+    def load_state_dict(self, state_dict, *_, **__):
+        return super().load_state_dict({k: v for k, v in state_dict.items() if k != "2.bias"}, strict=False)
+
+
+class Forgets(Counting):
+    """Its FP8 arm knows nothing of extra state."""
+
+    get_extra_state, set_extra_state = torch.nn.Module.get_extra_state, torch.nn.Module.set_extra_state
+
+
+def forgetting(model):
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    model = convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
+    model.__class__ = Forgets
+    return model
+
+
+@pytest.mark.parametrize(
+    ("store", "parts", "code", "says"),
+    [
+        ("dcp", {"build": lambda: two_linears(RefusingModel)}, K.LOAD_REFUSED, "RuntimeError: a custom key is missing"),
+        ("dcp", {"optimizer": RefusingOptimizer}, K.LOAD_REFUSED, "RuntimeError: a custom key is missing"),
+        ("safetensors", {"build": Counting, "convert": forgetting}, K.LOAD_REFUSED, "_extra_state"),
+        # Both arms start from one seed, and this optimizer moves nothing.
+        (
+            "safetensors",
+            {"build": lambda: two_linears(Dropping), "optimizer": lambda p: torch.optim.SGD(p, lr=0.0)},
+            K.WEIGHTS_MISSING,
+            "2.bias",
+        ),
+    ],
+    ids=["the model refuses", "the optimizer refuses", "a key without a place", "a weight dropped"],
+)
+def test_what_is_lost_fails_with_its_words(store, parts, code, says):
+    decision = carried(through(store), **{"build": build, "loss": loss, **parts})
+    assert (decision.verdict, decision.code) == (Verdict.FAIL, code), decision.message
+    assert says in decision.message
+
+
+class Keeping(Nested):
+    def step(self, closure=None):
+        super().step()
+        for state in self.state.values():
+            state["what"] = object()
+
+
+def test_state_that_no_store_holds_is_named_before_anything_is_written(tmp_path):
+    server = serve(optimizer=lambda parameters: Keeping(parameters, lr=1e-3), step=loop())
+    with pytest.raises(UnstorableStateError, match=r"optimizer/enter\.weight/what is a builtins\.object") as error:
+        server.save(str(tmp_path / "store"), "dcp", optimizer=True)
+    assert "resume=False" in error.value.fp8_next
+    assert not (tmp_path / "store").exists()
+    with pytest.raises(StrayParameter, match="10 parameters") as error:
+        carried(through("dcp"), loss=loss, optimizer=Masters)
+    assert error.value.fp8_code is R.STRAY_PARAMETER
+
+
+# -- through the user's own functions ---------------------------------------------------------------------------------
+
+
+def adamw(parameters):
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+    optimizer.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    return optimizer
+
+
+def with_dcp(model, optimizer, folder):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    weights, state = get_state_dict(model, optimizer)
+    at = {"schedule": optimizer.scheduler.state_dict()}
+    dcp.save({"model": weights, "optimizer": state, **at}, checkpoint_id=str(folder), no_dist=True)
+
+
+def from_dcp(model, optimizer, folder):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    weights, state = get_state_dict(model, optimizer)
+    held = {"model": weights, "optimizer": state, "schedule": optimizer.scheduler.state_dict()}
+    dcp.load(held, checkpoint_id=str(folder), no_dist=True)
+    set_state_dict(model, optimizer, model_state_dict=held["model"], optim_state_dict=held["optimizer"])
+    optimizer.scheduler.load_state_dict(held["schedule"])
+
+
+def llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=96, use_cache=False, tie_word_embeddings=True))
+
+
+def tokens(step):
+    ids = torch.randint(0, 96, (4, 16))
+    return {"input_ids": ids, "labels": ids}
+
+
+def pretrained(model, optimizer, folder):
+    model.save_pretrained(folder)
+    torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+
+
+def from_pretrained(model, optimizer, folder):
+    read = type(model).from_pretrained(folder, dtype=torch.bfloat16)
+    model.load_state_dict(read.state_dict())
+    optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
+
+
+TIED = {"build": llama, "batch": tokens, "loss": None, "save": pretrained, "load": from_pretrained}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "parts"),
+    [
+        ("rowwise", {"optimizer": adamw, "save": with_dcp, "load": from_dcp}),
+        ("rowwise", TIED),
+    ],
+    ids=["DCP with a schedule", "save_pretrained of a tied model"],
+)
+def test_sound_functions_pass(recipe, parts):
+    decision = carried(replace(CASE, recipe=recipe), **{"loss": loss, **parts})
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert "fp8 -> bf16 (own, resumed), bf16 -> fp8 (own, resumed)" in decision.headline
+
+
+def weights_alone(model, optimizer, folder):
+    torch.save(model.state_dict(), folder / "w.pt")
+
+
+def from_weights(model, optimizer, folder):
+    model.load_state_dict(torch.load(folder / "w.pt", weights_only=True))
+
+
+def test_without_resuming_the_optimizer_is_not_asked_for():
+    decision = carried(through("own", resume=False), loss=loss, save=weights_alone, load=from_weights)
+    assert decision.verdict is Verdict.PASS, decision.message
+
+
+def halved_in_place(model, optimizer, folder):
+    with_model(model, optimizer, folder)
+    model.blocks[0].up.weight.data.copy_(model.blocks[0].up.weight.data / 3)
+
+
+def rate_lost(model, optimizer, folder):
+    rate = optimizer.param_groups[0]["lr"]
+    from_model(model, optimizer, folder)
+    optimizer.param_groups[0]["lr"] = 3 * rate
+
+
+def assigning(model, optimizer, folder):
+    model.load_state_dict(torch.load(folder / "x.pt", weights_only=True)[0], assign=True)
+
+
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        ({"save": halved_in_place, "load": from_model}, K.CHANGED_BY_SAVING),
+        ({"save": with_model, "load": rate_lost}, K.GROUPS_LOST),
+        ({"save": with_model, "load": assigning}, K.STRAY_PARAMETERS),
+        ({"save": with_model, "load": from_model, "optimizer": Masters}, K.DOES_NOT_GO_ON),
+    ],
+    ids=lambda value: getattr(value, "slug", ""),
+)
+def test_mistakes_are_named(parts, code):
+    """The controls of ``suites/controls/checkpoints.py`` are more of them."""
+    decision = carried(loss=loss, **parts)
+    assert (decision.verdict, decision.code) == (Verdict.FAIL, code), decision.message
+
+
+def raising(model, optimizer, folder):
+    raise KeyError("blocks.0.up.weight")
+
+
+def pickling(model, optimizer, folder):
+    class Config:
+        pass
+
+    # As one that stands in a test file, and that an arm was given.
+    Config.__qualname__ = "Config"
+    torch.save({"config": Config()}, folder / "x.pt")
+
+
+@pytest.mark.parametrize(
+    ("save", "load", "says", "cause"),
+    [
+        (with_model, raising, r"the workload's load, raising\(\), raised KeyError: 'blocks.0.up.weight'", ""),
+        (pickling, from_model, r"the workload's save, pickling\(\), raised \w+", "without importing it"),
+    ],
+)
+def test_functions_that_cannot_work_are_one_error_that_names_them(save, load, says, cause):
+    with pytest.raises(WorkloadError, match=says) as error:
+        carried(loss=loss, save=save, load=load)
+    assert error.value.fp8_next
+    assert cause in error.value.fp8_cause
+
+
+def test_functions_that_are_not_given_or_that_change_no_hash():
+    plain = Workload(build=build, batch=batch, loss=loss)
+    with pytest.raises(SettingsError, match="both save= and load="):
+        replace(plain, save=with_model).ship("a test")
+    with pytest.raises(WorkloadError, match="the workload has no save"):
+        carried(through("own"), loss=loss)
+    assert replace(plain, save=with_model, load=from_model).fingerprint("x") == plain.fingerprint("x")
+
+
+# -- FP8 layers that keep a copy of their weight ----------------------------------------------------------------------
+
+
+def caching(renewed_by):
+    """``convert`` whose layers multiply by a kept copy of their weight."""
+
+    def convert(model):
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
+
+        convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
+
+        def keep(layer):
+            kept = {}
+            layer.drop = kept.clear
+            if "backward" in renewed_by:
+                layer.weight.register_hook(lambda gradient: kept.clear())
+            if "load" in renewed_by:
+                layer.register_load_state_dict_post_hook(lambda *_: kept.clear())
+
+            def forward(x):
+                weight = layer.weight
+                if "version" in renewed_by and kept.get("version") != weight._version:
+                    kept.clear()
+                copy = kept.setdefault("copy", weight.detach().clone())
+                kept.setdefault("version", weight._version)
+                weight = weight + (copy - weight).detach()
+                product = matmul_with_hp_or_float8_args.apply
+                return product(x, weight.t(), layer.linear_mm_config, layer.config) + layer.bias
+
+            layer.forward = forward
+
+        for layer in list(model.modules()):
+            if "Float8Linear" in type(layer).__name__:
+                keep(layer)
+        return model
+
+    return convert
+
+
+def renewing(model, optimizer, folder):
+    saved.load(model, optimizer, folder)
+    for layer in model.modules():
+        if hasattr(layer, "drop"):
+            layer.drop()
+
+
+class OnlyTrains(torch.nn.Sequential):
+    def forward(self, rows):
+        assert self.training, "made for training"
+        return super().forward(rows)
+
+
+OWN = {name: getattr(saved, name) for name in ("build", "batch", "optimizer", "save", "load")}
+
+
+@pytest.mark.parametrize(
+    ("renewed_by", "stores", "parts", "stale"),
+    [
+        ("backward", ("safetensors",), {}, True),
+        ("version", ("safetensors",), {}, False),
+        ("backward, load", ("safetensors",), {}, False),
+        # The user's own load is asked in place of load_state_dict().
+        ("backward", ("own",), OWN, True),
+        ("backward", ("safetensors", "own"), {**OWN, "load": renewing}, False),
+    ],
+)
+def test_a_copy_that_a_load_does_not_renew_is_named(renewed_by, stores, parts, stale):
+    decision = carried(through(*stores), **{"loss": loss, "convert": caching(renewed_by), **parts})
+    assert (decision.verdict is Verdict.FAIL, decision.code is K.STALE_COPIES) == (stale, stale), decision.message
+    if stale:
+        assert "bf16 -> fp8" in decision.headline
+        assert ("blocks.0.down" in decision.message) is (stores == ("safetensors",))
+
+
+def test_of_a_model_that_cannot_be_evaluated_the_pass_says_so():
+    decision = carried(
+        through("safetensors"), loss=loss, convert=caching("backward, load"), build=lambda: two_linears(OnlyTrains)
+    )
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert "FP8 copies of weights was not checked: no evaluation of the model: AssertionError" in decision.headline
+
+
+# -- outputs, which two arms compare ----------------------------------------------------------------------------------
+
+SMALL, LARGE = torch.zeros(2), torch.ones(3, 4)
+
+
+@dataclass
+class Given:
+    loss: Any = None
+    hidden: Any = None
+    logits: Any = None
+
+
+@pytest.mark.parametrize(
+    ("output", "found"),
+    [
+        (LARGE, LARGE),
+        ({"a": [SMALL, {"b": LARGE}]}, LARGE),
+        ({"logits": SMALL, "cache": LARGE}, SMALL),
+        (Given(loss=SMALL, hidden=(LARGE,)), LARGE),
+        (Given(hidden=LARGE, logits=SMALL), SMALL),
+        ((torch.zeros(50, dtype=torch.long), LARGE), LARGE),
+        ({"text": "none"}, None),
+    ],
+)
+def test_the_tensor_of_an_output(output, found):
+    assert tensor_of(output) is found
+
+
+class Nothing(torch.nn.Module):
+    def forward(self, rows):
+        self.kept = rows * 2
+
+
+def test_the_output_is_that_of_the_first_call_that_trains_or_the_loss():
+    model, nothing = torch.nn.Linear(2, 2), Nothing()
+
+    def run():
+        with torch.no_grad():
+            model(SMALL)
+        return model(SMALL + 1)
+
+    assert torch.equal(output_of(model, run), model(SMALL + 1).detach())
+    assert output_of(nothing, lambda: [nothing(SMALL), nothing.kept.sum() + 1][1]).item() == 1.0

@@ -1,0 +1,297 @@
+"""Curves of live arms: what is read beside the training changes no number of it, and says what happened: in each step
+the calls of FP8 layers, a few of their values, how far weights moved; and runs that are all one."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from contextlib import nullcontext
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from helpers.curve_pair import CurvePair
+from helpers.evidence import verdict_of
+from helpers.loops import CASE, serve
+from pytest_fp8 import Case
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.layers.products import Product
+from pytest_fp8.questions.loss.check import check_loss, judge_gap
+from pytest_fp8.questions.loss.evidence import RUNS_OF_ONE_CURVE, Curve, ProductCount
+from pytest_fp8.stats.loss import MAX_LOSS_SEEDS
+from pytest_fp8.verdicts import Verdict
+from pytest_fp8.worker import curve as curves
+from pytest_fp8.worker.record.gradients import norm_of
+from pytest_fp8.worker.record.probe import LOOKED_AT, StepLooks
+from pytest_fp8.worker.record.tables import counted_step
+from pytest_fp8.worker.run.engine import Engine
+from pytest_fp8.worker.state.weights import moved_weights
+from pytest_fp8.worker.tensors import values
+
+pytestmark = pytest.mark.slow
+
+
+@cache
+def engine(recipe="tensorwise", **more):
+    """Shared: a curve starts anew."""
+    return Engine(ArmSpec(Case("micro", "torchao", recipe, emulated=True, **more), "cpu", threads=1))
+
+
+def curve(arm, seed=0, steps=4, **how):
+    return from_plain(Curve, curves.curve(arm, seed, steps, **how))
+
+
+@cache
+def forward():
+    """Of the 14 FP8 layers, and of what BF16 has beside them: the head, and in some versions of transformers the rotary
+    embedding."""
+    reference = Case("micro", "torchao", "tensorwise", emulated=True).reference()
+    watched = curve(Engine(ArmSpec(reference, "cpu", threads=1)), watch=True)
+    return ProductCount(14, watched.last_products["forward"].other - 14)
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise_with_gw_hp"])
+def test_a_watched_curve_is_equal_to_the_last_bit(recipe):
+    arm = engine(recipe)
+    plain, watched = curve(arm), curve(arm, watch=True)
+    assert watched.losses == plain.losses
+    assert watched.gradient_norms == plain.gradient_norms
+    assert watched.movement == plain.movement
+    assert not plain.last_products
+    backward = ProductCount(28, 2) if recipe == "tensorwise" else ProductCount(14, 16)
+    assert watched.first_products == watched.last_products == {"forward": forward(), "backward": backward}
+
+
+def test_noise_moves_the_losses_by_little_and_the_optimizer_steps_the_arms_own_weights():
+    arm = engine()
+    plain, noisy, later = curve(arm), curve(arm, noise=1), curve(arm, noise=1, noise_from=2)
+    assert noisy == curve(arm, noise=1)
+    assert noisy.losses != curve(arm, noise=2).losses
+    assert noisy.data == plain.data
+    assert later.losses[:2] == plain.losses[:2]
+    assert later.losses[2] != plain.losses[2]
+    off = [abs(one - two) for one, two in zip(noisy.losses, plain.losses, strict=True)]
+    assert 0 < max(off) < 0.05
+    assert curve(arm) == plain
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_weight_that_something_else_steps_keeps_its_update(when):
+    """An optimizer that runs in the backward pass, before noise is taken back."""
+    arm = serve(loss=lambda model, x: model(x).float().square().mean()).engine
+    weight = next(p for p in arm.model.parameters() if p.dim() > 1)
+    with torch.no_grad(), moved_weights(arm, seed=3) as put_back:
+        own = weight.detach().clone()
+        put_back() if when == "after" else None
+        weight.view(-1)[:4] += 1
+    put_back()
+    off = (weight.detach() - own).float().view(-1)
+    assert off[:4].mean() == pytest.approx(1, abs=0.1)
+    assert off[4:].abs().max() < 0.1
+
+
+def test_recomputed_products_are_counted_by_themselves():
+    watched = curve(engine(activation_checkpointing=True), watch=True)
+    assert watched.last_products["recompute"].fp8 > 0
+    assert watched.last_products["forward"] == forward()
+
+
+def test_on_a_gpu_the_watched_step_is_the_profiled_one(monkeypatch):
+    """Products of an evaluation inside the step are left out."""
+    phases = [("forward", "fp8"), ("forward", "bfloat16"), ("backward", "fp8"), ("evaluation", "fp8")]
+    products = [Product(phase, 64, (64, 64), kind, "mm") for phase, kind in phases]
+
+    def profiled(step):
+        step(lambda name: nullcontext())
+        return {"products": products}
+
+    arm, ran = engine(), []
+    monkeypatch.setattr("pytest_fp8.worker.record.tables.profile_step", profiled)
+    on_gpu = SimpleNamespace(device=SimpleNamespace(type="cuda"), step=arm.step)
+    arm.restart(0)
+    loss, counts = counted_step(on_gpu, arm.training_batch(0, 0), lambda: ran.append(1))
+    assert float(loss) == curve(arm).losses[0]
+    assert ran == [1]
+    assert counts == {"forward": ProductCount(1, 1), "backward": ProductCount(1, 0)}
+
+
+def test_weights_move_where_the_optimizer_moves_them(monkeypatch):
+    arm = engine()
+    moved = curve(arm).movement
+    assert set(moved) == {name for name, _ in arm.model.named_parameters()}
+    query, embedding = moved["model.layers.0.self_attn.q_proj.weight"], moved["model.embed_tokens.weight"]
+    assert query.moved > 0.9
+    assert query.reached == 1.0
+    assert embedding.moved == pytest.approx(embedding.reached, abs=0.01), "rows of tokens that never came"
+    assert embedding.reached < 0.5
+    monkeypatch.setattr(arm.optimizer, "step", lambda: None)
+    still = curve(arm).movement
+    assert {one.moved for one in still.values()} == {0.0}
+    assert still["model.layers.0.self_attn.q_proj.weight"].reached == 1.0
+
+
+def test_gradient_norms_have_more_bits_than_bfloat16():
+    one, other = torch.full((64,), 1.0).bfloat16(), torch.full((64,), 1.0).bfloat16()
+    other[0] = 1.0078125
+    assert norm_of([one]) != norm_of([other])
+    assert norm_of([one, one]) == pytest.approx(2 * 64**0.5 / 2**0.5)
+    assert norm_of([]) == 0
+
+
+def test_a_weight_that_is_stored_in_fp8_is_sampled_by_its_values():
+    from torchao.quantization import Float8WeightOnlyConfig, quantize_
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False)).to(torch.bfloat16)
+    quantize_(model, Float8WeightOnlyConfig())
+    first = values(model[0].weight)
+    assert first.dtype == torch.uint8
+    assert torch.equal(first, values(model[0].weight))
+
+
+# -- calls of FP8 layers ----------------------------------------------------------------------------------------------
+
+LARGEST = 0.0035
+"""Of 15731 products of sound workloads (``questions/loss/check.py``)."""
+
+
+def changed():
+    """An engine of its own, and a layer to be changed."""
+    arm = engine.__wrapped__()
+    return arm, arm.model.model.layers[0].self_attn.q_proj
+
+
+CHANGED = "model.layers.0.self_attn.q_proj"
+
+
+def calls(arm, steps=4):
+    return curve(arm, steps=steps, watch=True).calls
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise_with_gw_hp"])
+def test_each_step_has_as_many_calls_in_fp8_as_layers(recipe):
+    seen = calls(engine(recipe))
+    assert (list(seen.fp8), list(seen.other)) == ([14] * 4, [0] * 4)
+    looks = [look for each in seen.looks.values() for look in each]
+    assert sorted(look.step for look in looks) == sorted([*range(4)] * LOOKED_AT)
+    assert all(0 < look.error <= LARGEST and look.of_finest > 0.5 and look.of_coarsest < 2 for look in looks)
+
+
+def test_a_curve_that_fails_leaves_no_hook_on_the_optimizer():
+    arm = engine.__wrapped__()
+    before = len(arm.optimizer._optimizer_step_pre_hooks)
+    arm.training_batch = None
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            curve(arm)
+    assert len(arm.optimizer._optimizer_step_pre_hooks) == before
+
+
+def test_layers_that_multiply_in_bfloat16_are_counted_apart():
+    arm, layer = changed()
+    layer.forward = lambda x: torch.nn.functional.linear(x, layer.weight, layer.bias)
+    seen = calls(arm)
+    assert (seen.fp8[1], seen.other[1]) == (13, 1)
+
+
+def test_one_value_that_takes_the_digits_of_the_others_is_no_fault_of_the_product():
+    """As weights do where training diverges. It may stand in a row and a column that are not looked at."""
+    arm, layer = changed()
+    with torch.no_grad():
+        layer.weight[0, 0] = 1e5
+        layer.weight[:, 1] = 3e3
+    looks = calls(arm, steps=12).looks[CHANGED]
+    assert looks
+    assert all(look.of_coarsest < 2 for look in looks)
+
+
+def test_copies_made_inside_a_step_do_not_take_the_hooks_along():
+    arm = engine()
+    arm.restart(0)
+    watch = StepLooks(arm, 0)
+    with watch.watching():
+        watch.next_step()
+        twin = copy.deepcopy(arm.model)
+        stored = pickle.loads(pickle.dumps(arm.model.model.layers[0].mlp))
+        arm.step(arm.training_batch(0, 0))
+        counted = list(watch._calls[-1])
+        twin(**arm.training_batch(0, 0))
+        stored(torch.randn(16, 64).bfloat16())
+        assert list(watch._calls[-1]) == counted
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in arm.model.modules())
+
+
+# -- seeds that all give one training run: weights that are loaded, batches that depend on their step alone -----------
+
+
+def build():
+    """As many people write it: whatever the seed, the same weights."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32))
+
+
+def batch(step):
+    return torch.randn(32, 32, generator=torch.Generator().manual_seed(step))
+
+
+def loss(model, rows):
+    return (model(rows) - rows.sin()).float().square().mean()
+
+
+def test_weights_that_a_build_seeds_are_moved_by_the_seed_in_both_arms_alike():
+    servers = [serve(case, build=build, batch=batch, loss=loss) for case in (CASE, CASE.reference())]
+
+    def losses(server, seed, jitter):
+        return tuple(server.curve(seed, 4, jitter=jitter)["losses"])
+
+    for server in servers:
+        assert losses(server, 1, False) == losses(server, 0, False), "one run"
+        moved = [losses(server, seed, True) for seed in (1, 2, 1)]
+        assert moved[0] == moved[2] != moved[1]
+    weights = []
+    for server in servers:
+        server.engine.restart(seed=3, jitter=True)
+        weights.append([parameter.detach().float().clone() for parameter in server.engine.model.parameters()])
+    assert all(fp8.equal(reference) for fp8, reference in zip(*weights, strict=True))
+
+
+def runs(gap, seeds):
+    """Arms that train the same run whatever the seed, but for a rounding."""
+
+    def losses(end):
+        def of(seed, steps, jitter, noise):
+            by = end + 0.001 * (1 + 20 * end) * (-1) ** seed * (1 + seed / 7) * jitter
+            return [3 - (1 - by) * t / 40 for t in range(steps)]
+
+        return of
+
+    return CurvePair(losses(gap), losses(0.0), seeds)
+
+
+@pytest.mark.parametrize(("gap", "verdict"), [(0.001, Verdict.PASS), (0.2, Verdict.FAIL)])
+def test_equal_runs_are_told_from_one_run_with_both_arms_alike(gap, verdict):
+    arms = runs(gap, seeds=4)
+    evidence = arms.evidence()
+    found = judge_gap(evidence)
+    assert found.verdict is verdict
+    assert found.bound > 0
+    assert len({tuple(curve.losses) for curve in evidence.bf16.values()}) == len(evidence.bf16)
+    moved = [(seed, jitter) for name, seed, _, jitter, _ in arms.asked if name == "fp8"]
+    assert moved == [(0, False), (1, True), (2, True), (3, True)]
+    assert evidence.one_curve
+
+
+def test_a_pass_claims_one_curve_and_asks_for_a_seed():
+    evidence = runs(0.001, seeds=4).evidence()
+    decision = check_loss(evidence)
+    verdict_of(decision, Verdict.PASS, "of 4 runs of one curve, one rounding apart")
+    assert "seeds (" not in decision.headline
+    assert decision.figures.seeds == 1
+
+
+def test_looking_ends_early_where_no_seed_is_another_training():
+    evidence = runs(0.0225, seeds=2).evidence()
+    assert len(evidence.bf16) == RUNS_OF_ONE_CURVE < MAX_LOSS_SEEDS
+    verdict_of(check_loss(evidence), Verdict.INCONCLUSIVE, "with torch's generators")

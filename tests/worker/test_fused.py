@@ -1,0 +1,206 @@
+"""The decoder with fused projections beside the plain one, on a CPU: te.Linear and te.RMSNorm are stand-ins."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import pytest
+import torch
+import torch._dynamo.testing
+from torch import nn
+
+from helpers import te_stand_in
+from helpers.te_stand_in import Linear, RMSNorm
+from pytest_fp8 import Case
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.backends import backend
+from pytest_fp8.backends.fused_llama import FusedAttention, NothingToFuse
+from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.worker.answers.layers import layers
+from pytest_fp8.worker.checkpoint import roundtrip
+from pytest_fp8.worker.curve import curve
+from pytest_fp8.worker.run.engine import Engine
+from pytest_fp8.worker.tensors import digests
+from pytest_fp8.zoo import models
+from pytest_fp8.zoo.shapes import SHAPES
+
+pytestmark = pytest.mark.slow
+
+SMALL = replace(SHAPES["micro"], tied=True)
+HEAD = "lm_head.weight"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library():
+    with te_stand_in.installed(), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SHAPES, "small", SMALL)
+        yield
+    # An engine freezes what is alive when it has warmed up.
+    gc.unfreeze()
+
+
+def plain(**config):
+    """A small Llama in float32, projections with biases."""
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(0)
+    made = models.llama_config(SMALL)
+    made.update({"attention_bias": True, "mlp_bias": True, **config})
+    model = LlamaForCausalLM._from_config(made, dtype=torch.float32).train()
+    with torch.no_grad():
+        # Fresh norms are all ones and biases all zero, which any norm and bias would pass for.
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    return model
+
+
+def prepared(model, recipe="current"):
+    case = Case("small", "te_fused", recipe, compile=False)
+    return backend("te_fused").prepare(model, lambda m: torch.optim.SGD(m.parameters()), case)
+
+
+def both(dtype=torch.float32, **config):
+    one, other = plain(**config).to(dtype), plain(**config).to(dtype)
+    return one, prepared(other).model
+
+
+def two_rows():
+    return torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+# -- the model --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("heads", "dtype", "apart"),
+    [((2, 1), torch.float32, 1e-5), ((4, 2), torch.bfloat16, 3e-2), ((2, 2), torch.float32, 1e-5)],
+    ids=["2q1kv", "4q2kv", "2q2kv"],
+)
+def test_a_fused_model_computes_what_the_plain_one_does(heads, dtype, apart):
+    one, fused = both(dtype, num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=64 // heads[0])
+    expected, seen = (model(input_ids=two_rows()).logits for model in (one, fused))
+    torch.testing.assert_close(seen, expected, rtol=apart, atol=apart)
+
+
+def test_every_linear_is_accounted_for_by_its_fused_name_and_size():
+    done = prepared(plain())
+    block = {"self_attn.qkv_proj": (64, 128), "self_attn.o_proj": (64, 64)}
+    block |= {"mlp.gate_up_proj": (64, 384), "mlp.down_proj": (192, 64)}
+    expected = {f"model.layers.{i}.{name}": sizes for i in (0, 1) for name, sizes in block.items()}
+    assert done.conversion.layers == {**expected, "lm_head": (64, 256)}
+    assert done.conversion.converted == list(expected)
+    assert list(done.conversion.skipped) == ["lm_head"]
+    assert sum(isinstance(module, RMSNorm) for module in done.model.modules()) == 2 * 2 + 1
+    assert not any(type(module).__name__ == "LlamaRMSNorm" for module in done.model.modules())
+    assert done.model.lm_head.weight is done.model.model.embed_tokens.weight
+    assert not any(parameter.is_meta for parameter in done.model.parameters())
+
+
+def traced(module, size):
+    """Whether ``torch.compile`` traces this layer."""
+    graphs = []
+    torch.compile(module, backend=lambda graph, _: graphs.append(graph) or graph.forward)(torch.ones(16, size))
+    return bool(graphs)
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current"])
+def test_norms_and_linears_that_keep_state_are_not_compiled(recipe):
+    block = prepared(plain(), recipe).model.model.layers[0]
+    assert not traced(block.input_layernorm, 64)
+    assert traced(block.self_attn.qkv_proj, 64) == (recipe == "current")
+
+
+def test_a_fused_size_that_no_fp8_product_takes_is_skipped_with_the_reason():
+    done = prepared(plain(head_dim=10))
+    name = "model.layers.1.self_attn.qkv_proj"
+    assert str(done.conversion.skipped[name]) == "size: out_features=40 is not a multiple of 16"
+    assert done.conversion.layers[name] == (64, 40)
+    assert not isinstance(done.model.get_submodule(name), Linear)
+
+
+def test_adapters_and_other_models_are_refused_and_not_changed():
+    class Adapted(nn.Linear):
+        """As an adapter library leaves a Linear."""
+
+    model = plain()
+    model.model.layers[1].mlp.up_proj = Adapted(64, 192)
+    with pytest.raises(NothingToFuse, match=r"layers\.1\.mlp\.up_proj is no plain Linear") as error:
+        prepared(model)
+    assert "without adapters" in error.value.fp8_next
+    assert not any(isinstance(module, FusedAttention) for module in model.modules())
+    with pytest.raises(NothingToFuse, match="Sequential: no LlamaAttention"):
+        prepared(nn.Sequential(nn.Linear(64, 64)))
+
+
+# -- the arm ----------------------------------------------------------------------------------------------------------
+
+
+def engine(name, recipe):
+    return Engine(ArmSpec(Case("small", name, recipe, compile=False), "cpu", threads=2))
+
+
+@pytest.fixture(scope="module")
+def fused(library):
+    return engine("te_fused", "current")
+
+
+@pytest.fixture(scope="module")
+def reference(library):
+    return engine("bf16", "none")
+
+
+def weights(arm):
+    return roundtrip.weights_of(arm)[0]
+
+
+def test_a_restart_brings_back_the_weights_of_the_seed(fused, reference):
+    before = digests(weights(fused))
+    for arm in (fused, reference):
+        curve(arm, seed=5, steps=2)
+        arm.restart(seed=3, jitter=True)
+    assert digests(weights(fused)) == digests(weights(reference)) != before
+    assert not fused.optimizer.state
+
+
+@pytest.mark.parametrize(
+    ("forth", "store", "optimizer"),
+    [(True, "dcp", True), (False, "safetensors", False), pytest.param(False, "dcp", True, marks=pytest.mark.nightly)],
+)
+def test_checkpoints_are_interchangeable(fused, reference, forth, store, optimizer, tmp_path):
+    source, target = (fused, reference) if forth else (reference, fused)
+    curve(source, seed=2, steps=3)
+    saved = roundtrip.save(source, tmp_path, store, optimizer)
+    assert HEAD not in saved.digests, "stored once, under the embedding's name"
+    assert not any("qkv" in key or "gate_up" in key for key in saved.digests)
+    loaded = roundtrip.load(target, tmp_path, store, optimizer, seed=4)
+    assert not loaded.refused, loaded
+    assert loaded.digests == saved.digests == digests(weights(source))
+    assert target.model.lm_head.weight is target.model.model.embed_tokens.weight
+    if optimizer:
+        assert len(saved.optimizer_digests) == 3 * len(saved.digests), "step and two moments of each plain weight"
+        assert loaded.optimizer_digests == saved.optimizer_digests
+        going_on = [curve(arm, seed=2, steps=3, first_step=3)["losses"] for arm in (source, target)]
+        assert going_on[1] == pytest.approx(going_on[0], rel=2e-4)
+
+
+def test_a_missing_part_is_refused(fused, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    roundtrip.save(fused, tmp_path, "safetensors", optimizer=False)
+    lost = "model.layers.1.self_attn.k_proj.weight"
+    kept = {name: value for name, value in load_file(tmp_path / "model.safetensors").items() if name != lost}
+    save_file(kept, tmp_path / "model.safetensors")
+    loaded = roundtrip.load(fused, tmp_path, "safetensors", optimizer=False, seed=4)
+    assert "model.layers.1.self_attn.qkv_proj.weight" in loaded.refused
+
+
+def test_every_product_of_a_step_belongs_to_a_layer(fused):
+    evidence = from_plain(LayersEvidence, layers(fused))
+    assert evidence.recipes["model.layers.0.self_attn.qkv_proj"] == {"recipe": "current", "fp8_format": "HYBRID"}
+    assert sorted(evidence.live_fp8) == sorted(evidence.converted)
+    step = evidence.step()
+    assert {a.kind for a in step.attributions} == {"bfloat16"}
+    assert len(step.attributions) == 3 * 9
+    assert {product.operator for product in step.others} <= {"bmm"}, "the rotary embedding's"

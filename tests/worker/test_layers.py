@@ -1,0 +1,342 @@
+"""What the layers question sees of live arms: sound ways to train with what each owes, faults with the code of each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+pytest.importorskip("torchao")
+
+import torch
+from torch.nn import Linear, functional
+from torch.utils.checkpoint import checkpoint
+
+from helpers import own_fp8
+from helpers.closures import closing, lbfgs, sam
+from helpers.evidence import verdict_of
+from helpers.loops import CASE, build, judge, judge_both, loop, serve, squares
+from pytest_fp8 import Verdict
+from pytest_fp8.codes import L
+from pytest_fp8.recipes import ROLES
+
+pytestmark = pytest.mark.slow
+
+ACCELERATE = replace(CASE, backend="accelerate_torchao")
+
+
+def by_torchao(but=()):
+    """The library's own conversion of all Linears ``but`` these."""
+
+    def convert(model):
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        config = Float8LinearConfig(emulate=True)
+        return convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name not in but)
+
+    return convert
+
+
+# -- sound ways to train ----------------------------------------------------------------------------------------------
+
+
+class Direct(torch.nn.Module):
+    """Calls ``layer.forward(x)``, which runs none of torch's hooks; ``kept``: of the layers before the conversion."""
+
+    def __init__(self, kept=False):
+        super().__init__()
+        self.up, self.down = Linear(32, 64), Linear(64, 32)
+        self.kept = [self.up, self.down] if kept else None
+
+    def forward(self, x):
+        up, down = self.kept or (self.up, self.down)
+        return down.forward(functional.gelu(up.forward(x)))
+
+
+class Named(torch.nn.Module):
+    """Gives its layers their input by keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = Linear(32, 64), Linear(64, 32)
+
+    def forward(self, x):
+        return self.down(input=self.up(input=x).relu())
+
+
+class Compiled(torch.nn.Module):
+    """A piece of it is compiled in one piece."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter = Linear(32, 32)
+        self.act = torch.compile(lambda x: self.enter(x).relu() * 2, fullgraph=True, backend="eager")
+
+    def forward(self, x):
+        return self.act(x)
+
+
+def target_of_itself(model, x):
+    with torch.no_grad():
+        target = model(x)
+    return (model(x) - target.flip(0)).float().square().mean()
+
+
+def whole_recomputed(model, batch, optimizer, precision):
+    loss = checkpoint(model, batch.requires_grad_(), use_reentrant=True).float().square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        model(batch[:16])
+    return loss
+
+
+SOUND = {
+    # name: (parts of the workload, products that each role owes)
+    "micro-batches, clipped": ({"step": loop(3, clip=1.0)}, {"fprop": 15, "dgrad": 12, "wgrad": 15}),
+    "evaluated between steps": ({"step": loop(2, evaluate=True)}, {"fprop": 10}),
+    "a closure, called twice": ({"optimizer": lbfgs, "step": closing(keyword=True)}, {"fprop": 10, "wgrad": 10}),
+    "sharpness-aware": ({"optimizer": sam, "step": closing()}, {"fprop": 10, "wgrad": 10}),
+    "recomputed": ({"build": partial(build, True), "step": loop(2)}, {"fprop": 10, "recompute": 8}),
+    "recomputed reentrantly": ({"build": partial(build, True, True), "step": loop(2)}, {"fprop": 10, "recompute": 8}),
+    "evaluated in the loss": ({"build": partial(build, True, True), "loss": target_of_itself}, {"recompute": 4}),
+    "recomputed whole": ({"step": whole_recomputed}, {"fprop": 5, "recompute": 5}),
+    "called directly": ({"build": Direct, "step": loop(2)}, {"fprop": 4, "wgrad": 4}),
+    "called by keyword": ({"build": Named}, {"fprop": 2, "wgrad": 2}),
+    "compiled by build()": ({"build": lambda: torch.compile(build(), backend="eager")}, {"fprop": 5}),
+    "compiled in a piece": ({"build": Compiled}, {"fprop": 1}),
+    "left by a pattern": ({"convert": by_torchao(but=["blocks.1.down"]), "leave": ("*.1.down",)}, {"fprop": 4}),
+    "through Accelerate": ({"case": ACCELERATE, "step": loop(2)}, {"fprop": 6}),
+    "FP8 layers of one's own": ({"convert": own_fp8.with_own_layers()}, {"fprop": 5, "dgrad": 4, "wgrad": 5}),
+    "FP8 of raw parameters": ({"build": own_fp8.Raw, "convert": own_fp8.with_raw_in_fp8}, {"fprop": 3}),
+    "FP8 of a function, recomputed": (
+        {"build": partial(build, True), "convert": own_fp8.with_function_in_blocks()},
+        {"fprop": 5, "recompute": 4},
+    ),
+    "torchao's weights": (
+        {"convert": own_fp8.with_wrapped_weights(float8_linear_recipe="tensorwise")},
+        {"fprop": 5, "dgrad": 4, "wgrad": 5},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_way_passes_and_each_product_that_is_owed_is_found(name):
+    parts, owed = SOUND[name]
+    decision = judge(serve(**parts), parts.get("case", CASE))
+    assert decision.verdict is Verdict.PASS, decision.message
+    roles = decision.figures.roles
+    assert {role: roles[role]["expected"] for role in owed} == owed
+    # torch ends a recomputation before its last product where it can.
+    assert all(each["fp8"] == each["expected"] for role, each in roles.items() if role != "recompute")
+    assert "recompute" not in roles or roles["recompute"]["fp8"] >= roles["recompute"]["expected"] / 2
+
+
+def test_fp8_of_ones_own_says_what_was_not_judged_and_has_no_difference_to_the_reference():
+    decision = judge_both(convert=own_fp8.with_function_in_blocks())
+    verdict_of(decision, Verdict.PASS, "100.0% of the step's GEMM FLOPs", "its recipe was not read")
+    assert "in FP8 where no Linear is called" in decision.headline
+    assert {*ROLES} <= {*decision.figures.roles}
+
+
+def test_a_large_share_outside_the_linears_is_named_with_who_multiplies():
+    decision = judge_both(build=own_fp8.Raw)
+    verdict_of(decision, Verdict.PASS, "1 of 1 Linears in FP8", "outside the Linears", "mm of the model itself")
+    assert decision.figures.fp8_share < 0.1
+
+
+def test_an_arm_may_evaluate_in_bf16_by_swapping_its_layers():
+    def step(model, x, optimizer, precision):
+        loss = loop()(model, x, optimizer, precision)
+        layer = model.blocks[0].up
+        if type(layer) is not Linear:
+            model.blocks[0].up = own_fp8.OwnLinear(layer, on=lambda twin: False)
+        with torch.no_grad():
+            model(x[:16])
+        model.blocks[0].up = layer
+        return loss
+
+    verdict_of(judge_both(step=step), Verdict.PASS, "evaluate with other modules")
+
+
+@pytest.mark.parametrize("case", [replace(CASE, autocast=True), replace(CASE, autocast=True).reference()], ids=str)
+@pytest.mark.parametrize("step", [None, loop()], ids=["loss", "step"])
+def test_under_autocast_a_users_float32_stays_and_products_are_of_bfloat16(case, step):
+    """torchao's layer asks for the autocast of a GPU, on a CPU too."""
+
+    def loss(model, rows):
+        output = model(rows)
+        assert (rows.dtype, output.dtype) == (torch.float32, torch.bfloat16)
+        return output.float().square().mean()
+
+    engine = serve(case, **({"step": step} if step else {"loss": loss})).engine
+    assert {parameter.dtype for parameter in engine.model.parameters()} == {torch.float32}
+    assert {value.dtype for state in engine.optimizer.state.values() for value in state.values()} == {torch.float32}
+    assert not torch.is_autocast_enabled("cuda")
+    assert not torch.is_autocast_enabled("cpu")
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+class ByHand(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        x = x.to(torch.bfloat16)
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t().to(torch.bfloat16)
+
+    @staticmethod
+    def backward(ctx, given):
+        x, weight = ctx.saved_tensors
+        return given @ weight.to(given.dtype), given.t() @ x.to(given.dtype)
+
+
+PAST = {
+    "a function": lambda x, layer: functional.linear(x, layer.weight, layer.bias),
+    "a transposed copy": lambda x, layer: x @ layer.weight.T.contiguous() + layer.bias,
+    "halves": lambda x, layer: torch.cat([x @ half.t() for half in layer.weight.chunk(2)], -1),
+    "batches": lambda x, layer: torch.bmm(x.view(2, -1, 32), layer.weight.t().expand(2, -1, -1)).flatten(0, 1),
+    "a clone": lambda x, layer: functional.linear(x, layer.weight.clone(), layer.bias),
+    "an own function": lambda x, layer: ByHand.apply(x, layer.weight),
+}
+
+
+def past_a_layer(way, recomputed=None):
+    """Three Linears; the second's product is computed in this way and not by a call. ``recomputed``: in the backward
+    pass alone, by checkpointing that is reentrant or not."""
+
+    class Past(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Linear(32, 64)
+
+        def forward(self, x):
+            now = self.training if recomputed is None else torch._C._current_graph_task_id() != -1
+            return PAST[way](x, self.inner) if now else self.inner(x)
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter, self.past, self.down = Linear(32, 32), Past(), Linear(64, 32)
+
+        def block(self, x):
+            return self.down(functional.gelu(self.past(x)))
+
+        def forward(self, x):
+            x = self.enter(x)
+            if recomputed is None or not self.training:
+                return self.block(x)
+            return checkpoint(self.block, x, use_reentrant=recomputed)
+
+    return {"build": Net}
+
+
+class FrozenBypass(torch.nn.Module):
+    """Uses the weight of its frozen second layer without calling the layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.middle, self.out = Linear(32, 32), Linear(32, 64), Linear(64, 32)
+        self.middle.requires_grad_(False)
+
+    def forward(self, x):
+        return self.out(functional.linear(self.enter(x), self.middle.weight, self.middle.bias))
+
+
+class AllByItself(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.only = Linear(32, 32)
+
+    def forward(self, x):
+        return functional.linear(x, self.only.weight.detach())
+
+
+def multiplies_the_head(model, x):
+    inner = model.blocks[1]
+    hidden = model.blocks[0](model.enter(x))
+    return (functional.linear(functional.gelu(inner.up(hidden)), inner.down.weight) - x).float().square().mean()
+
+
+def cut_off(model):
+    """By a hook of a layer whose sizes another layer has too."""
+    by_torchao()(model)
+    model.blocks[1].down.register_forward_hook(lambda module, given, output: output.detach())
+
+
+def every_second():
+    """FP8 that is off in each second call of a layer."""
+    calls = {}
+
+    def on(layer):
+        calls[layer] = calls.get(layer, 0) + 1
+        return calls[layer] % 2 == 0
+
+    return on
+
+
+INPUT_TAKES_GRADIENTS = {"loss": lambda model, x: squares(model, x.requires_grad_())}
+OWN, WEIGHTS = own_fp8.with_own_layers, own_fp8.with_wrapped_weights
+PAST_ITS_WRAPPER = WEIGHTS(break_it=own_fp8.past_its_wrapper, float8_linear_recipe="tensorwise")
+IN_FORWARD_ALONE = OWN(on=lambda _: torch._C._current_graph_task_id() == -1)
+FORWARD, RECOMPUTE = L.FPROP_NOT_IN_FP8, L.RECOMPUTE_NOT_IN_FP8
+
+FAULTS = {
+    # name: (parts of the workload, code, what the message names)
+    **{f"past by {way}": (past_a_layer(way), FORWARD, "past.inner, bfloat16 by past") for way in list(PAST)[:4]},
+    "past by an own function": (past_a_layer("an own function"), L.DGRAD_NOT_IN_FP8, "of 1 of 3 layers"),
+    "recomputed by batches": (past_a_layer("batches", True), RECOMPUTE, "past.inner, bfloat16 by past"),
+    # torch itself refuses a recomputation that is not reentrant and saves other tensors.
+    "recomputed by a clone": (past_a_layer("a clone", False), RECOMPUTE, "past.inner, bfloat16 by past"),
+    "past a frozen layer": ({"build": FrozenBypass}, FORWARD, "middle, bfloat16 by the model itself"),
+    "past by the loss": ({"loss": multiplies_the_head}, FORWARD, "blocks.1.down, bfloat16 by code outside all modules"),
+    "past all layers": ({"build": AllByItself, **INPUT_TAKES_GRADIENTS}, L.NEVER_CALLED, ""),
+    "layers of before": ({"build": partial(Direct, True)}, L.NEVER_CALLED, "references to the unconverted modules"),
+    "cut off from the loss": ({"convert": cut_off}, L.NO_GRADIENT, "blocks.1.down"),
+    "skipped without a reason": ({"convert": by_torchao(but=["blocks.1.down"])}, L.UNACCOUNTED, "Workload(leave="),
+    "left and converted": ({"convert": by_torchao(), "leave": ("*.up",)}, L.LEFT_AND_CONVERTED, "blocks.0.up"),
+    "left for Accelerate": (
+        {"case": ACCELERATE, "leave": ("blocks.0.up",)},
+        L.LEFT_AND_CONVERTED,
+        "blocks.0.up",
+    ),
+    "nothing": ({"convert": lambda model: model}, L.NOTHING_CONVERTED, "5 Linears could be FP8 and are not"),
+    "some": ({"convert": OWN("enter", "blocks.0.up")}, L.UNACCOUNTED, "blocks.0.down"),
+    "gradients": (
+        {"convert": own_fp8.with_function_in_blocks(own_fp8.ForwardAlone)},
+        L.GRADIENTS_NOT_IN_FP8,
+        "blocks.0.up by blocks.0",
+    ),
+    "wgrad": ({"convert": OWN(function=own_fp8.NoWgrad)}, L.WGRAD_NOT_IN_FP8, "wgrad of 5 of 5 layers"),
+    "for inference": (
+        {"convert": OWN(kind=own_fp8.OfStoredWeight)},
+        L.FREEZES_TRAINED,
+        "requires_grad False",
+    ),
+    "another recipe of weights": ({"convert": WEIGHTS()}, L.OTHER_RECIPE, "rowwise"),
+    "past a weight's wrapper": ({"convert": PAST_ITS_WRAPPER}, FORWARD, "bfloat16: blocks.0.up"),
+    "recomputation": ({"build": partial(build, True, True), "convert": IN_FORWARD_ALONE}, RECOMPUTE, "of 4 layers"),
+    "evaluation alone": (
+        {"convert": OWN(on=lambda layer: not layer.training), "step": loop(evaluate=16)},
+        L.NO_FORWARD_IN_FP8,
+        "evaluation: 5",
+    ),
+    "each second call": ({"convert": OWN(on=every_second()), "step": loop(2)}, FORWARD, "of 10 calls"),
+}
+BESIDE_THE_REFERENCE = {L.NO_GRADIENT, L.FREEZES_TRAINED}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_has_its_own_code_and_names_its_layer(name):
+    parts, code, says = FAULTS[name]
+    decision = judge_both(**parts) if code in BESIDE_THE_REFERENCE else judge(serve(**parts), parts.get("case", CASE))
+    verdict_of(decision, Verdict.FAIL, code, says)
+
+
+def test_a_conversion_that_renames_layers_is_an_error():
+    with pytest.raises(LookupError, match=r"must keep the names.* gone: enter, .* and 1 more") as error:
+        serve(convert=lambda model: torch.nn.Sequential(by_torchao()(model)))
+    assert "return the model itself" in error.value.fp8_next

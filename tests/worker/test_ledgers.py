@@ -1,0 +1,264 @@
+"""The ledgers of live arms: sound workloads have no difference, and what one arm does otherwise is named.
+
+Every other sound workload: ``python -m benchmarks.healthy``; every other fault: ``suites/controls/arms.py``."""
+
+from __future__ import annotations
+
+import functools
+import random
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torchao")
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from helpers.evidence import CASE as BY_HAND
+from helpers.evidence import arm_ledger, layers_evidence, verdict_of
+from helpers.loops import CASE, judge_both, ledgers, loop, routed, serve
+from pytest_fp8 import Verdict
+from pytest_fp8.codes import D
+from pytest_fp8.questions.layers.check import check_layers
+from pytest_fp8.questions.ledger.compare import compare, find_in_ledger
+from pytest_fp8.questions.ledger.evidence import TwoLedgers
+from pytest_fp8.worker.answers import ledger, recorded
+from pytest_fp8.worker.training.setup import takes_model
+
+pytestmark = pytest.mark.slow
+
+
+class Recurrent(nn.Module):
+    """Half of its products are an LSTM's, which no Linear holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.leave = nn.LSTM(32, 32, batch_first=True), nn.Linear(32, 32)
+
+    def forward(self, x):
+        return self.leave(self.lstm(x.view(6, 16, 32))[0]).reshape(96, 32)
+
+
+class Raw(nn.Module):
+    """Of eight products that are needed five are of Linears."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.leave = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.mixing = nn.Parameter(torch.randn(32, 32) / 6)
+
+    def forward(self, x):
+        return self.leave(self.enter(x) @ self.mixing)
+
+
+class Summed(nn.Module):
+    """A slice and a logged number before the activation."""
+
+    activation = staticmethod(functional.gelu)
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.leave = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        hidden = self.enter(x)
+        hidden = hidden[:48] + hidden[48:]
+        self.seen = (hidden.argmax(-1) == 0).sum().item()
+        return self.leave(self.activation(hidden))
+
+
+class Block(nn.Module):
+    """Recomputes itself, with a dropout between its Linears and one at its end."""
+
+    def __init__(self, inside, after, reentrant):
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.rates, self.reentrant, self.preserves = (inside, after), reentrant, True
+
+    def inner(self, x):
+        hidden = functional.dropout(functional.gelu(self.up(x)), self.rates[0], self.training)
+        return functional.dropout(self.down(hidden), self.rates[1], self.training)
+
+    def forward(self, x):
+        return x + checkpoint(self.inner, x, use_reentrant=self.reentrant, preserve_rng_state=self.preserves)
+
+
+def dropping(inside=0.1, after=0.0, reentrant=False):
+    def build():
+        blocks = {name: Block(inside, after, reentrant) for name in ("first_block", "second_block")}
+        return nn.Sequential(OrderedDict(enter=nn.Linear(32, 32), **blocks))
+
+    return build
+
+
+def converted(change):
+    """A conversion that changes the model as well."""
+
+    def convert(model):
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
+        change(model)
+        return model
+
+    return convert
+
+
+def forgetting(model):
+    """Recomputes with other random numbers."""
+    for block in model[1:]:
+        block.preserves = False
+
+
+class Fused(nn.LayerNorm):
+    def forward(self, x):
+        return functional.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+def distilled(model, x):
+    """Trains on tokens that the model itself chose."""
+    with torch.no_grad():
+        chosen = model(x).argmax(-1)
+    return (model(functional.one_hot(chosen, 32).to(x.dtype)) - x).square().mean()
+
+
+SOUND = {
+    "a loop": {"step": loop(2, clip=0.1, evaluate=True)},
+    "routed": {"build": routed},
+    "a norm of an own class": {
+        "build": lambda: nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 32)),
+        "convert": converted(lambda model: setattr(model[1], "__class__", Fused)),
+    },
+    "a slice and a logged number": {"build": Summed, "loss": lambda model, x: model(x).square().mean()},
+    "tokens of the model's own": {"loss": distilled},
+    "recomputed": {"build": dropping(0.02, 0.2), "step": loop(2, evaluate=True)},
+    "recomputed reentrantly": {"build": dropping(0.02, 0.2, True), "step": loop(2, evaluate=True)},
+    "Accelerate": {"case": replace(CASE, backend="accelerate_torchao"), "build": Raw},
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_workload_has_no_difference(name):
+    both = ledgers(**SOUND[name])
+    assert compare(both) == []
+    assert not both.fp8.recomputed_otherwise
+
+
+def test_another_activation_is_told_behind_a_slice_and_a_logged_number():
+    relu = converted(lambda model: setattr(model, "activation", functional.relu))
+    verdict_of(judge_both(**SOUND["a slice and a logged number"], convert=relu), Verdict.INVALID, "relu")
+
+
+def test_data_that_a_loss_draws_for_one_arm_alone_is_other_data():
+    def shuffled(model, x):
+        own = x + random.Random(time.perf_counter_ns()).random()
+        return (model(x) - x).square().mean() + (model(own) - x).square().mean()
+
+    assert "other inputs" in compare(ledgers(loss=shuffled))[0].headline
+
+
+@pytest.mark.parametrize(("build", "share"), [(Recurrent, 0.5), (Raw, 5 / 8)])
+def test_what_no_linear_multiplies_is_counted_and_keeps_the_share_below_all(build, share):
+    assert 0 < judge_both(build=build).numbers["fp8_share"] <= share
+
+
+@pytest.mark.parametrize(("more", "records"), [({"step": loop(clip=0.1)}, 1), ({"build": routed}, 5)])
+def test_only_a_step_that_may_choose_rows_is_recorded_again(more, records, monkeypatch):
+    seen = []
+    step = recorded.observed_step
+    for module in (ledger, recorded):
+        monkeypatch.setattr(module, "observed_step", lambda *given, **how: seen.append(1) or step(*given, **how))
+    serve(**more).ledger()
+    assert len(seen) == records
+
+
+def test_a_pass_names_the_modules_whose_rows_a_router_chooses():
+    decision = judge_both(build=routed)
+    verdict_of(decision, Verdict.PASS, "not compared", *(f"experts.{index}" for index in range(3)))
+
+
+def test_what_another_thread_does_meanwhile_is_no_part_of_the_step():
+    stop = threading.Event()
+    other = nn.Identity()
+
+    def beat():
+        while not stop.is_set():
+            other(None)
+            time.sleep(0.0001)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        found = serve().ledger()
+    finally:
+        stop.set()
+        thread.join()
+    assert not [call for call in found["calls"] if "Identity" in call["module"]]
+
+
+# -- recomputation ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rates", "parts"), [((0.1, 0.0), {}), ((0.0, 0.1), {"step": loop(2)})], ids=["inside", "at the end"]
+)
+def test_another_mask_in_the_fp8_arm_is_named_with_who_draws_it(rates, parts):
+    decision = judge_both(build=dropping(*rates), convert=converted(forgetting), **parts)
+    verdict_of(decision, Verdict.FAIL, D.RECOMPUTED_OTHERWISE, "first_block", "second_block")
+
+
+def test_the_reference_alone_is_no_comparison_and_both_arms_alike_are_said_in_the_pass():
+    otherwise = arm_ledger(recomputed_otherwise=["q"])
+    for question in ("layers", "loss"):
+        found = find_in_ledger(TwoLedgers(otherwise, arm_ledger(), "torchao"), question)
+        assert (found.verdict, found.code) == (Verdict.INVALID, D.RECOMPUTED_OTHERWISE)
+    decision = check_layers(BY_HAND, layers_evidence(), ledgers=TwoLedgers(otherwise, otherwise, BY_HAND.backend))
+    verdict_of(decision, Verdict.PASS, "computes something else than the first forward in both arms: q")
+
+
+# -- optimizers -------------------------------------------------------------------------------------------------------
+
+
+class WithGroups(nn.Module):
+    """As nanoGPT's model: it makes its own optimizer, with groups by name and shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(32, 64), nn.LayerNorm(64), nn.Linear(64, 32)
+
+    def forward(self, x):
+        return self.down(functional.gelu(self.norm(self.up(x))))
+
+    def configure_optimizers(self, weight_decay, rate):
+        named = dict(self.named_parameters())
+        groups = [
+            {"params": [named["up.weight"]], "weight_decay": weight_decay},
+            {"params": [named["down.weight"]], "weight_decay": 0.0, "lr": rate / 10},
+            {"params": [p for p in named.values() if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=rate)
+
+
+GROUP_OF = {"up.weight": 0, "down.weight": 1} | dict.fromkeys(["up.bias", "norm.weight", "norm.bias", "down.bias"], 2)
+
+
+def configure(model, weight_decay=0.1, rate=1e-3):
+    return model.configure_optimizers(weight_decay, rate)
+
+
+def test_a_function_whose_argument_is_called_model_is_given_the_model_in_both_arms():
+    both = ledgers(build=WithGroups, optimizer=configure)
+    for arm in (both.reference, both.fp8):
+        made = arm.optimizer
+        assert made.members == GROUP_OF
+        assert [group["weight_decay"] for group in made.groups] == ["0.1", "0", "0"]
+        assert made.groups[1]["lr"] == "0.0001"
+    assert takes_model(functools.partial(configure, weight_decay=0.1))
+    assert not takes_model(lambda models: None)
+    assert not takes_model(functools.partial(configure, None))

@@ -1,0 +1,427 @@
+"""Other libraries in an arm, on a CPU: Accelerate, transformers' Trainer, peft, and the suite's own models."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections import Counter
+from importlib.machinery import ModuleSpec
+
+import pytest
+
+pytest.importorskip("torchao")
+pytest.importorskip("accelerate")
+pytest.importorskip("peft")
+
+import torch
+import transformers
+from accelerate import Accelerator
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Trainer, TrainingArguments
+
+from helpers import te_stand_in
+from helpers.loops import build, judge_both, serve
+from pytest_fp8 import Case, SettingsError, Verdict, Workload
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.backends import backend
+from pytest_fp8.backends.accelerate import (
+    AccelerateTorchAO,
+    AccelerateTransformerEngine,
+    forget_accelerate,
+    keep_out_of_compiled_code,
+)
+from pytest_fp8.backends.linears import linears, reason_to_skip
+from pytest_fp8.backends.trainer import fp8_environment
+from pytest_fp8.backends.unsloth import language_model_loss
+from pytest_fp8.codes import P
+from pytest_fp8.markers import why_not
+from pytest_fp8.options import Settings
+from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.layers.check import check_layers
+from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.questions.layers.products import role_table
+from pytest_fp8.recipes import Stays
+from pytest_fp8.said import WorkloadError
+from pytest_fp8.worker.answers.layers import class_path
+from pytest_fp8.worker.notes import untied, weights_of
+from pytest_fp8.worker.server import ArmServer
+from pytest_fp8.worker.tensors import trained
+from pytest_fp8.worker.training.setup import TrainingSetup
+from pytest_fp8.worker.training.trainer import by_trainer
+from pytest_fp8.zoo import adapters, data, models, training
+from pytest_fp8.zoo.shapes import SHAPES
+
+pytestmark = pytest.mark.slow
+
+# -- Accelerate -------------------------------------------------------------------------------------------------------
+
+
+def blocks(odd=32):
+    """An embedding tied to a head, and a block whose middle Linear may be of odd size."""
+    block = nn.ModuleDict({"q": nn.Linear(32, 32), "router": nn.Linear(32, odd), "k": nn.Linear(32, 32)})
+    model = nn.ModuleDict({"embed": nn.Embedding(64, 32), "block": block, "lm_head": nn.Linear(32, 64, bias=False)})
+    model["lm_head"].weight = model["embed"].weight
+    return model
+
+
+def test_what_accelerate_is_meant_to_convert_with_each_library():
+    te, ao = (kind().planned(blocks(10), None) for kind in (AccelerateTransformerEngine, AccelerateTorchAO))
+    assert te.converted == ["block.q", "block.k", "lm_head"]
+    assert te.skipped["block.router"].text.startswith("out_features=10")
+    assert ao.converted == ["block.k"]
+    assert (ao.skipped["block.q"].kind, ao.skipped["lm_head"].kind) == (Stays.EDGE, Stays.HEAD)
+
+
+def test_every_option_of_the_recipe_is_in_the_environment():
+    options = Case("1b", "trainer_te", "delayed", {"margin": 2, "amax_compute_algo": "max"}).full_options
+    assert fp8_environment("TE", options) == {
+        "ACCELERATE_MIXED_PRECISION": "fp8",
+        "ACCELERATE_FP8_BACKEND": "TE",
+        "ACCELERATE_FP8_FORMAT": "HYBRID",
+        "ACCELERATE_FP8_AMAX_HISTORY_LEN": "1024",
+        "ACCELERATE_FP8_AMAX_COMPUTE_ALGO": "max",
+        "ACCELERATE_FP8_MARGIN": "2",
+    }
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """A transformer_engine whose te.Linear is an nn.Linear. Accelerate's own conversion and its hand-over of parameters
+    run, without the autocast that needs the real library."""
+    package, module = types.ModuleType("transformer_engine"), types.ModuleType("transformer_engine.pytorch")
+
+    class Linear(nn.Linear):
+        def __init__(self, inputs, outputs, bias=True, params_dtype=None):
+            super().__init__(inputs, outputs, bias=bias, dtype=params_dtype)
+
+    module.Linear, module.LayerNorm, package.pytorch = Linear, nn.LayerNorm, module
+    package.__spec__ = ModuleSpec("transformer_engine", None)  # which Accelerate looks for
+    monkeypatch.setitem(sys.modules, "transformer_engine", package)
+    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", module)
+    for place in ("accelerator", "utils.transformer_engine", "utils.dataclasses"):
+        monkeypatch.setattr(f"accelerate.{place}.is_transformer_engine_available", lambda: True)
+    monkeypatch.setattr(Accelerator, "prepare", Accelerator._prepare_te)
+    forget_accelerate()
+    yield module
+    forget_accelerate()
+
+
+def test_live_layers_get_one_class_that_is_not_compiled(stand_in):
+    model = nn.Sequential(stand_in.Linear(16, 16), nn.Linear(16, 16), stand_in.Linear(16, 16))
+    keep_out_of_compiled_code(model)
+    assert type(model[0]) is type(model[2]) is not stand_in.Linear
+    assert isinstance(model[0], stand_in.Linear)
+    assert type(model[1]) is nn.Linear
+    assert model(torch.ones(2, 16)).shape == (2, 16)
+    # Users and the checks are shown the library's class.
+    assert class_path(model[0]) == class_path(stand_in.Linear(16, 16))
+
+
+def test_a_conversion_that_stops_is_seen_and_so_is_an_optimizer_without_the_head(stand_in):
+    accelerator, model = Accelerator(cpu=True), blocks(10)
+    optimizer = torch.optim.AdamW(model.parameters())
+    before = weights_of(model)
+    case = Case("1b", "accelerate_te", "delayed", compile=False)
+    prepared = AccelerateTransformerEngine().prepare_with(accelerator, model, optimizer, case)
+    live = [name for name, module in model.named_modules() if isinstance(module, stand_in.Linear)]
+    assert prepared.conversion.converted == ["block.q", "block.k", "lm_head"]
+    assert live == ["block.q", "lm_head"], "it stopped at the router: k stayed"
+    assert untied(before, before) == {}
+    assert untied(before, weights_of(model)) == {"lm_head.weight": "embed.weight"}
+    assert "lm_head.weight" not in trained(model, prepared.optimizer)
+
+
+def test_on_unsloths_model_adapters_are_converted_and_the_base_is_unfrozen(stand_in):
+    base = nn.Linear(32, 32, bias=False).requires_grad_(False)
+    parts = {"base_layer": base, "lora_A": nn.Linear(32, 16, bias=False), "lora_B": nn.Linear(16, 32, bias=False)}
+    model = nn.ModuleDict({"q_proj": nn.ModuleDict(parts)})
+    case = Case("1b", "unsloth_te", "delayed", {"amax_compute_algo": "max"}, lora=16)
+    prepared = backend("unsloth_te").prepare(model, lambda m: torch.optim.AdamW(m.parameters()), case)
+    assert prepared.loss_of is language_model_loss
+    assert set(prepared.conversion.skipped) == {"q_proj.lora_A", "q_proj.lora_B"}
+    assert all(type(linear) is stand_in.Linear for linear in linears(model).values()), "adapters too"
+    assert model["q_proj"]["base_layer"].weight.requires_grad, "what the layers question calls unfrozen"
+
+
+# -- transformers' Trainer --------------------------------------------------------------------------------------------
+
+TRAINED = Case("own", "trainer_torchao", "tensorwise", {"fp8_all_gather": False}, emulated=True, name="trained")
+WIDTH, BATCH, ACCUMULATED, STEPS = 32, 16, 2, 3
+ROWS = torch.randn(STEPS * ACCUMULATED * BATCH, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enter, self.inner, self.leave = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x, labels=None):
+        return {"loss": (self.leave(self.inner(self.enter(x)).relu()) - x.sin()).float().square().mean()}
+
+
+class Doubled(Trainer):
+    """A Trainer of one's own, with another loss and the rows in their order."""
+
+    def compute_loss(self, model, inputs, **given):
+        return 2 * super().compute_loss(model, inputs, **given)
+
+    def _get_train_sampler(self, *_):
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+def make_trainer(folder, bf16=False):
+    def trainer(model):
+        arguments = TrainingArguments(
+            output_dir=str(folder),
+            bf16=bf16,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+            learning_rate=1e-2,
+            lr_scheduler_type="constant",
+            max_grad_norm=0.1,
+            num_train_epochs=1,
+            per_device_train_batch_size=BATCH,
+            gradient_accumulation_steps=ACCUMULATED,
+        )
+        return Doubled(model, arguments, train_dataset=[{"x": row} for row in ROWS])
+
+    return trainer
+
+
+def seeded():
+    torch.manual_seed(5)
+    return Net()
+
+
+def by(trainer):
+    case = TRAINED.reference()
+    return by_trainer(Workload(seeded, trainer=trainer), backend(case.backend), case, torch.device("cpu"))
+
+
+def test_an_arms_steps_are_those_of_train_and_its_batches_are_drawn_anew(tmp_path):
+    own = by(make_trainer(tmp_path))
+    model = own.build()
+    optimizer = own.optimizer(model)
+    parts = [{"x": part} for part in ROWS.split(BATCH)]
+    for step in range(STEPS):
+        own.step(model, parts[step * ACCUMULATED : (step + 1) * ACCUMULATED], optimizer, torch.enable_grad)
+    plain = make_trainer(tmp_path)(seeded())
+    plain.train()
+    for name, weight in plain.model.named_parameters():
+        assert torch.equal(weight, model.get_parameter(name)), name
+    torch.manual_seed(1)
+    first, second = own.batch(0), own.batch(1)
+    torch.manual_seed(1)
+    assert [part["x"].shape for part in first] == [(BATCH, WIDTH)] * ACCUMULATED
+    assert all(torch.equal(one["x"], again["x"]) for one, again in zip(first, own.batch(0), strict=True))
+    assert not torch.equal(first[0]["x"], second[0]["x"])
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_trainers_own_model_is_converted_unless_its_arguments_win(tmp_path, monkeypatch, bf16):
+    # What the session's own environment says of FP8 is not the arms'.
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    decision = judge_both(TRAINED, build=Net, batch=None, trainer=make_trainer(tmp_path, bf16))
+    if bf16:
+        assert (decision.verdict, decision.code) == (Verdict.FAIL, P.TRAINER_DECIDES), decision.message
+    else:
+        assert decision.verdict is Verdict.PASS, decision.message
+        # Accelerate leaves the first and the last Linear.
+        assert (decision.figures.converted, decision.figures.linears) == (1, 3)
+        assert decision.figures.roles["wgrad"] == {"expected": ACCUMULATED, "fp8": ACCUMULATED}
+
+
+def test_what_is_no_trainer_is_told_and_without_one_a_batch_is_needed():
+    with pytest.raises(WorkloadError, match="must give a Trainer of transformers, it gave NoneType"):
+        by(lambda model: None).build()
+    with pytest.raises(SettingsError, match="batch"):
+        Workload(Net)
+
+
+# -- adapters ---------------------------------------------------------------------------------------------------------
+
+LORA = Case("micro", "torchao", "tensorwise", lora=8, emulated=True)
+BASE = SHAPES["micro"].layers * 7
+FIRST = 3
+"""The Linears that take the embedding's output, which needs no gradient where the embedding is frozen."""
+
+
+def adapter(name):
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def test_the_base_is_converted_and_each_adapter_stays_with_its_reason():
+    evidence = from_plain(LayersEvidence, ArmServer(ArmSpec(LORA, "cpu", None, threads=1)).layers())
+    assert check_layers(LORA, evidence).verdict is Verdict.PASS
+    assert len(evidence.live_fp8) == BASE
+    assert all(name.endswith(".base_layer") for name in evidence.live_fp8)
+    left = [name for name in evidence.skipped if adapter(name)]
+    assert len(left) == 2 * BASE
+    assert {str(evidence.skipped[name]) for name in left} == {"adapter: LoRA matrices stay in high precision"}
+    step = evidence.step()
+    ran = Counter((a.role, a.kind) for a in step.attributions if adapter(a.layer))
+    owed = {"fprop": 2 * BASE, "dgrad": 2 * BASE - FIRST, "wgrad": 2 * BASE}
+    assert ran == {(role, "bfloat16"): count for role, count in owed.items()}
+    assert not any("wgrad" in call.owed for call in evidence.calls if not adapter(call.name))
+    assert "wgrad" not in role_table(step, evidence.calls), "the base is frozen"
+
+
+def test_adapters_start_at_zero_and_only_they_are_trained():
+    def loss(model):
+        shape = SHAPES["micro"]
+        return training.language_model_loss(compiled=False)(model, data.text_batch(shape.batch, shape.seq, 0, 0)).item()
+
+    plain, model = (models.build("micro", seed=0, device="cpu") for _ in range(2))
+    model = adapters.add_adapters(model, 8)
+    assert loss(model) == loss(plain)
+    assert {adapter(name) for name, p in model.named_parameters() if p.requires_grad} == {True}
+    assert {str(p.dtype) for p in model.parameters()} == {"torch.bfloat16"}
+
+
+def test_the_learning_rate_of_adapters_is_the_users_or_their_default():
+    def rate(**given):
+        case = Case("own", "torchao", "tensorwise", emulated=True, lora=4, lora_targets=("up",))
+        workload = Workload(build, batch=lambda step: torch.randn(96, 32), **given)
+        setup = TrainingSetup(case, workload, backend("torchao"), torch.device("cpu"))
+        return setup.optimizer(setup.fresh_model(0)).param_groups[0]["lr"]
+
+    assert rate() == 2e-4, "raise 'measurement' in Case.digest() with the rate, then this line"
+    assert rate(learning_rate=1e-5) == 1e-5
+
+
+def test_without_peft_a_case_with_adapters_is_skipped_with_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None if name == "peft" else object())
+    reason, failure = why_not(LORA, Settings())
+    assert "pip install 'peft>=0.17'" in reason
+    assert not failure
+
+
+@pytest.mark.parametrize("name", ["lm_head", "model.lm_head.original_module", "lm_head.modules_to_save.default"])
+def test_a_head_of_which_peft_trains_a_copy_stays_a_head(name):
+    assert reason_to_skip(name, 64, 256).kind is Stays.HEAD
+    assert reason_to_skip(name.replace("lm_head", "up_proj"), 64, 256) is None
+
+
+# -- cases and rates --------------------------------------------------------------------------------------------------
+
+
+def test_autocast_is_in_a_case_s_name_and_hash_and_is_refused_where_weights_are_of_another_type():
+    plain, under = (Case("micro", "torchao", "tensorwise", emulated=True, autocast=on) for on in (False, True))
+    assert under.id == "micro-torchao-tensorwise-emulated-autocast"
+    assert under.digest() != plain.digest()
+    assert under.reference().autocast
+    for more in (
+        {"backend": "unsloth", "recipe": "rowwise", "lora": 8},
+        {"backend": "torchao", "recipe": "tensorwise", "gpus": 2, "parallel": "zero3", "compile": False},
+    ):
+        with pytest.raises(SettingsError, match="float32 weights under autocast"):
+            Case(model="tiny", **more, autocast=True)
+
+
+def test_an_optimizer_may_have_no_rate():
+    class Own(torch.optim.SGD):
+        def step(self, closure=None):
+            rate, self.param_groups[0]["lr"] = self.param_groups[0]["lr"], 0.1
+            super().step(closure)
+            self.param_groups[0]["lr"] = rate
+
+    def optimizer(parameters):
+        own = Own(parameters, lr=0.1)
+        own.param_groups[0]["lr"] = None
+        return own
+
+    assert serve(optimizer=optimizer).curve(seed=0, steps=2)["course"]["rates"] == [[], [], []]
+
+
+# -- layers that hang in two places -----------------------------------------------------------------------------------
+
+
+class Tower(nn.Module):
+    def __init__(self, shared):
+        super().__init__()
+        self.shared, self.own = shared, nn.Linear(64, 32)
+
+
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = Tower(nn.Linear(16, 64))
+        self.other = Tower(self.one.shared)
+        self.alias = self.one.own
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "recipe"),
+    [
+        ("torchao", contextlib.nullcontext, "tensorwise"),
+        ("transformer_engine", te_stand_in.installed, "delayed"),
+    ],
+)
+def test_a_shared_linear_is_one_fp8_layer_and_a_model_may_be_one(name, library, recipe):
+    case = Case("own", name, recipe, emulated=name == "torchao")
+    with library():
+        model, chosen = Towers(), backend(name)
+        weight = model.one.shared.weight
+        made = chosen.convert(model, case)
+        assert chosen.is_fp8_layer(model.one.shared)
+        assert model.other.shared is model.one.shared
+        assert model.alias is model.one.own
+        assert model.one.shared.weight is weight
+        assert made.converted == ["one.shared", "one.own", "other.own"]
+        assert not [module for module in model.modules() if type(module) is nn.Linear]
+        alone = chosen.prepare(nn.Linear(16, 32), lambda model: torch.optim.SGD(model.parameters()), case)
+        assert chosen.is_fp8_layer(alone.model)
+        assert alone.conversion.converted == [""]
+
+
+# -- the suite's own models -------------------------------------------------------------------------------------------
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def logits(model, tokens):
+    return model(input_ids=tokens).logits.float()
+
+
+def test_a_forward_pass_is_causal_and_never_waits_for_the_device():
+    model = models.build("micro", seed=0, device="cpu").eval()
+    tokens = torch.randint(0, 256, (1, 24), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[0, 16] = (changed[0, 16] + 1) % 256
+    with Operators() as ours:
+        before, after = logits(model, tokens), logits(model, changed)
+    assert before[:, :16].equal(after[:, :16])
+    assert not before[:, 16:].equal(after[:, 16:])
+    assert "aten::_local_scalar_dense" not in ours.seen
+    model.set_attn_implementation("sdpa")
+    with Operators() as theirs:
+        # transformers makes position ids of its own and looks for packed sequences in them.
+        model(input_ids=tokens, position_ids=torch.arange(24).expand(1, 24))
+    assert "aten::_local_scalar_dense" in theirs.seen, "the reason for an own attention function is gone: use sdpa"
+
+
+def test_a_folder_keeps_the_mask_of_its_architecture(tmp_path):
+    torch.manual_seed(0)
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 64, **heads}
+    config = transformers.MistralConfig(**sizes, sliding_window=4)
+    theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").bfloat16().eval()
+    theirs.save_pretrained(tmp_path)
+    ours = models.build("tiny", seed=0, device="cpu", weights=str(tmp_path)).eval()
+    tokens = torch.randint(0, 64, (1, 24))
+    assert torch.allclose(logits(ours, tokens), logits(theirs, tokens), atol=0.02)
+    theirs.config.sliding_window = None
+    assert not torch.allclose(logits(ours, tokens), logits(theirs, tokens), atol=0.02), "the window matters here"

@@ -1,0 +1,480 @@
+"""Mistakes of users in live arms: each is refused with its cause, and what ``next`` advises is tried once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torchao")
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from helpers.closures import lbfgs
+from helpers.loops import CASE, build, loop, serve, squares
+from pytest_fp8.codes import R
+from pytest_fp8.worker.answers.token_count import TokenCountError
+from pytest_fp8.worker.checkpoint import stores
+from pytest_fp8.worker.error_trace import known_cause, telling_line, trace_of, workloads_function
+from pytest_fp8.worker.main import _describe
+
+pytestmark = pytest.mark.slow
+
+
+def rows(number, later=None):
+    """A batch of so many rows; ``later``: from step 3 on."""
+    return lambda step: torch.randn(number if later is None or step < 3 else later, 32)
+
+
+# -- what a workload's functions give ---------------------------------------------------------------------------------
+
+
+def in_file(name):
+    return lambda step: torch.randn(16, 32 if Path(name).read_text() else 1)
+
+
+def importing(step):
+    import a_module_of_nobody  # type: ignore[import-not-found]  # noqa: F401
+
+    return torch.randn(96, 32)
+
+
+def loader():
+    return torch.utils.data.DataLoader(torch.randn(64, 32), batch_size=16)
+
+
+def without_backward(model, batch, optimizer, precision):
+    optimizer.step()
+    return squares(model, batch).detach()
+
+
+def without_the_optimizer(model, batch, optimizer, precision):
+    loss = squares(model, batch)
+    loss.backward()
+    return loss
+
+
+def giving(result):
+    """A step that gives this of its batch."""
+
+    def my_step(model, batch, optimizer, precision):
+        loop()(model, batch, optimizer, precision)
+        return result(batch)
+
+    return my_step
+
+
+def scheduled(parameters, alone=True):
+    optimizer = torch.optim.SGD(parameters, lr=0.01)
+    optimizer.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    return optimizer.scheduler if alone else optimizer
+
+
+def two(parameters):
+    half = list(parameters)
+    return [torch.optim.AdamW(half[:2]), torch.optim.SGD(half[2:])]
+
+
+class Adding(nn.Module):
+    """Adds positions of this type."""
+
+    def __init__(self, dtype_of):
+        super().__init__()
+        self.inner, self.dtype_of = build(), dtype_of
+
+    def forward(self, x):
+        return self.inner(x + torch.arange(32).float().to(self.dtype_of(x)))
+
+
+class Giving(nn.Module):
+    def __init__(self, give):
+        super().__init__()
+        self.inner, self.give = build(), give
+
+    def forward(self, x):
+        return self.give(self.inner(x))
+
+
+def classes(kind):
+    return lambda model, x: nn.functional.cross_entropy(model(x).float(), torch.arange(len(x)).remainder(32).to(kind))
+
+
+def in_fp8():
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    return convert_to_float8_training(build(), config=Float8LinearConfig(emulate=True))
+
+
+def normed():
+    model = build()
+    nn.utils.parametrizations.weight_norm(model.enter)
+    return model
+
+
+class Adapted(nn.Linear):
+    """All that is trained of it is in the Linear, which a conversion replaces."""
+
+    def __init__(self):
+        super().__init__(32, 32)
+        self.requires_grad_(False)
+        self.more = nn.Parameter(torch.zeros(32, 32))
+
+    def forward(self, x):
+        return super().forward(x) + nn.functional.linear(x, self.more)
+
+
+ONE_MODEL = nn.Linear(32, 32)
+HERE = Path(__file__)
+REFUSED = {
+    # name: (parts of the workload, what the error says, what is advised, parts that take the advice)
+    "a relative path": ({"batch": in_file("no_file.txt")}, "No such file", "Path(__file__).parent / 'no_file.txt'", {}),
+    "no module": (
+        {"batch": importing},
+        "a_module_of_nobody",
+        "-m pip install a_module_of_nobody",
+        {"batch": importing},
+    ),
+    "the batch first": ({"loss": lambda x, net: net(x).mean()}, "", "def loss(model, batch)", {}),
+    "a loader": (
+        {"batch": lambda step: loader()},
+        "",
+        "batches[step % len(batches)]",
+        {"batch": lambda step: list(loader())[step % 4]},
+    ),
+    "an iterator": ({"batch": lambda step: next(iter(()))}, "", "batches[step % len(batches)]", {}),
+    "a device": ({"build": lambda: build().cuda()}, "", "leave the device out", {}),
+    "a number": ({"loss": lambda model, x: squares(model, x).item()}, "it gave a float", "without .item()", {}),
+    "no loss": ({"loss": lambda model, x: None}, "it gave nothing", "without .item()", {}),
+    "a loss of each row": ({"loss": lambda model, x: model(x).mean(1)}, r"of shape \(96,\)", "without .item()", {}),
+    "a detached loss": ({"loss": lambda model, x: squares(model, x).detach()}, "without a gradient", ".item()", {}),
+    "a tuple": ({"build": lambda: Giving(lambda x: (x, x.mean())), "loss": None}, "a tuple of", "Workload(loss=", {}),
+    "no backward": ({"step": without_backward}, "", "call loss.backward()", {"step": loop()}),
+    "no optimizer": ({"step": without_the_optimizer}, r"never called optimizer.step\(\)", "", {}),
+    "a step without a loss": ({"step": giving(lambda x: None)}, r"my_step\(\) must .* it gave nothing", "", {}),
+    "a step with a number": ({"step": giving(lambda x: 0.5)}, r"my_step\(\) must .* it gave a float", "", {}),
+    "a step with its batch": ({"step": giving(lambda x: x)}, r"my_step\(\) must .* shape \(96, 32\)", "", {}),
+    "the schedule alone": (
+        {"optimizer": scheduled},
+        "",
+        "a schedule as optimizer.scheduler",
+        {"optimizer": functools.partial(scheduled, alone=False)},
+    ),
+    "two optimizers": ({"optimizer": two}, r"optimizer two\(\) must .* a list of AdamW, SGD", "parameter groups", {}),
+    "another type": (
+        {"build": lambda: Adding(lambda x: torch.float32)},
+        "must have the same dtype",
+        "make it in the input's dtype",
+        {"build": lambda: Adding(lambda x: x.dtype)},
+    ),
+    "classes": ({"loss": classes(torch.bfloat16)}, "", "class targets as integers", {"loss": classes(torch.long)}),
+    "no conversion": ({"convert": lambda model: 7}, "", "return the converted model", {"convert": lambda model: model}),
+    "converted by build()": ({"build": in_fp8}, "a model with FP8 layers: enter", "Workload(convert=...)", {}),
+    "a weight that is computed": (
+        {"build": normed, "case": CASE},
+        "as parameter 'weight'",
+        "leave=",
+        {"build": normed, "case": CASE, "leave": ("enter",)},
+    ),
+    "nothing left to train": (
+        {"build": lambda: nn.Sequential(Adapted(), nn.GELU()), "case": CASE},
+        "",
+        "",
+        {},
+    ),
+    "one model for all": (
+        {"build": lambda: ONE_MODEL},
+        r"build\(\) gave one Linear that was made before",
+        "copy.deepcopy",
+        {"build": lambda: nn.Linear(32, 32)},
+    ),
+}
+
+
+def served(parts):
+    """An arm in this process; the reference's where the mistake is none of the conversion."""
+    case = CASE if {"convert", "case"} & parts.keys() else CASE.reference()
+    server = serve(**{"case": case, **parts})
+    server.restart(1)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_advised_mends_it(name, monkeypatch, tmp_path):
+    mistake, says, advised, mended = REFUSED[name]
+    if name == "a device" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(BaseException, match=says) as error:
+        served(mistake)
+    told = _describe(error.value)
+    assert advised in told["next"], told
+    if mended:
+        (tmp_path / "a_module_of_nobody.py").touch()
+        monkeypatch.syspath_prepend(tmp_path)
+        served(mended)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"batch": lambda step: {}["x"]}, "batch(step) raised KeyError: 'x'"),
+        ({"loss": functools.partial(lambda model, x, times: model(x, times), times=3)}, "loss(model, batch) raised "),
+        ({"optimizer": lambda parameters: [].pop()}, "optimizer(parameters) raised IndexError: pop from empty list"),
+        ({"build": lambda: {}["net"]}, "build() raised KeyError: 'net'"),
+    ],
+    ids=["batch", "loss", "optimizer", "build"],
+)
+def test_the_function_that_failed_is_named(wrong, says):
+    error = raised(lambda: served(wrong))
+    assert f"{workloads_function(error)} raised {type(error).__name__}: {error}".startswith(says)
+    assert "pytest_fp8/worker" not in trace_of(error)
+
+
+def test_a_full_disk_names_the_folder_and_what_a_checkpoint_needs(monkeypatch, tmp_path):
+    def full(*given):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(stores, "write", full)
+    told = _describe(raised(lambda: serve().save(f"{tmp_path}/fp8-ab12-x/one", "safetensors", True)))
+    assert re.search(rf"checkpoint of this model takes 0.1 MB, and [\d.]+ MB are free in {tmp_path}$", told["cause"])
+    assert told["next"] == f"df -h {tmp_path}; make room there, or name another folder: TMPDIR=FOLDER pytest ..."
+
+
+# -- rows that FP8 cannot take ----------------------------------------------------------------------------------------
+
+
+class Pooled(nn.Module):
+    """An encoder as libraries give them: its pooler runs in each forward pass, for those who want it."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.pooler = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        sequence = self.body(x)
+        return sequence, self.pooler(sequence[:, 0]).tanh()
+
+
+def of_pooled(model, x):
+    return (model(x)[1] - x[:, 0]).float().square().mean()
+
+
+class Rare(nn.Module):
+    """Its second layer is called where a batch is long."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.rare = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        out = self.body.forward(x)
+        return torch.cat([self.rare(out[:33]), out[33:]]) if len(x) > 32 else out
+
+
+class Recomputed(Rare):
+    """Its second layer is called with gradients in the backward pass alone."""
+
+    def forward(self, x):
+        out = self.body(x)
+        return torch.cat([checkpoint(self.rare, out[:17], use_reentrant=True), out[17:]])
+
+
+class Anchored(Rare):
+    """Its second layer is called twice, once without a gradient."""
+
+    def forward(self, x):
+        return self.rare(self.body(x)) - self.rare(x[:9]).detach().mean(0)
+
+
+def sentences(step):
+    return torch.randn(8, 16, 32)
+
+
+@pytest.mark.parametrize(
+    ("parts", "named"),
+    [
+        ({"build": Rare, "batch": rows(24)}, "layer 'body' was given 24 rows"),
+        ({"build": Rare, "batch": rows(32, 48)}, r"'rare' was given 33 rows .* from batch\(step=3\)"),
+        ({"build": Recomputed, "batch": rows(48)}, "'rare' was given 17 rows"),
+        ({"build": Pooled, "batch": sentences, "loss": of_pooled}, "'pooler' was given 8 rows"),
+    ],
+    ids=["called directly", "from a step on", "recomputed", "pooled"],
+)
+def test_a_layer_with_an_odd_number_of_rows_is_named_with_the_helper(parts, named):
+    with pytest.raises(TokenCountError, match=named) as error:
+        serve(**parts).curve(seed=0, steps=6)
+    assert "pytest_fp8.pad_to_multiple(" in error.value.fp8_next
+
+
+def padded_inside(model):
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    return convert_to_float8_training(model, config=Float8LinearConfig(emulate=True, pad_inner_dim=True))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"build": Anchored, "batch": rows(32)},
+        {"build": Pooled, "batch": sentences, "loss": lambda model, x: squares(lambda x: model(x)[0], x)},
+        {"build": Pooled, "batch": lambda step: torch.randn(8, 3, 32), "loss": of_pooled, "convert": padded_inside},
+    ],
+    ids=["without a gradient", "not used", "padded by the layer"],
+)
+def test_other_calls_take_any_number_of_rows(parts):
+    serve(**parts).curve(seed=0, steps=2)
+
+
+# -- errors of libraries ----------------------------------------------------------------------------------------------
+
+
+def raised(make, *given):
+    try:
+        make(*given)
+    except Exception as error:
+        return error
+    pytest.fail("no error")
+
+
+def weight():
+    return [nn.Parameter(torch.ones(1))]
+
+
+def without_bfloat16(name):
+    operator.attrgetter(name)(torch)(torch.eye(4, dtype=torch.bfloat16))
+
+
+def short_schedule():
+    optimizer = torch.optim.SGD(weight(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=3)
+    for _ in range(5):
+        optimizer.step()
+        schedule.step()
+
+
+def second_derivative():
+    def penalised(model, x):
+        given = x.clone().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(model(given).float().sum(), given, create_graph=True)
+        return gradient.float().square().mean()
+
+    serve(loss=penalised)
+
+
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(32, 32, bias=False)
+
+    def forward(self, x):
+        y = self.layer(x.unflatten(0, (-1, 16)))
+        y *= 2
+        return y
+
+
+def pickled(module):
+    class Pickler:
+        """Named as what the module has under this name, or has not."""
+
+    Pickler.__module__, Pickler.__qualname__ = module, "Pickler"
+    pickle.dumps(Pickler())
+
+
+def half_an_optimizer():
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner):
+            self.inner, self.param_groups = inner, inner.param_groups
+
+    Wrapper(torch.optim.SGD(weight(), lr=0.1)).register_step_pre_hook(print)
+
+
+def no_rows(recipe):
+    """In the forward pass with one scale of the whole input, in the backward pass with one of each row."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = dataclasses.replace(Float8LinearConfig.from_recipe_name(recipe), emulate=True)
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)), config=config)
+    model(torch.randn(16, 32)[:0]).sum().backward()
+
+
+def unknown_target():
+    from pytest_fp8.zoo.adapters import add_adapters
+
+    add_adapters(build(), 8, ("gate",))
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "code", "says"),
+    [
+        (without_bfloat16, ("fft.rfft",), R.NO_BF16_OPERATOR, "x.float()"),
+        (without_bfloat16, ("linalg.svd",), R.NO_BF16_OPERATOR, "x.float()"),
+        (short_schedule, (), R.SCHEDULE_ENDS, "steps"),
+        (second_derivative, (), R.SECOND_DERIVATIVE, "leave="),
+        (lambda: serve(build=InPlace, loss=lambda model, x: model(x).mean()), (), R.CHANGED_IN_PLACE, "leave="),
+        (lambda: serve(build=normed), (), R.COMPUTED_WEIGHT, "leave="),
+        (pickled, ("no_such_module",), R.CANNOT_PICKLE, "dataclasses.asdict(config)"),
+        (pickled, (__name__,), R.CANNOT_PICKLE, "dataclasses.asdict(config)"),
+        (half_an_optimizer, (), R.BAD_OPTIMIZER, "self.optimizer"),
+        (lambda: lbfgs(weight()).step(), (), R.NEEDS_CLOSURE, "Workload(step="),
+        (nn.Linear(4, 4), (None,), R.NO_TENSOR, "batch(step)"),
+        (nn.Embedding(4, 4), (3,), R.NO_TENSOR, "batch(step)"),
+        (no_rows, ("tensorwise",), R.NO_ROWS, "pad_to_multiple(rows)"),
+        (no_rows, ("rowwise",), R.NO_ROWS, "pad_to_multiple(rows)"),
+        (unknown_target, (), R.UNKNOWN_NAME, ""),
+    ],
+)
+def test_an_error_of_a_library_says_what_to_do(make, given, code, says):
+    found, _, next_step = known_cause(raised(make, *given))
+    assert found is code
+    assert says in next_step
+
+
+def test_batch_norms_of_all_ranks_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert known_cause(raised(nn.SyncBatchNorm(4), torch.ones(2, 4)))[0] is R.NEEDS_NCCL
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.functional.cross_entropy(torch.randn(2, 2), 5),
+        lambda: nn.Linear(32, 32)(torch.randn(0, 48)),
+        lambda: nn.Linear(32, 32)(torch.randn(0, 32)).max(),
+    ],
+)
+def test_of_other_errors_nothing_is_said(make):
+    assert known_cause(raised(make)) == (R.ARM_RAISED, "", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "mixed"),
+    [
+        (RuntimeError("mat1 and mat2 must have the same dtype, but got Float and BFloat16"), True),
+        (RuntimeError("expected m1 and m2 to have the same dtype, but got: float != c10::BFloat16"), True),
+        (RuntimeError("expected scalar type BFloat16 but found Float"), True),
+        (RuntimeError("Input type (float) and bias type (c10::BFloat16) should be the same"), True),
+        (RuntimeError("expected mat1 and mat2 to have the same dtype, but got: double != float"), False),
+        (ValueError("the same dtype as BFloat16"), False),
+    ],
+)
+def test_which_errors_are_of_mixed_types(error, mixed):
+    assert (known_cause(error)[0] is R.MIXED_TYPES) == mixed
+
+
+def deep_in_torch():
+    nn.Sequential(nn.Sequential(nn.Linear(4, 4)))(torch.ones(2, 3))  # the user's line
+
+
+def test_a_trace_keeps_the_users_frame_above_many_of_torchs():
+    error = raised(deep_in_torch)
+    trace = trace_of(error)
+    assert "# the user's line" in trace
+    assert "  ...\n" in trace
+    assert trace.rstrip().endswith("shapes cannot be multiplied (2x3 and 4x4)")
+    assert "# the user's line" in telling_line(error)

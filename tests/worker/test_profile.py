@@ -1,0 +1,451 @@
+"""What a GPU did in a step, read without one: products with their kernels, where time went, what travels between ranks,
+how long the GPU worked, and what the peak counts."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from pytest_fp8.questions.layers.evidence import WireTime
+from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, profiled_step, role_table
+from pytest_fp8.recipes import ROLES
+from pytest_fp8.worker.record.clock import no_collections, read_steps
+from pytest_fp8.worker.record.libraries import TE_RANGE, te_extents, te_product, watch_transformer_engine
+from pytest_fp8.worker.record.profile import PHASE, kernel_times, read_profile
+from pytest_fp8.worker.record.trace import TraceEvent, busy_time, exposures
+from pytest_fp8.worker.server import ArmServer
+from pytest_fp8.zoo.shapes import SHAPES
+
+pytestmark = pytest.mark.slow
+
+
+def event(name, start, end, gpu=False, correlation=0, shapes=(), dtypes=()):
+    return TraceEvent(name, gpu, start, end, 1, correlation, shapes, dtypes)
+
+
+BF16, E4M3 = "c10::BFloat16", "c10::Float8_e4m3fn"
+
+
+def test_a_profile_is_read_by_where_kernels_were_launched():
+    events = [
+        event(PHASE + "forward", 0, 100),
+        event("aten::linear", 5, 40, shapes=([32, 64], [128, 64]), dtypes=(BF16, BF16)),
+        event("aten::mm", 10, 30, shapes=([32, 64], [64, 128]), dtypes=(BF16, BF16)),
+        event("cuLaunchKernelEx", 15, 16, correlation=1),
+        event("nvjet_sm90_tst_1x1", 500, 520, gpu=True, correlation=1),
+        event("cudaLaunchKernel", 17, 18, correlation=2),
+        event("splitKreduce", 520, 522, gpu=True, correlation=2),
+        event(PHASE + "backward", 100, 200),
+        event("aten::_scaled_mm", 110, 130, shapes=([32, 128], [128, 64]), dtypes=(E4M3, E4M3)),
+        event("cuLaunchKernelEx", 115, 116, correlation=3),
+        event("nvjet_sm90_qqtst_1x1", 530, 540, gpu=True, correlation=3),
+        event(TE_RANGE + "NT|32x64|32x128|fp8", 140, 160),
+        event("cuLaunchKernelEx", 145, 146, correlation=4),
+        event("nvjet_sm90_qrtst_1x1", 550, 560, gpu=True, correlation=4),
+        event("aten::_scaled_dot_product_cudnn_attention", 170, 180),
+        event("cuLaunchKernelEx", 172, 173, correlation=5),
+        event("cudnn_sdpa_knob_3", 570, 580, gpu=True, correlation=5),
+    ]
+    profile = read_profile(events)
+    assert [(p.phase, p.inner, p.outer, p.kind, p.kernel) for p in profile["products"]] == [
+        ("forward", 64, (32, 128), "bfloat16", "nvjet_sm90_tst_1x1"),
+        ("backward", 128, (32, 64), FP8, "nvjet_sm90_qqtst_1x1"),
+        ("backward", 32, (128, 64), FP8, "nvjet_sm90_qrtst_1x1"),
+    ]
+    assert profile["attention"] == {"_scaled_dot_product_cudnn_attention": ["cudnn_sdpa"]}
+
+
+def test_the_time_that_is_neither_product_nor_attention_is_told_by_kernel():
+    copy = "void at::native::CopyBatched<unsigned char, 2>(at::native::Sizes<2>, int)"
+    events = [
+        event(PHASE + "forward", 0, 100),
+        event("aten::mm", 10, 30, shapes=([32, 64], [64, 128]), dtypes=(BF16, BF16)),
+        event("cuLaunchKernelEx", 15, 16, correlation=1),
+        event("nvjet_sm90_tst_1x1", 500, 520, gpu=True, correlation=1),
+        event(copy, 600, 2_000_600, gpu=True, correlation=2),
+        event(copy, 2_100_000, 4_100_000, gpu=True, correlation=3),
+        event("triton_red_fused_abs_max_12", 5_000_000, 10_000_000, gpu=True, correlation=4),
+        event("ncclDevKernel_AllGather_RING_LL(ncclArgs)", 0, 30_000_000, gpu=True, correlation=5),
+    ]
+    profile = read_profile(events)
+    assert [(k.name, k.count, k.milliseconds) for k in profile["rest"]] == [
+        ("triton_red_fused_abs_max", 1, 5.0),
+        ("CopyBatched<unsigned char, 2>", 2, 4.0),
+    ]
+    assert profile["milliseconds"]["rest"] == 9.0
+
+
+@pytest.mark.parametrize("inner", ["aten::_scaled_mm", "aten::_scaled_mm_v2"])
+def test_an_uncompiled_product_of_torchao_is_the_scaled_one_inside_it(inner):
+    # As the profiler shows torchao 0.18 without torch.compile: its tensors say bfloat16, what they hold is FP8.
+    events = [
+        event(PHASE + "forward", 0, 100),
+        event("aten::mm", 10, 50, shapes=([32, 64], [64, 128]), dtypes=(BF16, BF16)),
+        event(inner, 20, 40, shapes=([32, 64], [64, 128]), dtypes=(E4M3, E4M3)),
+        event("cuLaunchKernelEx", 25, 26, correlation=1),
+        event("nvjet_sm90_qqtst_1x1", 500, 520, gpu=True, correlation=1),
+        event("aten::mm", 60, 80, shapes=([32, 128], [128, 16]), dtypes=(BF16, BF16)),
+        event("cuLaunchKernelEx", 65, 66, correlation=2),
+        event("nvjet_sm90_tst_1x1", 530, 540, gpu=True, correlation=2),
+    ]
+    assert [(p.inner, p.kind, p.kernel) for p in read_profile(events)["products"]] == [
+        (64, FP8, "nvjet_sm90_qqtst_1x1"),
+        (128, "bfloat16", "nvjet_sm90_tst_1x1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layout", "a", "b", "role"),
+    [
+        ("TN", (128, 64), (32, 64), "fprop"),
+        ("NN", (128, 64), (32, 128), "dgrad"),
+        ("NT", (32, 64), (32, 128), "wgrad"),
+    ],
+)
+def test_transformer_engines_layouts_are_roles(layout, a, b, role):
+    phase, inner, outer = LayerCall("a", 64, 128, rows=32, fp8=True).expected(role)
+    assert Product(phase, *te_extents(layout, a, b), FP8, "te").extents == (phase, inner, outer)
+
+
+# -- where time went -------------------------------------------------------------------------------------------------
+
+MS = 1_000_000
+
+
+def kernel(start, end):
+    """A kernel that ran from one millisecond to another."""
+    return TraceEvent("kernel", True, start * MS, end * MS, 0, 0)
+
+
+def test_the_rest_is_what_runs_beside_no_product():
+    """As under FSDP2, which casts on a gather's stream what is gathered."""
+    product, beside, partly, alone = kernel(0, 5), kernel(1, 3), kernel(4, 6), kernel(20, 23)
+    wire = TraceEvent("ncclDevKernel_AllGather_RING_LL(ncclArgs)", True, 2 * MS, 30 * MS, 0, 0)
+    kernels = [product, beside, partly, alone, wire]
+    found = kernel_times({"fp8 products": 5 * MS}, kernels, rest=[beside, partly, alone])
+    assert found == {"fp8 products": 5, "rest": 1 + 3, "busy": 30}
+
+
+def test_what_is_evaluated_in_the_step_is_no_time_of_it():
+    """The blocks leave it out too: the two are compared."""
+    trained, evaluated = launched(1, 10, "kernel", 10, 18), launched(2, 60, "kernel", 18, 38)
+    events = [host(PHASE + "forward", 0, 50), *trained, host(PHASE + "evaluation", 50, 90), *evaluated]
+    times = read_profile(events)["milliseconds"]
+    assert (times["busy"], times["rest"]) == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("layout", "left", "right", "inner", "outer"),
+    [
+        ("TN", [(128, 64)] * 2, [(16, 64), (48, 64)], 64, (128, 64)),
+        ("NN", [(128, 64)] * 2, [(16, 128), (48, 128)], 128, (64, 64)),
+        ("NT", [(16, 64), (48, 64)], [(16, 128), (48, 128)], 64, (128, 64)),
+    ],
+)
+def test_a_grouped_product_counts_as_one_of_all_its_experts_rows(monkeypatch, layout, left, right, inner, outer):
+    library = ModuleType("transformer_engine.grouped")
+    library.general_grouped_gemm = lambda a, b, *args, layout="TN", **more: (len(a), len(b))
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    weights, rows = ([torch.ones(shape, dtype=torch.bfloat16) for shape in shapes] for shapes in (left, right))
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profiler, watch_transformer_engine():
+        assert library.general_grouped_gemm(weights, rows, [], layout=layout, use_split_accumulator=True) == (2, 2)
+    [label] = [event.name for event in profiler.events() if event.name.startswith(TE_RANGE)]
+    product = te_product("forward", label, "nvjet")
+    assert (product.inner, product.outer, product.kind) == (inner, outer, "bfloat16")
+    assert product.flops == 2 * 64 * 64 * 128, "64 rows through weights of 64 x 128, in each role"
+
+
+# -- between ranks -----------------------------------------------------------------------------------------------------
+
+
+def host(name, start, end, shapes=(), dtypes=(), thread=1):
+    return TraceEvent(name, False, start, end, thread, 0, shapes, dtypes)
+
+
+def launched(number, at, kernel, start, end, thread=1):
+    """A kernel that runs from one millisecond to another, and its launch on the host."""
+    launch = TraceEvent("cuLaunchKernelEx", False, at, at + 1, thread, number)
+    return [launch, TraceEvent(kernel, True, start * MS, end * MS, 0, number)]
+
+
+def gather(number, at, start, end):
+    """As the profiler shows the gather of a weight of 64 x 32 from two ranks."""
+    return [
+        host(
+            "c10d::_allgather_base_", at, at + 9, ([64, 32], [32, 32], [], [], []), (BF16, BF16, "", "Scalar", "Scalar")
+        ),
+        host("nccl:_all_gather_base", at + 1, at + 8, ([32, 32],), (BF16,)),
+        *launched(number, at + 3, "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", start, end),
+    ]
+
+
+def test_collectives_are_told_by_operation_type_and_bytes():
+    profile = read_profile(
+        [
+            host(PHASE + "forward", 0, 100),
+            *gather(1, 10, 0, 2),
+            *gather(2, 20, 2, 5),
+            *launched(3, 40, "nvjet_sm90", 1, 9),
+            host(PHASE + "backward", 100, 200),
+            host("c10d::_reduce_scatter_base_", 110, 120, ([32, 32], [64, 32], []), ("float", "float", "")),
+            *launched(4, 113, "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(args)", 8, 12),
+        ]
+    )
+    assert profile["wire"] == [
+        WireTime("all-gather", "bfloat16", 2, 2 * 2048, 2 * 4096, 5.0),
+        WireTime("reduce-scatter", "float32", 1, 2048, 8192, 4.0),
+    ]
+    assert profile["milliseconds"]["communication"] == 9.0
+    assert profile["exposed_ms"] == 4.0, "one before the product, three after it"
+
+
+def test_a_list_of_tensors_is_known_by_nccls_own_range():
+    """DistributedDataParallel reduces from autograd's thread."""
+    [row] = read_profile(
+        [
+            host("c10d::allreduce_", 10, 30, ([], [], []), ("TensorList", "", "Scalar"), thread=2),
+            host("nccl:all_reduce", 12, 20, ([1000],), (BF16,), thread=2),
+            *launched(1, 14, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(args)", 0, 3, thread=2),
+        ]
+    )["wire"]
+    assert row == WireTime("all-reduce", "bfloat16", 1, 1000, 2000, 3.0)
+
+
+def test_an_operator_inside_another_counts_once():
+    [row] = read_profile(
+        [
+            host("_c10d_functional::all_gather_into_tensor", 5, 30, ([32, 32], [], []), (BF16, "Scalar", "")),
+            *gather(1, 10, 0, 2),
+        ]
+    )["wire"]
+    assert (row.count, row.bytes) == (1, 4096)
+
+
+def test_a_kernel_without_its_operator_says_what_it_is():
+    rows = read_profile(
+        [
+            *launched(1, 1, "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(args)", 0, 4),
+            *launched(2, 2, "ncclDevKernel_Generic(args)", 4, 5),
+        ]
+    )["wire"]
+    assert rows == [WireTime("reduce-scatter", "", 1, 0, 0, 4.0), WireTime("other", "", 1, 0, 0, 1.0)]
+
+
+# -- a step of the 1B model --------------------------------------------------------------------------------------------
+
+RECORDED = Path(__file__).parent.parent / "data" / "h200_1b_torchao_tensorwise_step.json.gz"
+"""A training step of the 1B model in torchao's tensorwise recipe, as the profiler saw it on an H200, on 2026-11-20 with
+torch 2.11.0+cu130 and torchao 0.18.0. At 4 x 2048 tokens the token count equals the intermediate size, so that several
+roles share their extents."""
+SHAPE = SHAPES["1b"]
+
+
+def calls(*bf16: str) -> list[LayerCall]:
+    """The recorded step's, in which these layers' forward products are in BF16."""
+    hidden, wide, kv = SHAPE.hidden, SHAPE.intermediate, SHAPE.kv_heads * 64
+    block = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (hidden, kv),
+        "self_attn.v_proj": (hidden, kv),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (hidden, wide),
+        "mlp.up_proj": (hidden, wide),
+        "mlp.down_proj": (wide, hidden),
+    }
+    layers = [
+        LayerCall(f"model.layers.{i}.{name}", *sizes, rows=SHAPE.tokens, fp8=True)
+        for i in range(SHAPE.layers)
+        for name, sizes in block.items()
+    ]
+    layers.append(LayerCall("lm_head", hidden, SHAPE.vocab, rows=SHAPE.tokens))
+    high = {name: {"fprop"} for name in bf16} | {"lm_head": set(ROLES)}
+
+    def kind(call: LayerCall, role: str) -> str:
+        return "bfloat16" if role in high.get(call.name, ()) else FP8
+
+    return [replace(c, ran={role: Product(*c.expected(role), kind(c, role), "mm") for role in ROLES}) for c in layers]
+
+
+@pytest.fixture(scope="module")
+def profile():
+    rows = json.loads(gzip.decompress(RECORDED.read_bytes()))
+    return read_profile([TraceEvent(*row[:6], tuple(row[6]), tuple(row[7])) for row in rows])
+
+
+def test_336_of_336_products_ran_in_fp8(profile):
+    step = profiled_step(profile["products"], calls())
+    assert role_table(step, calls()) == {role: {"expected": 112, "fp8": 112} for role in ("fprop", "dgrad", "wgrad")}
+    assert step.fp8_share() == pytest.approx(0.787, abs=0.001)
+    assert [other.operator for other in step.others] == ["bmm"], "the rotary embedding's outer product"
+
+
+def test_one_forward_product_in_bf16_is_told_by_its_size_and_named_by_the_recorded_step(profile):
+    products = list(profile["products"])
+    down = [i for i, p in enumerate(products) if p.phase == "forward" and p.inner == SHAPE.intermediate]
+    products[down[3]] = replace(products[down[3]], kind="bfloat16")
+    down = [f"model.layers.{i}.mlp.down_proj" for i in range(SHAPE.layers)]
+
+    def wrong(calls: list[LayerCall]) -> list[tuple[str, str, list[str]]]:
+        step = profiled_step(products, calls)
+        found = [a for a in step.attributions if a.kind != FP8 and a.layer != "lm_head"]
+        return [(a.layer, a.role, [layer for layer, _ in a.among]) for a in found]
+
+    assert wrong(calls(down[3])) == [(down[3], "fprop", [])], "the recorded step has it, too"
+    [(_, role, among)] = wrong(calls())
+    assert (role, among) == ("fprop", down), "of compiled code alone: whose it is is not known"
+
+
+# -- time of several steps --------------------------------------------------------------------------------------------
+
+
+def kernels(*spans):
+    """Kernels as (start, end) in milliseconds, collectives with their kind behind; a mark is a single number."""
+    events = []
+    for span in spans:
+        start, end, *collective = span if isinstance(span, tuple) else (span, span)
+        name = "kernel" if isinstance(span, tuple) else "at::cuda::spin_kernel(long)"
+        name = f"ncclDevKernel_{collective[0]}_RING_LL(ncclArgs)" if collective else name
+        events.append(TraceEvent(name, True, int(start * MS), int(end * MS), 0, 0))
+    return events
+
+
+def test_each_step_has_its_time_and_what_of_it_the_gpu_worked():
+    # Before the first mark runs the rest of the step that does not count.
+    found = read_steps(kernels((0, 5), 6, (7, 10), (9, 12), 13, (13, 16), 16, (17, 18), 20))
+    times = [5, 3, 1]
+    assert found == {"step_ms": [7, 3, 4], "busy_ms": times, "compute_ms": times, "collectives": [[], [], []]}
+
+
+def test_of_each_collective_is_told_what_nothing_hides():
+    found = read_steps(kernels(0, (0, 5), (3, 9, "AllGather"), 10, (10, 14), (11, 12, "ReduceScatter"), 14))
+    each = [[["all-gather", 4]], [["reduce-scatter", 0]]]
+    assert found == {"step_ms": [10, 4], "busy_ms": [9, 4], "compute_ms": [5, 4], "collectives": each}
+
+
+@pytest.mark.parametrize(
+    ("spans", "exposed"),
+    [
+        ([(2, 8, "AllReduce"), (3, 4), (5, 6), (7, 20)], [3]),
+        ([(2, 8, "AllReduce"), (4, 10, "AllGather")], [6, 2]),
+        ([(2, 8, "AllReduce"), (4, 6, "AllGather")], [6, 0]),
+        ([(0, 9), (2, 8, "AllReduce"), (8, 12, "AllGather"), (11, 13)], [0, 2]),
+        ([(0, 3), (3, 5, "AllReduce"), (5, 7)], [2]),
+    ],
+    ids=["between kernels", "one after the other", "within another", "partly hidden", "touching"],
+)
+def test_time_in_which_several_kernels_run_counts_once(spans, exposed):
+    found = exposures(kernels(*spans))
+    assert [ms / MS for _, ms in found] == exposed
+    others = [span for span in spans if len(span) == 2]
+    assert sum(ms for _, ms in found) == busy_time(kernels(*spans)) - busy_time(kernels(*others))
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        [0, (0, 3), 3, 3, (3, 9), 9, 9, (9, 11), 11, (11, 15), 15],
+        [0, (0, 5), 5, 5, (5, 9), 9, 9, 9, (9, 13), 13],
+        [0, 0, 0, (0, 8), 8, 8, (8, 13), 13, (13, 17), 17],
+        [0, (0, 5), 5, 5, 5, 5, 5, (5, 9), 9],
+    ],
+    ids=["in the middle", "at the end", "at the start", "of no kernel"],
+)
+def test_an_evaluation_belongs_to_no_step(marks):
+    found = read_steps(kernels(*marks))
+    assert found == {"step_ms": [5, 4], "busy_ms": [5, 4], "compute_ms": [5, 4], "collectives": [[], []]}
+
+
+@pytest.mark.parametrize("users", [True, False])
+def test_no_garbage_is_collected_while_steps_are_timed_and_a_user_s_switch_stays(users):
+    gc.enable() if users else gc.disable()
+    seen = []
+
+    @no_collections()
+    def fails():
+        seen.append(gc.isenabled())
+        raise ValueError("a step")
+
+    try:
+        with pytest.raises(ValueError, match="a step"):
+            fails()
+        assert [*seen, gc.isenabled()] == [False, users]
+    finally:
+        gc.enable()
+
+
+HELD_WEIGHTS, HELD_ACTIVATIONS, WORKSPACE = 50, 40, 32
+
+
+class Gpu:
+    """Counts what torch's allocator would. A cuBLAS workspace stays once a product has taken it."""
+
+    def __init__(self, monkeypatch):
+        self.allocated = self.peak = HELD_WEIGHTS
+        self.workspace = 0
+        for name in ("memory_allocated", "max_memory_allocated", "max_memory_reserved", "reset_peak_memory_stats"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", self.clear, raising=False)
+        # What the peak is made of is the allocator's own to say.
+        monkeypatch.setattr("pytest_fp8.worker.server.kinds_at_peak", lambda engine, batch, peak: {})
+
+    def product(self):
+        self.take(WORKSPACE - self.workspace)
+        self.workspace = WORKSPACE
+
+    def take(self, size):
+        self.allocated += size
+        self.peak = max(self.peak, self.allocated)
+
+    def clear(self):
+        self.allocated, self.workspace = self.allocated - self.workspace, 0
+
+    def memory_allocated(self):
+        return self.allocated
+
+    def max_memory_allocated(self):
+        return self.peak
+
+    max_memory_reserved = max_memory_allocated
+
+    def reset_peak_memory_stats(self):
+        self.peak = self.allocated
+
+
+def server(gpu, training_takes_products):
+    @contextmanager
+    def no_phase(name):
+        yield
+
+    def step(batch, phase=no_phase):
+        with phase("forward"):
+            if training_takes_products:
+                gpu.product()
+            gpu.take(HELD_ACTIVATIONS)
+        gpu.take(-HELD_ACTIVATIONS)
+
+    made = ArmServer.__new__(ArmServer)
+    made.engine = SimpleNamespace(timing_batches=[1, 2], park=lambda: None, synchronize=lambda: None, step=step)
+    return made
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_the_peak_is_that_of_the_step_whatever_was_asked_before(monkeypatch, own, asked_before):
+    """An arm whose products are all Transformer Engine's takes none of cuBLAS's workspaces through torch; the products
+    that its numerics are held against do."""
+    gpu = Gpu(monkeypatch)
+    if asked_before:
+        gpu.product()
+    found = server(gpu, own).memory()
+    assert found["peak_allocated"] == HELD_WEIGHTS + HELD_ACTIVATIONS + own * WORKSPACE
+    assert found["resident"] == HELD_WEIGHTS + own * WORKSPACE

@@ -1,0 +1,505 @@
+"""Steps of users in live arms: what each curve does anew, and that to ask an arm changes nothing of what it answers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import random
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torchao")
+
+import torch
+from torch import nn
+
+from helpers.arms import make_model
+from helpers.closures import closing, lbfgs, sam
+from helpers.loops import CASE, batch, build, loop, serve, squares
+from pytest_fp8 import Case
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.floats import of_text
+from pytest_fp8.plain import to_plain
+from pytest_fp8.worker.server import ArmServer
+from pytest_fp8.worker.state.snapshot import muted, unchanged
+from pytest_fp8.worker.training.preparation import compile_blocks, prefer_fast_attention
+from pytest_fp8.worker.training.restored import followed, hooked
+from pytest_fp8.worker.training.step import follow
+
+pytestmark = pytest.mark.slow
+
+
+def converted(model):
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    return convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
+
+
+# -- what a step is ---------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """In place of a CUDA event on a machine without a GPU: it records the time of the test's clock."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = Clock.now
+
+    def synchronize(self): ...
+
+    def elapsed_time(self, end):
+        return end.at - self.at
+
+
+@pytest.mark.parametrize(("every", "evaluated"), [(None, 0.0), (1, 40.0), (3, 40.0), (10, 1000.0)])
+def test_an_evaluation_every_so_many_steps_is_not_timed(monkeypatch, every, evaluated):
+    """A step takes 10 ms, an evaluation ``evaluated`` ms; once, the blocks with an evaluation in them took longer."""
+    monkeypatch.setattr(torch.cuda, "Event", Clock)
+    steps = iter(range(1000))
+
+    class Takes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.only = nn.Linear(32, 32)
+
+        def forward(self, x):
+            Clock.now += 10.0 if torch.is_grad_enabled() else evaluated
+            return self.only(x)
+
+    def step(model, batch, optimizer, precision):
+        return loop(evaluate=bool(every) and next(steps) % every == 0)(model, batch, optimizer, precision)
+
+    # Without a conversion, which would make FP8's forward of the model another class's.
+    server = serve(replace(CASE, backend="bf16", recipe="none"), build=Takes, step=step)
+    # More steps are dropped than there are batches.
+    assert server.blocks(count=4, steps=3, dropped=9)["milliseconds"] == [10.0] * 4
+
+
+def test_a_model_compiled_whole_is_compiled_once_and_its_evaluation_is_seen():
+    traced, parts = [], []
+
+    def count(graph, _):
+        traced.append(graph)
+        return graph.forward
+
+    @contextmanager
+    def noted(name):
+        parts.append(name)
+        yield
+
+    model = build()
+    model.compile(backend=count)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        with follow(model, optimizer, noted):
+            model(batch(0)).sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                model(batch(0))
+    assert len(traced) == 2, "once with gradients and once without"
+    assert (parts.count("evaluation"), parts.count("backward")) == (4, 4)
+
+
+def test_a_step_that_calls_its_closure_often_or_that_of_its_base_class_is_one():
+    """How often LBFGS calls its closure depends on the losses, and differs between the arms."""
+    course = serve(optimizer=lbfgs, step=closing()).curve(seed=0, steps=3)["course"]
+    assert course["stepped"] == [1, 1, 1]
+
+    class Twice(torch.optim.AdamW):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    weight, seen = nn.Parameter(torch.ones(2)), []
+    torch.optim.AdamW([weight])  # whose class has hooks from then on
+    optimizer = Twice([weight])
+    with follow(nn.Linear(1, 1), optimizer, lambda name: nullcontext(), lambda: seen.append("step")) as counts:
+        weight.grad = torch.ones(2)
+        optimizer.step()
+    assert (seen, counts.stepped) == (["step"], 1)
+
+
+def test_a_step_that_was_looked_up_before_is_undone():
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([weight])
+    step = optimizer.step
+    with muted(optimizer):
+        weight.grad = torch.ones(2)
+        step()
+    assert weight.tolist() == [1, 1]
+    assert not optimizer.state
+
+
+def test_a_step_that_raises_leaves_nothing_patched():
+    before = torch.autograd.backward, torch.autograd.grad
+
+    def step(model, batch, optimizer, precision):
+        model(batch)
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        serve(step=step)
+    assert (torch.autograd.backward, torch.autograd.grad) == before
+
+
+# -- optimizers and schedules -----------------------------------------------------------------------------------------
+
+
+def warming(parameters):
+    """A learning rate that starts at zero: without a step of the schedule nothing is trained."""
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+    optimizer.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 4))
+    return optimizer
+
+
+def scheduled_step(model, batch, optimizer, precision):
+    loss = loop(2)(model, batch, optimizer, precision)
+    optimizer.scheduler.step()
+    return loss
+
+
+class InBackward(torch.optim.Optimizer):
+    """An optimizer for each weight, which steps as soon as its gradient is there."""
+
+    def __init__(self, parameters):
+        super().__init__(list(parameters), {})
+        self.each = {}
+        for parameter in self.param_groups[0]["params"]:
+            self.each[parameter] = torch.optim.Adam([parameter], lr=1e-2)
+            parameter.register_post_accumulate_grad_hook(self.now)
+
+    def now(self, parameter):
+        self.each[parameter].step()
+        self.each[parameter].zero_grad()
+
+    def step(self, closure=None): ...
+
+
+def second_beside(parameters):
+    parameters = list(parameters)
+    main = torch.optim.Adam(parameters[2:], lr=1e-3)
+    main.second = torch.optim.Adam(parameters[:2], lr=1e-2)
+    return main
+
+
+def both_step(model, batch, optimizer, precision):
+    with precision():
+        loss = squares(model, batch)
+    loss.backward()
+    optimizer.step()
+    optimizer.second.step()
+    model.zero_grad()
+    return loss.detach()
+
+
+def test_a_schedule_is_stepped_without_an_own_step():
+    losses = serve(batch=lambda step: batch(0), optimizer=warming).curve(0, 8)["losses"]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_a_schedule_restarts_with_each_curve_and_resumes_from_a_checkpoint(tmp_path):
+    one, two = (serve(step=scheduled_step, optimizer=warming) for _ in range(2))
+    first = one.curve(seed=1, steps=4)
+    assert one.curve(seed=1, steps=4) == first
+    one.save(str(tmp_path), "dcp", optimizer=True)
+    goes_on = one.resume(seed=1, first_step=4, steps=4)
+    two.curve(seed=2, steps=1)
+    two.load(str(tmp_path), "dcp", optimizer=True, seed=2)
+    assert two.resume(seed=1, first_step=4, steps=4)["losses"] == goes_on["losses"]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"step": scheduled_step, "optimizer": warming},
+        {"step": closing(), "optimizer": lbfgs},
+        {"step": closing(), "optimizer": sam},
+    ],
+    ids=["schedule", "lbfgs", "sam"],
+)
+def test_calibration_and_observation_change_no_weight(parts):
+    engine = (server := serve(**parts)).engine
+    server.curve(seed=0, steps=2)
+    weights = {name: value.detach().clone() for name, value in engine.model.named_parameters()}
+    entries = [sorted(state) for state in engine.optimizer.state.values()]
+    opened, plain = [], engine.precision
+    engine.precision = lambda: opened.append(1) or plain()
+    engine.calibration_passes = 2
+    engine.renew_scales()
+    assert len(opened) >= 2
+    server.logits(seed=0)
+    assert all(weights[name].equal(value) for name, value in engine.model.named_parameters())
+    assert entries == [sorted(state) for state in engine.optimizer.state.values()]
+
+
+@pytest.mark.parametrize(
+    "parts", [{"optimizer": second_beside, "step": both_step}, {"optimizer": InBackward}], ids=["two", "in backward"]
+)
+def test_what_moves_weights_past_the_optimizer_moves_none_while_an_arm_is_watched(parts):
+    server = serve(build=make_model, **parts)
+    engine = server.engine
+    engine.calibration_passes = 2
+    first = server.curve(seed=0, steps=4)["losses"]
+    found = [server.numerics(moved=True) for _ in range(2)]
+    assert set(found[0]["gradients"]["sketches"]) == {name for name, _ in engine.model.named_parameters()}
+    assert found[0]["gradients"]["sketches"] == found[1]["gradients"]["sketches"]
+    assert found[0]["moved"]["sketches"] == found[1]["moved"]["sketches"]
+    engine.restart(0)
+    before = [p.detach().clone() for p in engine.model.parameters()]
+    with unchanged(engine):
+        engine.step(engine.training_batch(0, 0))
+    assert all(map(torch.equal, before, engine.model.parameters()))
+    assert server.curve(seed=0, steps=4)["losses"] == first
+    if parts["optimizer"] is InBackward:
+        for parameter in engine.model.parameters():
+            assert list(parameter._post_accumulate_grad_hooks.values()) == [engine.optimizer.now]
+
+
+# -- what watching leaves behind --------------------------------------------------------------------------------------
+
+
+def test_a_watched_step_leaves_nothing_behind():
+    def values():
+        gc.collect()
+        return sum(each.numel() for each in gc.get_objects() if type(each) is torch.Tensor)
+
+    server = serve()
+    server.numerics(moved=False)
+    before = values()
+    server.numerics(moved=False)
+    assert values() - before < 1000, "operands, samples and weights are gone"
+
+
+def test_what_a_user_s_hook_makes_of_a_gradient_is_seen():
+    def emptied(parameter):
+        parameter.grad.zero_()
+
+    def convert(model):
+        converted(model).enter.bias.register_post_accumulate_grad_hook(emptied)
+
+    found = serve(convert=convert).numerics(moved=False)["gradients"]
+    assert [name for name, text in found["sketches"].items() if not any(of_text(text))] == ["enter.bias"]
+
+
+def copying(model, batch, optimizer, precision):
+    twin = copy.deepcopy(model)
+    with torch.no_grad(), precision():
+        twin(batch)
+    return loop()(model, batch, optimizer, precision)
+
+
+def test_a_copy_that_a_step_makes_of_the_model_is_not_watched():
+    found, same = (
+        [(p["layer"], p["role"], p["sqnr"]) for p in serve(step=step).numerics(moved=False)["products"]]
+        for step in (loop(), copying)
+    )
+    assert found == same
+
+
+class Averaging(nn.Module):
+    """A momentum encoder: the forward pass puts another tensor in each weight's place."""
+
+    def __init__(self):
+        super().__init__()
+        self.online = make_model()
+        self.slow = copy.deepcopy(self.online).requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            for old, new in zip(self.slow.parameters(), self.online.parameters(), strict=True):
+                old.data = 0.9 * old.data + 0.1 * new.data
+            kept = self.slow(x)
+        return self.online(x) + 0 * kept
+
+
+def test_what_a_checkpoint_holds_is_in_the_model_however_it_keeps_its_weights(tmp_path):
+    server = serve(build=Averaging)
+    server.curve(seed=0, steps=3)
+    saved = {name: p.detach().clone() for name, p in server.engine.model.named_parameters()}
+    server.save(str(tmp_path / "one"), "safetensors", optimizer=False)
+    server.curve(seed=1, steps=3)
+    assert not server.load(str(tmp_path / "one"), "safetensors", optimizer=False, seed=1)["refused"]
+    assert [name for name, p in server.engine.model.named_parameters() if not torch.equal(p, saved[name])] == []
+
+
+def test_a_restart_takes_back_the_buffers_that_convert_made():
+    class Scaled(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+            self.register_buffer("amax", torch.zeros(()))
+
+        def forward(self, x):
+            self.amax.copy_(torch.maximum(self.amax, x.detach().abs().max().float()))
+            return self.inner(x)
+
+    def convert(model):
+        converted(model)[1] = Scaled(model[1])
+
+    engine = serve(build=lambda: nn.Sequential(nn.Linear(32, 32), nn.GELU()), convert=convert).engine
+    engine.step(engine.training_batch(0, 0))
+    assert engine.model[1].amax > 0
+    engine.restart(0)
+    assert engine.model[1].amax == 0
+
+
+OPERATIONS = {
+    "layers": lambda server: server.layers(),
+    "ledger": lambda server: server.ledger(),
+    "numerics": lambda server: server.numerics(moved=True),
+    "moved gradients": lambda server: server.moved("gradients", draws=1, operands=1),
+    "curve": lambda server: server.curve(seed=0, steps=4, watch=True),
+    "a curve with noise": lambda server: server.curve(seed=0, steps=4, noise=1),
+    "logits": lambda server: [server.restart(7), server.logits(7).hex(), server.moved("outputs", draws=1, seed=7)],
+}
+
+
+class KeepsState(nn.Module):
+    """Moves all that a training step can move beside weights, and sends some rows through a second layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm, self.drop = nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Dropout(0.1)
+        self.down, self.gate = nn.Linear(64, 32), nn.Linear(32, 16)
+        self.register_buffer("average", torch.zeros(64))
+        self.calls, self.history = 0, []
+
+    def forward(self, x):
+        self.calls += 1
+        self.history.append(self.calls)
+        hidden = self.drop(self.norm(self.up(x)).relu()) * (1 + len(self.history) % 3)
+        with torch.no_grad():
+            self.average.lerp_(hidden.detach().mean(0), 0.1)
+        chosen = self.gate(x).softmax(-1).argmax(-1) % 2 == 0
+        return torch.where(chosen[:, None], self.down(hidden), x) + self.average.mean()
+
+
+def counting_step(model, batch, optimizer, precision):
+    """Counts its calls on the optimizer, and steps a schedule by itself."""
+    optimizer.calls = getattr(optimizer, "calls", 0) + 1
+    with precision():
+        loss = squares(model, batch) * optimizer.calls**0.1
+    loss.backward()
+    optimizer.step()
+    optimizer.scheduler.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def of_the_suite():
+    case = Case("micro", "torchao", "tensorwise", lora=8, emulated=True)
+    return ArmServer(ArmSpec(case, "cpu", threads=1))
+
+
+def own(case=CASE):
+    return serve(case, build=KeepsState, step=counting_step, optimizer=warming)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(of_the_suite, id="micro"),
+        pytest.param(own, id="own"),
+        pytest.param(lambda: own(CASE.reference()), id="reference", marks=pytest.mark.nightly),
+    ],
+)
+def test_answers_are_equal_in_any_order(made):
+    def answers(draw):
+        server = made()
+        order = random.Random(draw).sample(list(OPERATIONS), len(OPERATIONS))
+        return {name: to_plain(OPERATIONS[name](server)) for name in order}
+
+    first, other = map(answers, range(2))
+    assert [name for name in OPERATIONS if repr(first[name]) != repr(other[name])] == []
+
+
+# -- hooks on calls that run none -------------------------------------------------------------------------------------
+
+
+class Scaled(nn.Linear):
+    def __call__(self, x):
+        return self.forward(x)
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def calls_itself(kind=nn.Linear):
+    layer = kind(4, 2)
+    layer.register_forward_hook(lambda module, args, output: output + module.forward(*args))
+    return layer
+
+
+def called(layer, x):
+    return layer(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "call"),
+    [
+        (lambda: nn.Linear(4, 2), called),
+        (lambda: nn.Linear(4, 2), lambda layer, x: layer.forward(x)),
+        (lambda: Scaled(4, 2), called),
+        (calls_itself, called),
+    ],
+    ids=["()", "forward", "base class", "in a hook"],
+)
+def test_a_call_runs_hooks_once_however_it_is_made(make, call):
+    layer, x, seen = make(), torch.ones(3, 4), []
+    plain = call(layer, x)
+    hooks = [
+        layer.register_forward_pre_hook(lambda *_: seen.append("begins")),
+        layer.register_forward_hook(lambda *_: seen.append("ends")),
+    ]
+    with hooked([*followed([layer]), *hooks]):
+        assert call(layer, x).equal(plain)
+    assert seen == ["begins", "ends"]
+    call(layer, x)
+    assert seen == ["begins", "ends"]
+    assert "forward" not in vars(layer)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+def test_a_copy_that_is_made_meanwhile_calls_itself(copied):
+    layer, x = nn.Linear(4, 2), torch.ones(3, 4)
+    with hooked(followed([layer])):
+        other = copied(layer)
+    with torch.no_grad():
+        layer.weight.zero_()
+    assert other.forward(x).equal(other(x))
+    assert not other.forward(x).equal(layer(x))
+
+
+# -- switches of torch ------------------------------------------------------------------------------------------------
+
+
+def test_attention_kernels_that_the_user_switched_off_stay_off():
+    switches = torch.backends.cuda
+
+    def enabled():
+        return switches.cudnn_sdp_enabled(), switches.flash_sdp_enabled(), switches.math_sdp_enabled()
+
+    before = enabled()
+    switches.enable_cudnn_sdp(False)
+    switches.enable_flash_sdp(False)
+    try:
+        with prefer_fast_attention(torch.device("cuda")):
+            assert enabled() == (False, False, True)
+        assert enabled() == (False, False, True)
+    finally:
+        switches.enable_cudnn_sdp(before[0])
+        switches.enable_flash_sdp(before[1])
+
+
+@pytest.mark.parametrize(("users", "limit", "fails"), [(4, 4, False), (8, 64, True)])
+def test_a_recompile_limit_that_the_user_set_stays(users, limit, fails):
+    with torch._dynamo.config.patch(recompile_limit=users, fail_on_recompile_limit_hit=False):
+        compile_blocks(nn.Sequential(nn.Linear(2, 2)))
+        config = torch._dynamo.config
+        assert (config.recompile_limit, config.fail_on_recompile_limit_hit) == (limit, fails)
