@@ -175,3 +175,13 @@ def pytester(_torch_once, pytester, monkeypatch):
         else:
             monkeypatch.delenv(name, raising=False)
     return pytester
+
+
+@pytest.fixture(scope="session")
+def python_with_torch(tmp_path_factory):
+    """Runs scripts in forks of a process that has torch."""
+    from helpers.watching import PythonWithTorch
+
+    process = PythonWithTorch(tmp_path_factory.mktemp("python"))
+    yield process
+    process.close()

@@ -20,7 +20,6 @@ import pytest
 from control_runner import ControlRunner
 from controls.catalogue import CATALOGUE
 from controls.scripts import TRAIN, Run, runs
-from helpers.watching import PythonWithTorch
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.case import OWN, Case
@@ -47,19 +46,12 @@ def pool():
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory):
-    process = PythonWithTorch(tmp_path_factory.mktemp("python"))
-    yield process
-    process.close()
-
-
-@pytest.fixture(scope="module")
-def forked(python):
+def forked(python_with_torch):
     """``forked(script)``: the same, run in a fork of a process that has torch."""
 
     def started(script):
         words = script.command[1:] if script.command[0] == sys.executable else ()
-        return replace(script, command=(*python.command, *words)) if words else script
+        return replace(script, command=(*python_with_torch.command, *words)) if words else script
 
     return started
 
@@ -111,11 +103,11 @@ def test_both_are_timed_in_turns(sound):
     assert arms.run(steps) == arms.run(steps)
 
 
-def test_a_run_is_as_it_would_be_alone(sound, python, tmp_path):
+def test_a_run_is_as_it_would_be_alone(sound, python_with_torch, tmp_path):
     """Its losses are those of a run that nobody holds."""
     told = Path(TRAIN).read_text().replace("    optimizer.step()\n", "    print(loss.item())\n    optimizer.step()\n")
     (tmp_path / "alone.py").write_text(told)
-    python.watched(tmp_path / "alone.py", "--steps", "13", FP8_WATCH_STEPS="2")
+    python_with_torch.watched(tmp_path / "alone.py", "--steps", "13", FP8_WATCH_STEPS="2")
     held = sound._arms.bf16.request("losses", steps=12)
     assert held == [float(line) for line in (tmp_path / "printed").read_text().split()][1:13]
 
@@ -260,10 +252,10 @@ def test_a_mark_that_is_wrong_says_so(command, words, said):
         read("test_script", pytest.mark.fp8_script(command, **words).mark)
 
 
-def test_a_test_for_each_question(pytester, python):
+def test_a_test_for_each_question(pytester, python_with_torch):
     pytester.makepyfile(
         f"import pytest\n\n"
-        f"@pytest.mark.fp8_script({[*python.command, TRAIN]!r}, fp8=['--fp8'], emulated=True, share=0.9)\n"
+        f"@pytest.mark.fp8_script({[*python_with_torch.command, TRAIN]!r}, fp8=['--fp8'], emulated=True, share=0.9)\n"
         "def test_script(fp8_script):\n    fp8_script()\n"
     )
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-v", "--fp8-report=report")
@@ -297,7 +289,7 @@ def test_ranks_of_a_launcher_hold_at_the_same_step(runner, pool, command, gpus):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("slower", "verdict"), [(0.1, "FAIL"), (0.0, "PASS")])
-def test_a_script_is_timed_beside_that_of_base(tmp_path, monkeypatch, python, slower, verdict):
+def test_a_script_is_timed_beside_that_of_base(tmp_path, monkeypatch, python_with_torch, slower, verdict):
     """The same command, in a checkout of base and here. A host of two cores tells a tenth of a second."""
     from contextlib import ExitStack
 
@@ -312,7 +304,7 @@ def test_a_script_is_timed_beside_that_of_base(tmp_path, monkeypatch, python, sl
     path.write_text(sleeps.replace("time.sleep(0.05)", f"time.sleep({0.05 + slower})"))
     subprocess.run([*git, "commit", "-qam", "head", "--allow-empty"], cwd=tmp_path, check=True)
     monkeypatch.chdir(tmp_path)
-    script = Script((*python.command, "train.py"), (), ("--fp8",))
+    script = Script((*python_with_torch.command, "train.py"), (), ("--fp8",))
     case = Case(OWN, SCRIPT, "none", questions=QUESTIONS, name="train")
     pool = ArmPool(None)
     with ExitStack() as held:

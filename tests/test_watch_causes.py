@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_fp8.codes import W
-from pytest_fp8.watch.causes import asked
-from pytest_fp8.watch.judge import judge
+from pytest_fp8.watch.judge import asked, judge
 from pytest_fp8.watch.report import groups, verdict_of
 from pytest_fp8.watch.trace import ENGINE
 
@@ -31,6 +30,7 @@ def evidence(dtype: str, **told: Any) -> dict[str, Any]:
     state = {"sure": True, "dtype": "bfloat16", "fp8_layer": True, "trained": True, "stepped": True, "adapter": False}
     return {
         "pid": 1,
+        "code": "",
         "reason": "",
         "device": {"type": "cuda", "name": "NVIDIA H100", "capability": [9, 0]},
         "environment": {},
@@ -110,4 +110,4 @@ def test_the_worst_rank_decides():
 
 def test_evidence_without_a_product_is_unknown():
     training = judge(evidence("c10::BFloat16") | {"events": rows("c10::BFloat16")[1:2]})
-    assert (training.verdict, training.code) == ("UNKNOWN", W.NO_PRODUCTS)
+    assert (training.verdict, training.why.code) == ("UNKNOWN", W.NO_PRODUCTS)

@@ -4,35 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.watching import HEALTHY, PythonWithTorch, script, watched_script
+from helpers.watching import script
 from pytest_fp8.codes import W
 from pytest_fp8.watch.report import report
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def forked(tmp_path_factory):
-    process = PythonWithTorch(tmp_path_factory.mktemp("python"))
-    yield process
-    process.close()
-
-
 def codes(training):
-    return [note["code"] for note in training["notes"]]
-
-
-def test_a_healthy_script_has_no_finding(tmp_path):
-    training, done = watched_script(tmp_path, HEALTHY)
-    assert done.returncode == 0
-    assert (training["verdict"], training["notes"]) == ("ON", []), done.stderr
-    assert training["roles"] == pytest.approx({"fprop": 16 / 19, "dgrad": 16 / 19, "wgrad": 16 / 19}, abs=0.2)
-    assert training["tokens"] == training["rows"] == 96
-    assert [(each["layers"], each["products"]) for each in training["classes"]] == [
-        (["blocks.0.up", "blocks.1.up"], {role: {"fp8": 2} for role in ("fprop", "dgrad", "wgrad")}),
-        (["blocks.0.down", "blocks.1.down"], {role: {"fp8": 2} for role in ("fprop", "dgrad", "wgrad")}),
-        (["lm_head"], {role: {"bfloat16": 1} for role in ("fprop", "dgrad", "wgrad")}),
-    ]
+    return [note.code for note in training.notes]
 
 
 PLAIN = "model = Model(nn.Linear).bfloat16()\n"
@@ -108,11 +88,13 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_script_that_loses_fp8(tmp_path, forked, name):
+def test_a_script_that_loses_fp8(tmp_path, python_with_torch, name):
     text, verdict, expected = FAILURES[name]
-    training = forked.watched(script(tmp_path, text), **({"USE_FP8": "1"} if name == "nothing read it" else {}))
+    training = python_with_torch.watched(
+        script(tmp_path, text), **({"USE_FP8": "1"} if name == "nothing read it" else {})
+    )
     said = "\n".join(report([training]))
-    assert (training.verdict, [note.code for note in training.notes]) == (verdict, expected), said
+    assert (training.verdict, codes(training)) == (verdict, expected), said
     assert all(note.code in said for note in training.notes)
     assert len(said.splitlines()) <= 25
 
@@ -138,11 +120,11 @@ for step in range(9):
     ("without", "on", "compiled"),
     [("no_grad", False, False), ("no_grad", True, False), ("inference_mode", True, False), ("no_grad", True, True)],
 )
-def test_an_evaluation_is_told_from_the_step(tmp_path, forked, without, on, compiled):
+def test_an_evaluation_is_told_from_the_step(tmp_path, python_with_torch, without, on, compiled):
     """The operators without gradients before the forward pass; the sums are those of a step that has none."""
     text = EVALUATES.format(without=without, on=on, compiled=compiled)
-    training = forked.watched(script(tmp_path, text))
-    assert training.share == pytest.approx(32 / 35), training.reason
+    training = python_with_torch.watched(script(tmp_path, text))
+    assert training.share == pytest.approx(32 / 35), training.why
     assert training.window.tokens == 96
     assert [len(products) for each in training.found.classes for products in each.products.values()] == 6 * [2] + 3 * [
         1
@@ -174,11 +156,11 @@ Trainer(Losing(), arguments, train_dataset=data).train()
 """
 
 
-def test_bf16_of_the_trainer_wins(tmp_path):
-    training, done = watched_script(tmp_path, TRAINER, ACCELERATE_MIXED_PRECISION="fp8")
-    assert (training["verdict"], codes(training)) == ("OFF", [W.OTHER_SETTING_DECIDES]), done.stderr
-    assert "TrainingArguments(bf16=True)" in training["notes"][0]["text"]
-    assert training["classes"][0]["products"]["fprop"] == {"bfloat16": 2}, "under autocast, with weights in float32"
+def test_bf16_of_the_trainer_wins(tmp_path, python_with_torch):
+    training = python_with_torch.watched(script(tmp_path, TRAINER), ACCELERATE_MIXED_PRECISION="fp8")
+    assert (training.verdict, codes(training)) == ("OFF", [W.OTHER_SETTING_DECIDES])
+    assert "TrainingArguments(bf16=True)" in training.notes[0].text
+    assert dict(training.found.classes[0].kinds("fprop")) == {"bfloat16": 2}, "under autocast, weights in float32"
 
 
 TORCHAO = """
@@ -209,10 +191,9 @@ train(model, torch.optim.AdamW(model.parameters()), forward=forward)
         ("emulated", "ON", [], ""),
     ],
 )
-def test_torchao(tmp_path, how, verdict, expected, first):
-    training, done = watched_script(tmp_path, TORCHAO, how)
-    assert (training["verdict"], codes(training)) == (verdict, expected), done.stderr
-    assert training["emulated"] == (how == "emulated")
-    assert not expected or training["notes"][0]["text"].startswith(first)
-    if verdict == "ON":
-        assert training["fp8_share"] > 0.8, done.stderr
+def test_torchao(tmp_path, python_with_torch, how, verdict, expected, first):
+    training = python_with_torch.watched(script(tmp_path, TORCHAO), how)
+    assert (training.verdict, codes(training)) == (verdict, expected)
+    assert training.emulated == (how == "emulated")
+    assert not expected or training.notes[0].text.startswith(first)
+    assert verdict == "OFF" or training.share > 0.8

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
+import io
 import json
 import os
 
@@ -59,12 +61,21 @@ def losses(capsys, steps=8):
     return capsys.readouterr().out, [parameter.detach().clone() for parameter in model.parameters()]
 
 
+@pytest.fixture(scope="module")
+def alone():
+    """:func:`losses` of a run that nobody watches."""
+    names, printed = space(), io.StringIO()
+    model = names["Model"]().bfloat16()
+    with contextlib.redirect_stdout(printed):
+        names["train"](model, torch.optim.AdamW(model.parameters()))
+    return printed.getvalue(), list(model.parameters())
+
+
 def same(one, other):
     return one[0] == other[0] and all(map(torch.equal, one[1], other[1]))
 
 
-def test_watched_and_unwatched_are_equal_to_the_bit(start, evidence, capsys):
-    alone = losses(capsys)
+def test_watched_and_unwatched_are_equal_to_the_bit(start, evidence, capsys, alone):
     start()
     assert same(losses(capsys), alone)
     assert evidence()["state"] == "finished"
@@ -82,9 +93,9 @@ HARMLESS = {"process_ends", "forked", "drop_work"}
 
 
 @pytest.mark.parametrize(("where", "name"), FAULTS, ids=lambda value: value if isinstance(value, str) else "")
-def test_a_fault_of_the_observer_leaves_the_training_as_it_was(start, evidence, capsys, monkeypatch, where, name):
-    alone = losses(capsys)
-
+def test_a_fault_of_the_observer_leaves_the_training_as_it_was(
+    start, evidence, capsys, alone, monkeypatch, where, name
+):
     def fault(*given):
         raise ReferenceError("weakly-referenced object no longer exists")
 
@@ -96,7 +107,7 @@ def test_a_fault_of_the_observer_leaves_the_training_as_it_was(start, evidence, 
     if name not in {*HARMLESS, "write", "process_told"}:
         assert evidence()["state"] == "failed"
         assert "ReferenceError" in evidence()["reason"]
-        assert judge(evidence()).code == "FP8-W09"
+        assert judge(evidence()).why.code == "FP8-W09"
 
 
 def test_gradients_of_several_passes_and_two_optimizers(start, evidence, capsys):
@@ -114,7 +125,7 @@ def test_gradients_of_several_passes_and_two_optimizers(start, evidence, capsys)
             each.step()
             each.zero_grad()
     training = judge(evidence())
-    assert (training.verdict, training.evidence["optimizers_a_step"]) == ("ON", 2), training.reason
+    assert (training.verdict, training.evidence["optimizers_a_step"]) == ("ON", 2), training.why
     assert training.window is not None
     assert (training.window.backward_passes, training.window.tokens) == (3, 3 * 96)
     assert training.found is not None
@@ -154,7 +165,7 @@ def test_a_script_that_hides_its_objects_from_gc(start, evidence):
     finally:
         gc.unfreeze()
     training = judge(evidence())
-    assert training.verdict == "ON", training.reason
+    assert training.verdict == "ON", training.why
     assert [len(each.layers) for each in training.found.classes] == [2, 2, 1]
 
 
@@ -174,7 +185,7 @@ def test_an_optimizer_in_the_backward_pass_has_steps_and_no_profile(start, evide
         ids = torch.randint(0, 48, (4, 24), generator=torch.Generator().manual_seed(step))
         torch.nn.functional.cross_entropy(model(ids).float().flatten(0, 1), ids.flatten()).backward()
     training = judge(evidence())
-    assert (training.verdict, training.code) == ("UNKNOWN", "FP8-W05")
+    assert (training.verdict, training.why.code) == ("UNKNOWN", "FP8-W05")
     assert training.evidence["optimizers_a_step"] == len(each)
     assert len(training.evidence["steps_ms"]) == 2
 

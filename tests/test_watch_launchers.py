@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from helpers.watching import HEALTHY, environment, script, watch
+from helpers.watching import HEALTHY, OWN_FP8, script, watch
 from pytest_fp8.codes import W
+from pytest_fp8.watch.command import answer
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +34,6 @@ def launch(launcher, path):
         start.write_text(f'#!/bin/sh\nset -e\ncd "{path.parent}"\nexec "{python}" {path.name} --lr 1\n')
         return ["sh", start]
     return {
-        "script": [python, path],
         "module": [python, "-m", path.stem],
         "accelerate": [python, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", path],
         "deepspeed": [python, "-m", "deepspeed.launcher.runner", "--num_gpus", "1", "--no_local_rank", path],
@@ -44,8 +42,8 @@ def launch(launcher, path):
     }[launcher]
 
 
-@pytest.mark.nightly_beyond(2)
-@pytest.mark.parametrize("launcher", ["script", "torchrun", "accelerate", "module", "shell", "deepspeed", "uv run"])
+@pytest.mark.nightly_beyond(1)
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate", "module", "shell", "deepspeed", "uv run"])
 def test_a_launcher(tmp_path, launcher):
     if launcher == "deepspeed":
         pytest.importorskip("deepspeed")
@@ -64,16 +62,76 @@ def test_a_launcher(tmp_path, launcher):
     assert training["notes"] == []
 
 
-def test_the_exit_code_and_the_output_are_the_script_s(tmp_path):
-    end = "import sys\nprint('to stderr', file=sys.stderr)\nsys.excepthook = lambda *_: print('my hook')\n"
-    path = script(tmp_path, HEALTHY + end + "raise SystemExit(7)\n")
-    done, told = watch(tmp_path, sys.executable, path, options=("--expect", "fp8"))
-    alone = subprocess.run(
-        [sys.executable, path], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (alone.returncode, alone.stdout) == (7, alone.stdout)
-    assert done.stderr.startswith(alone.stderr), "the report comes after the script's own"
-    assert (told["script_exit_code"], told["trainings"][0]["verdict"]) == (7, "ON")
+# -- one run of a script as people write them, judged by several tests ------------------------------------------------
+
+
+WHOLE = """
+import os, sys
+
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.tensor(index)
+
+
+model = Model().bfloat16()
+list(torch.utils.data.DataLoader(Data(), num_workers=1))
+optimizer = torch.optim.AdamW(model.parameters())
+train(model, optimizer, steps=4)
+if os.fork() == 0:
+    train(model, optimizer, steps=12)
+    os._exit(0)
+os.wait()
+train(model, optimizer)
+print("to stderr", file=sys.stderr)
+sys.excepthook = lambda *_: print("my hook")
+raise SystemExit(7)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(the ended process, its JSON)."""
+    folder = tmp_path_factory.mktemp("whole")
+    return watch(folder, sys.executable, script(folder, WHOLE), options=("--expect", "fp8"))
+
+
+def test_the_exit_code_and_the_output_are_the_script_s(run, capsys):
+    done, told = run
+    lines = done.stdout.splitlines()
+    names: dict = {}
+    exec(OWN_FP8, names)
+    model = names["Model"]().bfloat16()
+    optimizer = names["torch"].optim.AdamW(model.parameters())
+    for steps in (4, 8):
+        names["train"](model, optimizer, steps=steps)
+    assert [lines[0], lines[-1]] == capsys.readouterr().out.splitlines(), "as nobody watched"
+    assert (done.returncode, told["script_exit_code"]) == (7, 7)
+    assert done.stderr.startswith("to stderr\n"), "the report comes after the script's own"
+
+
+def test_forks_and_workers_stay_silent_and_a_healthy_script_has_no_finding(run):
+    done, told = run
+    (training,) = told["trainings"]
+    assert (training["verdict"], training["notes"]) == ("ON", []), done.stderr
+    assert training["roles"] == pytest.approx({"fprop": 16 / 19, "dgrad": 16 / 19, "wgrad": 16 / 19}, abs=0.2)
+    assert training["tokens"] == training["rows"] == 96
+    assert [(each["layers"], each["products"]) for each in training["classes"]] == [
+        (["blocks.0.up", "blocks.1.up"], {role: {"fp8": 2} for role in ("fprop", "dgrad", "wgrad")}),
+        (["blocks.0.down", "blocks.1.down"], {role: {"fp8": 2} for role in ("fprop", "dgrad", "wgrad")}),
+        (["lm_head"], {role: {"bfloat16": 1} for role in ("fprop", "dgrad", "wgrad")}),
+    ]
+
+
+def test_the_json_is_as_its_schema_says(run):
+    schema = json.loads((Path(__file__).parents[1] / "docs/watch.schema.json").read_text())
+    assert set(run[1]) == set(schema["properties"])
+
+
+# -- what is left alone, and what cannot be seen ----------------------------------------------------------------------
 
 
 @pytest.mark.nightly_beyond(1)
@@ -104,33 +162,32 @@ def test_stop_ends_the_script_and_its_children(tmp_path):
     assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
 
 
-@pytest.mark.nightly_beyond(2)
-@pytest.mark.parametrize(
-    ("arguments", "variables", "text", "code"),
-    [
-        (["-I"], {}, HEALTHY, W.NO_TRAINING),
-        ([], {"FP8_WATCH": "0"}, HEALTHY, W.NO_TRAINING),
-        (
-            [],
-            {},
-            "model = Model().bfloat16()\ntrain(model, torch.optim.AdamW(model.parameters()), steps=4)\n",
-            W.TOO_SHORT,
-        ),
-        ([], {}, "profile = torch.profiler.profile()\n" + HEALTHY, W.PROFILES_ITSELF),
-        ([], {}, HEALTHY + "import os; os._exit(0)\n", None),
-        ([], {}, HEALTHY.replace("()))", "()), steps=5)") + "import os; os._exit(0)\n", W.NOT_OBSERVED),
-    ],
-    ids=["python -I", "switched off", "too short", "profiles itself", "_exit after", "_exit before"],
-)
-def test_what_cannot_be_seen_is_unknown(tmp_path, arguments, variables, text, code):
-    done, told = watch(
-        tmp_path, sys.executable, *arguments, script(tmp_path, text), options=("--expect", "fp8"), **variables
-    )
-    assert done.returncode == (2 if code else 0), done.stderr
-    assert (code or "FP8 ON") in done.stderr
+@pytest.mark.nightly_beyond(1)
+@pytest.mark.parametrize(("arguments", "variables"), [(["-I"], {}), ([], {"FP8_WATCH": "0"})])
+def test_a_training_that_is_not_observed_is_unknown(tmp_path, arguments, variables):
+    path = script(tmp_path, HEALTHY)
+    done, told = watch(tmp_path, sys.executable, *arguments, path, options=("--expect", "fp8"), **variables)
+    assert done.returncode == 2, done.stderr
+    assert W.NO_TRAINING in done.stderr
     assert "OFF" not in done.stderr
-    assert "losses [" in done.stdout or "_exit" in text
-    assert all(training["verdict"] == ("UNKNOWN" if code else "ON") for training in told["trainings"])
+    assert "losses [" in done.stdout
+    assert told["trainings"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (HEALTHY.replace("()))", "()), steps=4)"), W.TOO_SHORT),
+        ("profile = torch.profiler.profile()\n" + HEALTHY, W.PROFILES_ITSELF),
+        (HEALTHY + "import os; os._exit(0)\n", None),
+        (HEALTHY.replace("()))", "()), steps=5)") + "import os; os._exit(0)\n", W.NOT_OBSERVED),
+    ],
+    ids=["too short", "profiles itself", "_exit after", "_exit before"],
+)
+def test_what_cannot_be_seen_is_unknown(tmp_path, python_with_torch, text, code):
+    training = python_with_torch.watched(script(tmp_path, text))
+    assert (training.verdict, training.why and training.why.code) == ("UNKNOWN" if code else "ON", code)
+    assert answer([training], 0.0) == (2 if code else 0)
 
 
 @pytest.mark.parametrize("version", ["2.1.0", "2.11.0"])
@@ -148,28 +205,6 @@ def test_a_torch_that_is_too_old_is_named(tmp_path, version):
     assert [training["code"] for training in told["trainings"]] == ([] if supported else [W.UNSUPPORTED]), done.stderr
 
 
-def test_forks_and_workers_stay_silent(tmp_path):
-    text = """
-import os
-class Data(torch.utils.data.Dataset):
-    def __len__(self): return 8
-    def __getitem__(self, index): return torch.tensor(index)
-loader = torch.utils.data.DataLoader(Data(), num_workers=1)
-model = Model().bfloat16()
-optimizer = torch.optim.AdamW(model.parameters())
-train(model, optimizer, steps=4)
-list(loader)
-if os.fork() == 0:
-    train(model, optimizer, steps=12)
-    os._exit(0)
-os.wait()
-train(model, optimizer, steps=8)
-"""
-    done, told = watch(tmp_path, sys.executable, script(tmp_path, text))
-    assert len(told["trainings"]) == 1, done.stderr
-    assert told["trainings"][0]["verdict"] == "ON", done.stderr
-
-
 def test_usage(capsys):
     from pytest_fp8.cli import main
 
@@ -178,10 +213,3 @@ def test_usage(capsys):
     assert main(["watch", "--json", "no/such/folder.json", "--", "true"]) == 2
     assert main(["watch", "--", "no-such-command-at-all"]) == 2
     assert "R08" in capsys.readouterr().err
-
-
-def test_the_json_is_as_its_schema_says(tmp_path):
-    _, told = watch(tmp_path, sys.executable, script(tmp_path, HEALTHY))
-    schema = json.loads((Path(__file__).parents[1] / "docs/watch.schema.json").read_text())
-    assert set(told) == set(schema["properties"])
-    assert os.path.exists(tmp_path / "watched.json")

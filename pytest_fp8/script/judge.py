@@ -24,7 +24,7 @@ from pytest_fp8.questions.loss.evidence import LossEvidence
 from pytest_fp8.recipes import FPROP
 from pytest_fp8.script.command import LEAST_SEEDS
 from pytest_fp8.verdicts import Decision, Finding, Verdict, passed
-from pytest_fp8.watch.training import OFF, ON
+from pytest_fp8.watch.judge import OFF, ON
 
 LOSES_FP8 = (W.CONVERTED_TOO_LATE, W.STEPPED_AROUND, W.RECOMPUTED_OTHERWISE)
 """Findings of ``watch`` with which FP8 is not what it was meant to be. Its others are said beside a PASS."""

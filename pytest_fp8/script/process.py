@@ -29,7 +29,8 @@ from pytest_fp8.arms.process import (
 )
 from pytest_fp8.arms.scratch import new_folder, remove
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.codes import R, W
+from pytest_fp8.codes import Code, R, W
+from pytest_fp8.codes.pages import pages_of
 from pytest_fp8.errors import ArmError
 from pytest_fp8.own_code import NOT_FROM
 from pytest_fp8.script.command import Script
@@ -123,13 +124,8 @@ class ScriptProcess(ArmProcess):
                     env=env,
                 )
             except OSError as error:
-                raise ArmError(
-                    R.NOT_STARTED,
-                    f"the script {self.name!r} did not start: {error}",
-                    expected="a command as it is typed in the project's folder",
-                    seen=shlex.join(self.command),
-                    next_step="run it by hand from there; the mark takes a list of words, [sys.executable, 'train.py']",
-                ) from None
+                by_hand = f"run it by hand in the project's folder: {shlex.join(self.command)}"
+                raise self._error(R.NOT_STARTED, f"did not start: {error}", by_hand) from None
         self.finalizer = weakref.finalize(self, end_of_process, self._process, self.listener, self.folder)
 
     def _env(self, script: Script, device: str) -> dict[str, str]:
@@ -183,86 +179,57 @@ class ScriptProcess(ArmProcess):
     def _raised(self, rank: int, answer: Mapping[str, Any]) -> ArmError:
         if not answer["code"].startswith("FP8-W"):
             return super()._raised(rank, answer)
-        headline = f"the script {self.name!r} cannot be asked for {self._asked!r}: {answer['error']}"
-        return ArmError(W(answer["code"]), headline, next_step=answer["next"])
+        return self._error(W(answer["code"]), f"cannot be asked for {self._asked!r}: {answer['error']}")
+
+    def _failed(self) -> tuple[Code | None, str]:
+        """Why the observer gave up in a process of the script, if it did."""
+        failed = [each for each in evidence_in(self.folder) if each["state"] == FAILED]
+        return (W(failed[0]["code"]), failed[0]["reason"]) if failed else (None, "")
 
     def _not_held(self) -> ArmError | None:
         """Why the script will never be held; ``None`` while it may be."""
-        failed = [each["reason"] for each in evidence_in(self.folder) if each["state"] == FAILED]
-        code = self.exit_code()
-        if code is None and not failed:
+        if self.exit_code() is None and self._failed()[0] is None:
             return None
-        return self._ended(code, failed[0] if failed else "", "before it was held at a step")
+        return self._ended(self.exit_code(), "before it was held at a step")
 
-    def _ended(self, code: int | None, reason: str, when: str) -> ArmError:
-        tail = tail_of(self.log)
-        seen = f"the end of its output:\n{tail or '(nothing)'}"
-        short = reason.startswith("too short")
-        if any(word in tail for word in OUT_OF_MEMORY):
-            return ArmError(
-                R.OUT_OF_MEMORY,
-                f"the script {self.name!r} ran out of GPU memory",
-                expected="room for it beside the other one, or alone on the GPU",
-                seen=seen,
-                next_step="a smaller batch in both arms",
-            )
-        if code == 0 or (short and code is None):
-            return ArmError(
-                W.TOO_SHORT if short or self.ranks else W.NO_TRAINING,
-                f"the script {self.name!r} ended {when}"
-                + (f", {reason.removeprefix('too short: ')} needed" if short else ""),
-                expected="a script that goes on training until it is stopped: some two hundred steps",
-                seen=seen,
-                cause="it has fewer steps"
-                if short or self.ranks
-                else "no process of it stepped an optimizer of torch, or none could be observed: python -I, -E and -S, "
-                "containers and a PYTHONPATH that is set anew do not hand the observer on",
-                next_step="more steps in the mark's command, --max_steps 1000: it is ended once all is measured",
-            )
-        if reason:
-            return ArmError(
-                W.NOT_OBSERVED,
-                f"the script {self.name!r} cannot be held: {reason}",
-                expected="steps that a hook of torch's optimizers tells",
-                seen=seen,
-                next_step=f"pytest-fp8 watch -- {shlex.join(self.command)}",
-            )
-        return self._died(code, when)
-
-    def _died(self, code: int | None, when: str) -> ArmError:
-        how = f"died of {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with {code}"
-        return ArmError(
-            R.ARM_DIED,
-            f"the script {self.name!r} {how} {when}",
-            expected="a command that trains",
-            seen=f"the end of its output:\n{tail_of(self.log) or '(nothing)'}",
-            next_step=f"run it by hand: {shlex.join(self.command)}",
-        )
+    def _ended(self, exit_code: int | None, when: str) -> ArmError:
+        code, reason = self._failed()
+        if any(word in tail_of(self.log) for word in OUT_OF_MEMORY):
+            return self._error(R.OUT_OF_MEMORY, "ran out of GPU memory", "a smaller batch in both arms")
+        if code is None and exit_code == 0:
+            code, reason = (W.TOO_SHORT if self.ranks else W.NO_TRAINING), f"it ended {when}"
+        if code is W.TOO_SHORT and not exit_code:
+            more = "more steps in the mark's command, some two hundred: it is ended once all is measured"
+            return self._error(code, f"has too few steps: {reason}", more)
+        if code is not None:
+            return self._error(code, f"cannot be held: {reason}")
+        how = f"exited with {exit_code}"
+        if exit_code is not None and exit_code < 0:
+            how = f"died of {signal.Signals(-exit_code).name}"
+        return self._error(R.ARM_DIED, f"{how} {when}", f"run it by hand: {shlex.join(self.command)}")
 
     def _death(self, rank: int, when: str = "", expected: str = "an answer") -> ArmError:
         """Of a rank that was held before."""
-        failed = [each["reason"] for each in evidence_in(self.folder) if each["state"] == FAILED]
-        code = self.ranks[rank].exit_code()
-        return self._ended(code, failed[0] if failed else "", when or f"while it was asked for {self._asked!r}")
+        return self._ended(self.ranks[rank].exit_code(), when or f"while it was asked for {self._asked!r}")
 
     def _late(self, timeout: float) -> ArmError:
         began = any(True for _ in evidence_in(self.folder))
-        return ArmError(
-            R.ARM_HUNG,
-            f"the script {self.name!r} was not held after {timeout:.0f} s, and was stopped",
-            expected="a first step and a few more",
-            seen=f"the end of its output:\n{tail_of(self.log) or '(nothing)'}",
-            cause="it began to train and waits, or its steps repeat in no order" if began else "it makes no step",
-            next_step=f"pytest-fp8 watch -- {shlex.join(self.command)}",
-        )
+        why = "it began to train and waits, or its steps repeat in no order" if began else "it makes no step"
+        said = f"was not held after {timeout:.0f} s, and was stopped: {why}"
+        return self._error(R.ARM_HUNG, said, f"pytest-fp8 watch -- {shlex.join(self.command)}")
 
     def _other_world(self, world: int) -> ArmError:
+        said = f"trains on {world} ranks, and its mark says {self.wanted}"
+        return self._error(R.BAD_VALUE, said, f"@pytest.mark.fp8_script(..., gpus={world})")
+
+    def _error(self, code: Code, said: str, next_step: str = "") -> ArmError:
+        """``next_step``: that of the code's page where it is empty."""
         return ArmError(
-            R.BAD_VALUE,
-            f"the script {self.name!r} trains on {world} ranks, and its mark says {self.wanted}",
-            expected=f"gpus={world} in the mark",
-            seen=f"gpus={self.wanted}",
-            next_step=f"@pytest.mark.fp8_script(..., gpus={world})",
+            code,
+            f"the script {self.name!r} {said}",
+            expected="a command that trains, with steps that a hook of torch's optimizers tells",
+            seen=f"the end of its output:\n{tail_of(self.log) or '(nothing)'}",
+            next_step=next_step or pages_of(type(code))[code].instead,
         )
 
     def close(self) -> None:

@@ -17,9 +17,8 @@ from typing import Any
 
 from pytest_fp8.codes import R, W
 from pytest_fp8.errors import Fp8Error, refuse
-from pytest_fp8.watch.judge import judge
+from pytest_fp8.watch.judge import OFF, ON, Note, Training, judge
 from pytest_fp8.watch.report import groups, plain, report, told, verdict_of
-from pytest_fp8.watch.training import OFF, ON, Training
 
 DESCRIPTION = """\
 Run a training script as it is and say what it computed in FP8: share of the work, layers, recipe, one step's account.
@@ -79,7 +78,7 @@ def judged(evidence: dict[str, Any]) -> Training:
         return judge(evidence)
     except Exception as error:
         said = f"its evidence was not understood: {error!r}"
-        return Training(evidence).unknown(W.NOT_OBSERVED, said, "please report this script's way of training")
+        return Training(evidence).unknown(W.NOT_OBSERVED, said)
 
 
 def nothing_seen(code: int) -> list[str]:
@@ -87,9 +86,7 @@ def nothing_seen(code: int) -> list[str]:
         return told("FP8 UNKNOWN", f"{W.NO_TRAINING}: {SWITCH}=0 switches the observer off")
     ended = f"the command ended with exit code {code}, and " if code else ""
     said = f"{ended}no process of it made a step with an optimizer of torch, or none could be observed"
-    lost = "python -I, -E, -S, ssh, containers, Ray and a command that sets PYTHONPATH anew do not hand it on"
-    step = f"{lost}; a whole step in a CUDA graph is not seen"
-    return [*told("FP8 UNKNOWN", f"{W.NO_TRAINING}: {said}"), *told("  next", step)]
+    return [*told("FP8 UNKNOWN", f"{W.NO_TRAINING}: {said}"), *told("  next", Note(W.NO_TRAINING, said).next_step)]
 
 
 def answer(leads: Sequence[Training], share: float) -> int:

@@ -30,12 +30,11 @@ from pytest_fp8.own_code import require_own_code
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, OptimizerNote, TensorNote, Weight
-from pytest_fp8.watch.judge import UNSEEN, judged
+from pytest_fp8.watch.judge import Training, judged
 from pytest_fp8.watch.model import objects, root_modules, trained
 from pytest_fp8.watch.observer import Observer, between, guarded, living, mark, process_told, profiled, synchronize
 from pytest_fp8.watch.report import plain_training
 from pytest_fp8.watch.trace import read_window
-from pytest_fp8.watch.training import Training
 from pytest_fp8.worker.notes import digest_of, optimizer_note, shape_of, switches_of, weights_of
 from pytest_fp8.worker.record import clock
 from pytest_fp8.worker.record.operators import dtype_name
@@ -254,8 +253,7 @@ class Held(Observer):
 
     def require_profile(self) -> None:
         if refused := self.why_not_profiled():
-            code, reason, next_step = UNSEEN[refused]
-            raise Refused(code, reason, "", next_step)
+            raise Refused(*refused)
 
     def tell_ledger(self) -> dict[str, Any]:
         """What entered, weights and optimizer before the first step, switches, and passes of the last step."""
@@ -310,11 +308,11 @@ class Held(Observer):
 
 
 class Refused(Exception):
-    """A request that this script does not allow: code, error, trace, next step."""
+    """A request that this script does not allow: code, error."""
 
 
-def _error(code: Any, error: str, trace: str = "", next_step: str = "") -> dict[str, Any]:
-    return {"error": error, "code": str(code), "trace": trace, "line": "", "cause": "", "next": next_step}
+def _error(code: Any, error: str, trace: str = "") -> dict[str, Any]:
+    return {"error": error, "code": str(code), "trace": trace, "line": "", "cause": "", "next": ""}
 
 
 @contextlib.contextmanager

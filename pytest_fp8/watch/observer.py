@@ -21,6 +21,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from pytest_fp8.codes import W
+
 HOLD = "PYTEST_FP8_HOLD"
 """The variable that names the socket of a pytest that holds the script; without it the script is watched alone."""
 FINISHED, RUNNING, FAILED = "finished", "running", "failed"
@@ -103,7 +105,7 @@ class Observer:
                 self.period, self.boundary = period, max(ends, key=lambda end: ends[end])
                 return True
         if len(keys) > 4 * LONGEST_PERIOD:
-            self.end(FAILED, "steps not recognised")
+            self.end(FAILED, W.NO_STEPS, "its optimizers are called in no order that repeats")
         return False
 
     def first_step(self) -> None:
@@ -111,7 +113,7 @@ class Observer:
 
         # A script may hide all objects from gc after its first step (gc.freeze).
         self.roots = [weakref.ref(root) for root in root_modules()]
-        self.write(RUNNING, "the process ended before its evidence was complete")
+        self.write(RUNNING, W.NOT_OBSERVED, "the process ended before its evidence was complete")
 
     def step_ended(self) -> None:
         self.steps = len(self.keys) // self.period
@@ -151,7 +153,7 @@ class Observer:
             **self.model_told(),
         }
         if refused := self.why_not_profiled():
-            return self.end(FINISHED, refused)
+            return self.end(FINISHED, *refused)
         with profiled(record_shapes=True) as profiler:
             yield
         self.told |= self.profile_told(profiler)
@@ -163,15 +165,17 @@ class Observer:
         held = living(self.roots)
         return model_told([*held, *root_modules(besides=held)], living(self.optimizers.values()))
 
-    def why_not_profiled(self) -> str:
+    def why_not_profiled(self) -> tuple[W, str] | None:
         import torch
 
         from pytest_fp8.watch.model import profiles_itself
 
         if profiles_itself():
-            return "profiles itself"
+            return W.PROFILES_ITSELF, "the script has a profiler of its own, and a second one would empty it"
         # A profile that begins in a backward pass ends with it.
-        return "steps inside the backward pass" if torch._C._current_graph_task_id() != -1 else ""
+        if torch._C._current_graph_task_id() != -1:
+            return W.NO_STEPS, "its optimizers step inside the backward pass, where no profile can begin"
+        return None
 
     def profile_told(self, profiler: Any) -> dict[str, Any]:
         from pytest_fp8.watch.model import recipes_in_force
@@ -182,14 +186,16 @@ class Observer:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def end(self, state: str, reason: str = "") -> None:
+    def end(self, state: str, code: str = "", reason: str = "") -> None:
         """Write the evidence; the rest of the run is as if nobody had watched."""
         self.over = True
-        self.write(state, reason)
+        self.write(state, code, reason)
         self.told = {}
 
-    def write(self, state: str, reason: str = "") -> None:
-        evidence = {**process_told(self.pid), "state": state, "reason": reason, "steps": self.steps, **self.told}
+    def write(self, state: str, code: str = "", reason: str = "") -> None:
+        """``code``, ``reason``: why the evidence is not complete."""
+        said = {"state": state, "code": code, "reason": reason, "steps": self.steps}
+        evidence = {**process_told(self.pid), **said, **self.told}
         path = os.path.join(self.folder, f"{self.pid}.json")
         with open(f"{path}.part", "w") as file:
             json.dump(evidence, file, default=str)
@@ -198,7 +204,8 @@ class Observer:
     def process_ends(self) -> None:
         if self.keys:
             self.drop_work()
-            self.end(FAILED, f"too short: {self.steps or len(self.keys)} steps of {self.needed}")
+            steps = self.steps or len(self.keys)
+            self.end(FAILED, W.TOO_SHORT, f"the script ended after {steps} steps of {self.needed} needed")
 
     def forked(self) -> None:
         """In the child of a fork: silent where the parent had begun to train, anew where it had not."""
@@ -263,7 +270,7 @@ def guarded(observer: Observer, method: Callable[..., None]) -> Callable[..., No
         except Exception as error:
             observer.over = True
             reason = f"the observer failed: {error!r}"
-            for last in (observer.drop_work, partial(observer.write, FAILED, reason)):
+            for last in (observer.drop_work, partial(observer.write, FAILED, W.NOT_OBSERVED, reason)):
                 with suppress(Exception):
                     last()
 

@@ -10,8 +10,7 @@ from typing import Any
 from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.recipes import RECOMPUTE, ROLES
 from pytest_fp8.watch.attribution import Class, stays_for
-from pytest_fp8.watch.causes import asked
-from pytest_fp8.watch.training import OFF, ON, UNKNOWN, Training
+from pytest_fp8.watch.judge import OFF, ON, UNKNOWN, Training, asked
 
 SCHEMA = 1
 WIDTH, INDENT = 110, 14
@@ -50,10 +49,11 @@ def report(group: Sequence[Training]) -> Iterator[str]:
     lead = verdict_of(group)
     yield from opening(group, lead)
     yield ""
-    if lead.found is None or lead.share is None:
-        yield from told(f"FP8 {lead.verdict}", f"{lead.code}: {lead.reason}")
-        yield from told("  next", lead.next_step)
+    if lead.why is not None and lead.verdict == UNKNOWN:
+        yield from told("FP8 UNKNOWN", f"{lead.why.code}: {lead.why.text}")
+        yield from told("  next", lead.why.next_step)
         return
+    assert lead.found is not None
     yield from verdict_lines(group, lead)
     yield ""
     yield from table(lead.found.classes)
@@ -62,7 +62,7 @@ def report(group: Sequence[Training]) -> Iterator[str]:
     if lead.notes:
         yield ""
     for note in lead.notes:
-        yield from told(f"{note.code}", note.text + (f". Next: {note.next_step}" if note.next_step else ""))
+        yield from told(f"{note.code}", f"{note.text}. Next: {note.next_step}")
 
 
 def told(title: str, text: str) -> list[str]:
@@ -96,7 +96,7 @@ def verdict_lines(group: Sequence[Training], lead: Training) -> Iterator[str]:
     shares = {round(each.share or 0, 3) for each in group}
     every = f", {'alike on' if len(shares) == 1 else 'the least of'} {len(group)} ranks" if len(group) > 1 else ""
     said = f"{lead.share:.1%} of the FLOPs of matrix products{how}: {', '.join(roles)}{every}"
-    yield from told(f"FP8 {lead.verdict}", said + (f"  [{lead.code}]" if lead.code else ""))
+    yield from told(f"FP8 {lead.verdict}", said + (f"  [{lead.why.code}]" if lead.why else ""))
     layers = [layer for each in found.classes for layer in each.layers]
     ran = sum(each.share("fprop") * len(each.layers) for each in found.classes)
     batched = sum(product.flops for product in found.batched)
@@ -227,8 +227,8 @@ def plain_training(group: Sequence[Training]) -> dict[str, Any]:
     times = evidence.get("steps_ms")
     told: dict[str, Any] = {
         "verdict": lead.verdict,
-        "code": lead.code,
-        "reason": lead.reason,
+        "code": lead.why.code if lead.why else None,
+        "reason": lead.why.text if lead.why else "",
         "fp8_share": lead.share,
         "emulated": lead.emulated,
         "device": evidence.get("device", {}).get("name"),

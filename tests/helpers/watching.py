@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 from pytest_fp8.watch.command import evidence_in
-from pytest_fp8.watch.judge import judge
-from pytest_fp8.watch.training import Training
+from pytest_fp8.watch.judge import Training, judge
 
 OWN_FP8 = '''
 import torch
@@ -123,14 +122,6 @@ def watch(folder: Path, *command: str | Path, options: tuple[str, ...] = (), **m
         line, cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=300, check=False
     )
     return done, json.loads(file.read_text()) if file.exists() else None
-
-
-def watched_script(folder: Path, text: str, *arguments: str, **more: str):
-    """The only training of a script, as JSON, and what was printed of it."""
-    done, told = watch(folder, sys.executable, script(folder, text), *arguments, **more)
-    assert told is not None, done.stderr
-    assert len(told["trainings"]) == 1, done.stderr
-    return told["trainings"][0], done
 
 
 SERVES = """

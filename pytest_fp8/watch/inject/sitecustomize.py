@@ -34,7 +34,7 @@ class Waiting:
                 try:
                     observe(module)
                 except Exception as error:
-                    say("the observer did not start: {!r}".format(error))  # noqa: UP032
+                    say("FP8-W09", "the observer did not start: {!r}".format(error))  # noqa: UP032
 
             spec.loader.exec_module = exec_module
             return spec
@@ -49,7 +49,8 @@ def observe(module: Any) -> None:
     version = getattr(torch, "__version__", "0")
     if sys.version_info[:2] < OLDEST_PYTHON or tuple(map(int, version.split(".")[:2])) < OLDEST_TORCH:
         python = ".".join(map(str, sys.version_info[:2]))
-        say("unsupported: Python {} with torch {}".format(python, version))  # noqa: UP032
+        older = "Python {} with torch {} is older than Python 3.11 with torch 2.11".format(python, version)  # noqa: UP032
+        say("FP8-W08", older)  # W.UNSUPPORTED
         return
     import importlib
     import importlib.util
@@ -62,13 +63,13 @@ def observe(module: Any) -> None:
     importlib.import_module("pytest_fp8.watch.start").start(module, FOLDER)
 
 
-def say(reason: str) -> None:
+def say(code: str, reason: str) -> None:
     """Leave a file that says why this process gives no evidence. Nothing is printed: the script's output is its own."""
     import json
 
     try:
         with open(os.path.join(FOLDER, "{}.json".format(os.getpid())), "w") as file:  # noqa: UP032
-            json.dump({"pid": os.getpid(), "state": "failed", "reason": reason}, file)
+            json.dump({"pid": os.getpid(), "state": "failed", "code": code, "reason": reason}, file)
     except OSError:
         pass
 
