@@ -233,9 +233,6 @@ class Session:
             return
         for line in self.record.add(getattr(report, "fp8", ())):
             if isinstance(line, Answer):
-                from pytest_fp8.report.files import add_rows
-
-                add_rows(self.config, line, self.record)
                 self.config.hook.pytest_fp8_answer(config=self.config, report=report, answer=line)
 
     def pytest_report_teststatus(self, report: Any) -> tuple[str, str, str] | None:
@@ -270,6 +267,10 @@ class Session:
             if not self.is_worker:
                 # As of a test that was interrupted.
                 self.record.add(self._lines(with_seconds=True))
+                if self.runs and self.record.lines:
+                    from pytest_fp8.report.files import add_rows
+
+                    add_rows(self.config, self.record)
             self.said.notes += self.pairs.end()
 
     @pytest.hookimpl(tryfirst=True)
@@ -325,11 +326,8 @@ class Session:
 
             said.notes += passed_without(record.asserted())
         if settings.report_dir is not None and record.lines:
-            from pytest_fp8.report.files import remove_report
-
+            # Before the first file is written.
             self.origin()
-            # Where this session has no answer, nobody must take an earlier one's for its own.
-            remove_report(settings.report_dir)
         if settings.update:
             self._update(interrupted)
         elif gated:
@@ -402,11 +400,8 @@ class Session:
             said.problems.append(f"{R.NOTHING_STORED}: --fp8-update was given and nothing was stored: {reasons}")
 
     def _write_report(self, folder: Path, finished: bool) -> None:
-        from pytest_fp8.report.files import holds_report, write_beside, write_report
+        from pytest_fp8.report.files import write_beside, write_report
 
-        if not self.record.lines and holds_report(folder):
-            self.said.notes.append(f"{folder} keeps an earlier session's report: this one asked nothing of FP8")
-            return
         self.record.finish(finished, self.said.problems)
         try:
             path = write_report(folder, self.record)

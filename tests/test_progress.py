@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
+
+from pytest_fp8.report import progress
 
 pytestmark = pytest.mark.slow
 
@@ -18,8 +21,8 @@ SLOW_ARMS = """
 
     install(pytest.MonkeyPatch(), H200)
     receive = FakeProcess.receive
-    FakeProcess.receive = lambda self, timeout=0: time.sleep({build}) or receive(self, timeout)
-    progress.FIRST_SECONDS = progress.APART_SECONDS = {lasts}
+    FakeProcess.receive = lambda self, timeout=0: time.sleep(0.4) or receive(self, timeout)
+    progress.FIRST_SECONDS = progress.APART_SECONDS = 0.15
 """
 SUITE = """
     import pytest
@@ -36,53 +39,34 @@ SUITE = """
 
     @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")], question="memory")
     def test_memory(fp8_pair):
-        {ends}
-"""
-WITHOUT_A_CASE = """
-    @pytest.mark.parametrize("control", ["dgrad-x2"])
-    def test_control(control, request):
-        import time
-        from pytest_fp8.plugin import session_of
-
-        with session_of(request.config).pairs.pool().stopwatch.clock("micro-bf16-emulated", "curve"):
-            time.sleep(0.4)
+        pass
 """
 
 
-@pytest.fixture
-def run(pytester):
-    """``run(*args)``: what pytest writes."""
-
-    def run(*args, build=0.4, lasts=0.15, more=""):
-        tests = str(Path(__file__).parent)
-        pytester.makeconftest(SLOW_ARMS.format(tests=tests, build=build, lasts=lasts))
-        pytester.makepyfile(test_suite=SUITE.format(ends="pass") + more)
-        return pytester.runpytest_subprocess("-p", "no:cacheprovider", *args, timeout=60).stdout.str()
-
-    return run
+@pytest.mark.parametrize(("first", "told"), [(0.05, True), (9, False)])
+def test_a_long_wait_has_a_line_and_a_short_one_none(monkeypatch, first, told):
+    monkeypatch.setattr(progress, "FIRST_SECONDS", first)
+    lines = []
+    follows = progress.Progress(lines.append)
+    follows.test("test_control[dgrad-x2]", None)
+    with follows.waiting("micro-bf16-emulated", "save_checkpoint"):
+        time.sleep(0.2)
+    assert lines == ["fp8: test_control[dgrad-x2]: save checkpoint of micro-bf16-emulated, 0 s; 0:00 in all"] * told
 
 
-def test_a_test_without_a_case_that_waits_for_an_arm_is_told_by_its_name(run):
-    assert "fp8: test_control[dgrad-x2]: curve of micro-bf16-emulated, 0 s; " in run(more=WITHOUT_A_CASE)
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("-q",),
-        pytest.param(("-p", "no:terminal"), marks=pytest.mark.nightly),
-        pytest.param(("-n1",), marks=pytest.mark.oldest),
-    ],
-)
-def test_it_says_nothing_when_quiet_without_a_reporter_and_under_xdist(run, args):
-    if args == ("-n1",):
-        pytest.importorskip("xdist")
-    assert "build of" not in run(*args)
+@pytest.mark.parametrize("args", [("-q",), ("-p", "no:terminal"), ()])
+def test_it_says_nothing_when_quiet_without_a_reporter_and_under_xdist(pytester, args):
+    config = pytester.parseconfigure(*args)
+    if not args:
+        config.pluginmanager.register(object(), "dsession")
+    assert progress.follow(config) is None
 
 
 @pytest.mark.parametrize("args", [(), pytest.param(("-v",), marks=pytest.mark.oldest)])
-def test_a_log_has_whole_lines_between_those_of_pytest(run, args):
-    own = run(*args)
+def test_a_log_has_whole_lines_between_those_of_pytest(pytester, args):
+    pytester.makeconftest(SLOW_ARMS.format(tests=str(Path(__file__).parent)))
+    pytester.makepyfile(test_suite=SUITE)
+    own = pytester.runpytest_subprocess("-p", "no:cacheprovider", *args, timeout=60).stdout.str()
     told = [line for line in own.splitlines() if "fp8: tiny-torchao-rowwise" in line]
     assert all(re.fullmatch(r"fp8: \S+ layers: (build|ledger) of .*, \d s; 0:0\d in all", line) for line in told)
     assert len(told) >= 2, own
@@ -91,7 +75,3 @@ def test_a_log_has_whole_lines_between_those_of_pytest(run, args):
         assert re.search(r"^test_suite\.py::test_layers\[tiny-torchao-rowwise\] PASSED +\[ *\d+%\]$", own, re.M), own
     else:
         assert sum(line.count(".") for line in re.findall(r"^(?:test_suite\.py )?(\.+)(?: |$)", own, re.M)) == 4
-
-
-def test_what_is_short_has_no_line(run):
-    assert "fp8: tiny" not in run(build=0.01, lasts=3)

@@ -149,17 +149,13 @@ def test_a_full_disk_is_told_in_the_system_s_words(tmp_path, monkeypatch, file):
     assert written.name != file
 
 
-def test_files_of_others_stay_and_an_earlier_report_s_go(session, pytester, monkeypatch):
-    mine = session / "mine/work.json"
-    mine.parent.mkdir()
-    mine.write_text("{}")
+def test_a_gate_without_its_gpu_replaces_the_report_and_leaves_files_of_others(session, pytester, monkeypatch):
+    (session / "mine").mkdir()
     monkeypatch.setattr("pytest_fp8.gpu.detect", lambda: (None, "no NVIDIA GPU (driver not loaded)"))
     pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out")
-    assert {path.name for path in session.iterdir()} == {"journal.jsonl", "report.json", "summary.md", "mine"}
-    other = pytester.mkdir("other")
-    (other / "index.html").write_text("somebody's")
-    pytester.runpytest("--fp8-gpu=h200", "--fp8-report=other")
-    assert (other / "index.html").read_text() == "somebody's"
+    assert (session / "mine").is_dir()
+    assert (session / "summary.md").read_text().startswith("## FP8: nothing ran")
+    assert "no FP8 test ran on it" in (session / "index.html").read_text()
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------

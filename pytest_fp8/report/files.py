@@ -4,7 +4,6 @@ given."""
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,17 +59,14 @@ def write_report(folder: Path, record: Record) -> Path:
 
 
 def write_beside(folder: Path, record: Record, environment: Mapping[str, str]) -> tuple[list[Path], list[str]]:
-    """What people read, beside ``report.json``: the summary, which also goes where GitHub shows it, and the page of a
-    session that asked something. Gives the paths, and notes on what could not be written, which fails no session."""
+    """What people read, beside ``report.json``: the summary, which also goes where GitHub shows it, and the page. Gives
+    the paths, and notes on what could not be written, which fails no session."""
     from pytest_fp8.report.page import render
     from pytest_fp8.report.table import markdown
 
     summary, github = markdown(record), environment.get("GITHUB_STEP_SUMMARY", "")
-    files = {folder / SUMMARY: summary}
-    if record.entries:
-        files[folder / PAGE] = render(folder.name, record)
     written, notes = [], []
-    for path, text in files.items():
+    for path, text in ((folder / SUMMARY, summary), (folder / PAGE, render(folder.name, record))):
         try:
             write_atomically(path, text)
             written.append(path)
@@ -83,19 +79,6 @@ def write_beside(folder: Path, record: Record, environment: Mapping[str, str]) -
     except OSError as error:
         notes.append(f"the summary was not added to GITHUB_STEP_SUMMARY={github}: {error.strerror}")
     return written, notes
-
-
-def holds_report(folder: Path) -> bool:
-    """Whether a session has left its report there."""
-    return (folder / REPORT).is_file()
-
-
-def remove_report(folder: Path) -> None:
-    """Remove what lies beside a session's report in a folder, where one is; the next takes the place of the report.
-    Files of others stay."""
-    for name in (SUMMARY, PAGE) if holds_report(folder) else ():
-        with contextlib.suppress(OSError):
-            (folder / name).unlink(missing_ok=True)
 
 
 # -- pytest-fp8 report ------------------------------------------------------------------------------------------------
@@ -165,21 +148,20 @@ def told_verdict(report: Any, answers: Sequence[Answer]) -> str:
     return "FAIL" if report.failed or (report.skipped and worst in ("PASS", "IMPROVED")) else worst
 
 
-def add_rows(config: Any, answer: Answer, record: Record) -> None:
-    """Step times as rows of pytest-benchmark's own table: a group of two rows for the case of an answer on its speed,
-    BF16 and FP8, with one entry per block. Nothing where pytest-benchmark is absent or disabled (also by xdist).
+def add_rows(config: Any, record: Record) -> None:
+    """Step times as rows of pytest-benchmark's own table: a group of two rows for each case whose speed was asked, BF16
+    and FP8, with one entry per block. Nothing where pytest-benchmark is absent or disabled (also by xdist).
 
     They have no verdict: pytest-benchmark compares means of one arm, this plugin paired blocks of both.
     """
     # pytest-benchmark offers no public name for its session.
     benchmarks = getattr(config, "_benchmarksession", None)
-    if benchmarks is None or benchmarks.disabled or answer.question not in ("faster", "speedup"):
+    if benchmarks is None or benchmarks.disabled:
         return
     from pytest_benchmark.stats import Metadata
 
-    row = record.row_of(answer)
-    benchmarks.benchmarks[:] = [each for each in benchmarks.benchmarks if each.group != row.case]
-    for arm in ("bf16", "fp8") if row.timing else ():
+    timed = [row for row in record.entries.values() if row.speed is not None and row.timing]
+    for row, arm in ((row, arm) for row in timed for arm in ("bf16", "fp8")):
         described = SimpleNamespace(
             name=f"{row.case}[{arm}]",
             fullname=f"pytest-fp8::{row.case}[{arm}]",

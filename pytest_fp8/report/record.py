@@ -266,10 +266,6 @@ class Record:
         elapsed = sum(line.elapsed for line in self._of(Seconds))
         return {"elapsed": elapsed, "waited": waited, "builds": builds} if waited else {}
 
-    def row_of(self, answer: Answer) -> Row:
-        """The row that an answer is in."""
-        return next(row for row in self.entries.values() if answer in row.answers)
-
     def asserted(self) -> list[Answer]:
         """How each asserted question ended, row by row."""
         return [replace(each, case=row.case) for row in self.entries.values() for each in row.asserted()]

@@ -30,7 +30,6 @@ from pytest_fp8.arms.process import (
 from pytest_fp8.arms.scratch import new_folder, remove
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.codes import Code, R, W
-from pytest_fp8.codes.pages import pages_of
 from pytest_fp8.errors import ArmError
 from pytest_fp8.own_code import NOT_FROM
 from pytest_fp8.script.command import Script
@@ -229,7 +228,7 @@ class ScriptProcess(ArmProcess):
             f"the script {self.name!r} {said}",
             expected="a command that trains, with steps that a hook of torch's optimizers tells",
             seen=f"the end of its output:\n{tail_of(self.log) or '(nothing)'}",
-            next_step=next_step or pages_of(type(code))[code].instead,
+            next_step=next_step,
         )
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pytest_fp8.codes import R, W
 from pytest_fp8.errors import Fp8Error, refuse
-from pytest_fp8.watch.judge import OFF, ON, Note, Training, judge
+from pytest_fp8.watch.judge import OFF, ON, Training, judge
 from pytest_fp8.watch.report import groups, plain, report, told, verdict_of
 
 DESCRIPTION = """\
@@ -86,7 +86,7 @@ def nothing_seen(code: int) -> list[str]:
         return told("FP8 UNKNOWN", f"{W.NO_TRAINING}: {SWITCH}=0 switches the observer off")
     ended = f"the command ended with exit code {code}, and " if code else ""
     said = f"{ended}no process of it made a step with an optimizer of torch, or none could be observed"
-    return [*told("FP8 UNKNOWN", f"{W.NO_TRAINING}: {said}"), *told("  next", Note(W.NO_TRAINING, said).next_step)]
+    return [*told("FP8 UNKNOWN", f"{W.NO_TRAINING}: {said}"), *told("  next", W.NO_TRAINING.page.instead)]
 
 
 def answer(leads: Sequence[Training], share: float) -> int:

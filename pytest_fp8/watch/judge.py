@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_fp8.codes import W
-from pytest_fp8.codes.pages import pages_of
 from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD
 from pytest_fp8.watch.attribution import Attributed, Class, Layer, attribute, listed, stays_for
@@ -33,7 +32,7 @@ class Note:
 
     @property
     def next_step(self) -> str:
-        return pages_of(W)[self.code].instead
+        return self.code.page.instead
 
 
 @dataclass

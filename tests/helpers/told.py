@@ -31,7 +31,7 @@ class Told(Record):
         if asserted:
             notes.asserted(question)
         self.add(self.notes.take())
-        return self.row_of(self.notes.answers[-1])
+        return next(row for row in self.entries.values() if self.notes.answers[-1] in row.answers)
 
     def error(self, case: str, error: Fp8Error, model: str = "a model") -> None:
         CaseNotes(self.notes, case, model).error("numerics", error)
