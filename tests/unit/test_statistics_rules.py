@@ -20,11 +20,13 @@ from pytest_fp8.stats.estimate import estimate_of, level, log_ratios, spread
 from pytest_fp8.stats.looks import (
     ALPHA,
     BASELINE_BLOCKS,
+    BESIDE,
     BETA,
     GATE,
     GATED_CASES,
     POWER,
     Looks,
+    against_base,
     against_floor,
     against_history,
     holds,
@@ -268,6 +270,60 @@ def test_what_a_run_proves_against_a_history(run, tolerance, verdict):
 @pytest.mark.parametrize(("pairs", "floor", "verdict"), [(4, 1.0, "FAIL"), (4, 0.8, "PASS"), (1, 1.0, "INCONCLUSIVE")])
 def test_a_floor_is_asked_of_the_run_alone(pairs, floor, verdict):
     assert against_floor([[math.log(0.9)] * 6] * pairs, floor).verdict == verdict
+
+
+def beside(change, tolerance, between):
+    """One comparison of base and head with all its looks; blocks spread as measured on H200s."""
+    rng, found = np.random.default_rng(5), []
+    for _ in range(1000):
+        pairs = []
+        for count in BESIDE.pairs:
+            while len(pairs) < count:
+                middle = np.log(1 + change) + rng.normal(0, between)
+                pairs.append(list(middle + rng.normal(0, 0.0075, BESIDE.blocks)))
+            if (decided := against_base(pairs, tolerance).verdict) is not Verdict.INCONCLUSIVE:
+                break
+        found.append(decided)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "between", "verdicts", "least", "most"),
+    [
+        (0.0, 0.0015, ["FAIL"], 0, ALPHA),
+        (0.0, 0.003, ["PASS", "IMPROVED"], 0.99, 1),
+        (-0.01, 0.0015, ["PASS"], 0, BETA),
+        (-0.01, 0.0015, ["FAIL"], 0.95, 1),
+        (-0.02, 0.0015, ["FAIL"], 0.99, 1),
+    ],
+)
+def test_base_against_head_is_right_as_often_as_it_says(change, between, verdicts, least, most):
+    assert least <= np.mean([verdict in verdicts for verdict in beside(change, 0.01, between)]) <= most
+
+
+def test_a_gain_that_one_pair_does_not_show_passes_at_the_last_look():
+    """Any loss of 1 % is excluded, and there is no further pair to ask."""
+    pairs = [[0.012 + 0.0005 * k for k in range(-5, 5)] for _ in range(BESIDE.pairs[-1] - 1)]
+    pairs.append([-0.0005] * 10)
+    assert against_base(pairs, 0.01).verdict is Verdict.PASS
+    assert against_base(pairs[:5] * 2, 0.01).verdict is Verdict.IMPROVED
+
+
+def test_bf16_taken_off_leaves_what_is_fp8s_own():
+    slower, same = ([[by + 0.001 * k for k in range(-2, 3)]] * 4 for by in (-0.05, 0.0))
+    change = against_base(slower, 0.03).estimate
+    low, high = change.change_interval
+    assert low < change.change < high < 0, "a change that its interval lies around"
+    assert abs(change.less(change).theta) < change.less(change).half_width
+    own = change.less(against_base(same, 0.03).estimate)
+    assert own.theta == pytest.approx(-0.05)
+    assert own.half_width < 0.03
+
+
+@pytest.mark.parametrize("tolerance", [0, 1, -0.1])
+def test_a_tolerance_is_a_fraction(tolerance):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        against_base([[0.0]], tolerance)
 
 
 # -- the loss rule ----------------------------------------------------------------------------------------------------
