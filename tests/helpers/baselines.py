@@ -1,4 +1,5 @@
-"""Baselines written by hand: the fields that each of them has, for tests that care about others."""
+"""Baselines written by hand: the fields that each of them has, for tests that care about others; a sound one, a session
+behind it, and what is read of them in a folder."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import math
 from statistics import median
 
 from pytest_fp8.baselines.record import Baseline, StoredSession, digest
+from pytest_fp8.baselines.store import Folder, read_baseline
 
 ORIGIN = {
     "date": "2026-11-20",
@@ -44,3 +46,12 @@ def edit(path, change, sign=True):
     if sign:
         data["digest"] = digest(data)
     path.write_text(json.dumps(data))
+
+
+GOOD = baseline("1b-torchao-rowwise", "abc", metrics={"speedup": [[0.1, 0.11], [0.12, 0.1]], "fp8_share": [0.78]})
+LATER = session(metrics={"fp8_share": [0.8]}, date="2026-11-21", run="b" * 12)
+
+
+def read(folder, gpu="h200", case="1b-torchao-rowwise", case_hash="abc"):
+    source = folder if isinstance(folder, Folder) else Folder(folder)
+    return read_baseline(source, gpu, case, case_hash)

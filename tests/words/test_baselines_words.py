@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.baselines import baseline, edit
-from helpers.good_baseline import GOOD, read
+from helpers.baselines import GOOD, baseline, edit, read
 from pytest_fp8 import Case
 from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.baselines.check import inspect, suite_cases

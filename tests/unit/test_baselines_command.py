@@ -9,24 +9,70 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.baselines import baseline as stored
 from helpers.baselines import edit
-from helpers.project import SUITE, baseline, commands_in, faster, later, project_in
 from pytest_fp8 import Case
 from pytest_fp8.baselines.store import write_baseline
+from pytest_fp8.cli import main
 from pytest_fp8.codes import B
 
 FILE = "baselines/h200/1b-torchao-rowwise.json"
 
 
+SUITE = """
+from pytest_fp8 import Case
+ALL = [Case("1b", "torchao", "rowwise"), Case("1b", "torchao", "tensorwise")]
+EMULATED = (Case("tiny", "torchao", "rowwise", emulated=True),)
+NULL = Case("1b", "bf16", "none", questions=("speedup",))
+"""
+CASE = Case("1b", "torchao", "rowwise")
+QUIET = [[0.1, 0.101, 0.099, 0.1, 0.1, 0.1], [0.102, 0.101, 0.102, 0.103, 0.102, 0.102]]
+
+
+def baseline(case=CASE, speed=QUIET, memory=0.85, **origin):
+    metrics = {
+        "speedup": speed,
+        "bf16_ms": [120.0, 120.4],
+        "fp8_share": [0.78],
+        "fp8_layers": [28],
+        "memory_ratio": [memory],
+        "loss_gap": [0.005, -0.001, 0.01],
+    }
+    return stored(case.id, case.digest(), metrics=metrics, **origin)
+
+
+def later(day=21, **change):
+    """The project's baseline with a session behind its first."""
+    first = baseline()
+    return replace(
+        first, sessions=(*first.sessions, *baseline(date=f"2026-11-{day}", run=f"{day:012}", **change).sessions)
+    )
+
+
+def faster(by):
+    return [[x + by for x in blocks] for blocks in QUIET]
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
+    """A project with a suite and one stored baseline."""
     monkeypatch.chdir(tmp_path)
-    return project_in(tmp_path)
+    (tmp_path / "suites").mkdir()
+    (tmp_path / "suites/matrix.py").write_text(SUITE)
+    write_baseline(tmp_path / "baselines", baseline())
+    return tmp_path
 
 
 @pytest.fixture
 def run(project, capsys):
-    return commands_in(capsys)
+    """Calls `pytest-fp8 baselines` with its arguments: the exit code, what it printed, and its errors."""
+
+    def call(*arguments):
+        code = main(["baselines", *arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
 
 
 @pytest.fixture
@@ -71,9 +117,7 @@ def test_list_of_a_case_has_its_sessions_and_what_sets_them_apart(run, project):
 @pytest.mark.parametrize(
     ("arguments", "next_step"),
     [
-        (["list", "8b-te-block"], "pytest-fp8 baselines list"),
         (["list", "1b-torchao-rowise"], "did you mean '1b-torchao-rowwise'?"),
-        (["list", "h100/1b-torchao-rowwise"], "did you mean 'h200/1b-torchao-rowwise'?"),
         (["list", "--gpu", "h20o"], "did you mean 'h200'?"),
         (["check", "--gpu", "h20o"], "did you mean 'h200'?"),
     ],
@@ -98,18 +142,15 @@ def test_a_sound_folder_has_no_errors_and_its_gaps_are_notes(run):
 @pytest.mark.parametrize(
     ("code", "broken"),
     [
-        (B.UNREADABLE, lambda path: path.write_text("{")),
         (B.UNREADABLE, lambda path: path.rename(path.with_name("1b-torchao-tensorwise.json"))),
         (B.ORPHANED, lambda path: write_baseline(path.parent.parent, baseline(Case("8b", "torchao", "rowwise")))),
-        (B.REDEFINED, lambda path: write_baseline(path.parent.parent, replace(baseline(), case_hash="0" * 16))),
-        (B.TOO_COARSE, lambda path: write_baseline(path.parent.parent, baseline(speed=[[0.0] * 6, [0.2] * 6]))),
     ],
 )
 def test_check_fails_on(run, project, code, broken):
+    """`tests/words/test_baselines_words.py` has the other codes."""
     broken(project / FILE)
     exit_code, out, _ = run("check")
-    assert exit_code == 1
-    assert code in out
+    assert (exit_code, code in out) == (1, True)
 
 
 def test_the_speed_of_a_case_that_is_asked_for_none_is_not_too_coarse(run, project):
@@ -156,11 +197,9 @@ def test_without_a_suite_each_file_is_looked_at_alone(run, project):
     ("change", "code", "says"),
     [
         ({}, 0, "0 changed, 1 as they were"),
-        ({"speed": faster(0.003)}, 0, "0 changed"),
         ({"speed": faster(-0.06), "libraries": {"torch": "2.0.0"}}, 1, "measured with torch 1.0.0 -> 2.0.0"),
         ({"speed": faster(-0.06)}, 1, "1.106x 1.042x -5.82% [-7."),
         ({"speed": faster(-0.019)}, 0, "moved"),
-        ({"speed": faster(0.06)}, 0, "better"),
         ({"memory": 0.95}, 1, "0.850x 0.950x +11.76% (band 2%)"),
     ],
 )
@@ -205,13 +244,8 @@ def session(change):
 @pytest.mark.parametrize(
     ("forge", "code", "says"),
     [
-        (lambda path: edit(path, lambda data: data["sessions"].pop(0)), 2, "has 0 values, not 1 to 8"),
         (session(lambda it: it["metrics"].update(memory_ratio=[0.86])), 1, "not the stored ones"),
-        (session(lambda it: it.update(date="2026-11-19")), 1, "not the stored ones"),
-        (session(lambda it: it["metrics"].pop("loss_gap")), 1, "not the stored ones"),
-        (session(lambda it: it.update(tolerance=0.99)), 2, "has no field"),
         (lambda path: edit(path, lambda data: data.update(case="x"), sign=False), 2, "by hand"),
-        (lambda path: path.write_text("<<<<<<< HEAD\n"), 2, "not a readable baseline"),
         (lambda path: path.rename(path.with_name("1b-te-block.json")), 2, "it is the baseline of"),
         (lambda path: path.rename(path.with_name("_hidden.json")), 1, "1 removed"),
     ],
