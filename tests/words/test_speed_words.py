@@ -82,7 +82,7 @@ FOUND = {
 }
 """Code -> what asks for it."""
 OF_COMMANDS = {S.COMPARE_OPTIONS, S.SAME_SIDES, S.NO_GPU}
-"""Errors, which ``tests/unit/test_compare.py`` and ``tests/test_compare_sides.py`` raise."""
+"""Errors, which ``tests/unit/test_compare.py`` raises."""
 
 
 @pytest.mark.parametrize("code", FOUND, ids=lambda code: code.slug)
