@@ -76,7 +76,7 @@ SHARDED: dict[str, Any] = {
 """Two sequences of 4096 tokens on each of two GPUs; like 8B not asked for the loss."""
 # Without precompute_scale FP8 all-gather makes 224 small all-reduces a step, each of which waits for the later host. On
 # two hosts with H100s its blocks took 358 to 548 and 358 to 486 ms a step, where BF16's took 397 to 439; four processes
-# could hold 4.3 %. No gate is asked of that: docs/several-gpus.md says what was measured.
+# could hold 4.3 %. No gate is asked of that: docs/measurements.md says what was measured.
 FOLLOWS_ITS_HOST = {**SHARDED, "questions": ("layers", "numerics", "memory", "checkpoints")}
 PARALLEL = [
     Case("8b16", "torchao", "tensorwise", **SHARDED),

@@ -39,27 +39,6 @@ def recommender(model, batch):
     return F.binary_cross_entropy_with_logits(made, batch["clicked"].float())
 
 
-class Frequencies(nn.Module):
-    """Linears with bias, a buffer of frequencies, sines as activations."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("rates", torch.randn(8, 32) / 2, persistent=False)
-        self.first, self.second, self.last = nn.Linear(64, 128), nn.Linear(128, 128), nn.Linear(128, 3)
-
-    def forward(self, places):
-        angles = places @ self.rates
-        x = torch.cat([angles.sin(), angles.cos()], 1)
-        return self.last(self.second(self.first(x).sin()).sin())
-
-
-@of("loss", build=Frequencies, batch=lambda step: vectors(256, 8), learning_rate=4e-3)
-def coordinates_to_colours(model, places):
-    """A field of coordinates (NeRF's kind): a buffer that is not saved, sines, an output of three."""
-    wanted = torch.stack([places[:, 0].sin(), places[:, 1].cos(), places[:, 0] * places[:, 1]], 1)
-    return (model(places) - wanted).float().square().mean()
-
-
 class Graph(nn.Module):
     """Messages along edges: rows are gathered, changed and added."""
 

@@ -202,12 +202,3 @@ def hf_llama_recomputed():
     model = made("LlamaForCausalLM", "LlamaConfig", **DECODER)()
     model.gradient_checkpointing_enable()
     return model
-
-
-@of("loss", build=made("LlamaForCausalLM", "LlamaConfig", **DECODER), batch=lines)
-def hf_llama_with_own_loss(model, batch):
-    """Llama's body under the user's own loss with a z-term; the batch has the key input_ids."""
-    logits = model(input_ids=batch["input_ids"], use_cache=False).logits.float()[:, :-1]
-    wanted = batch["input_ids"][:, 1:]
-    entropy = F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
-    return entropy + 1e-4 * logits.logsumexp(-1).square().mean()

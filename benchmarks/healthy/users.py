@@ -185,17 +185,6 @@ class Parts(nn.Module):
         super().__init__()
         self.encoder, self.head = nn.Sequential(nn.Linear(64, 128), nn.GELU()), nn.Linear(128, 64)
 
-    def objective(self, x):
-        return (self.head(self.encoder(x)) - x.sin()).float().square().mean()
-
-
-entry(
-    "step_that_calls_a_method",
-    "The step calls a method of the model, which has no forward().",
-    build=Parts,
-    step=trained(lambda model, x: model.objective(x)),
-)
-
 
 @sound()
 def step_that_calls_parts():
@@ -240,16 +229,6 @@ class Routed(nn.Module):
         assert share.dtype == torch.float32
         made = sum(share[:, [index]] * expert(x).float() for index, expert in enumerate(self.experts))
         return self.body((x + made).to(x.dtype))
-
-
-@built("norms_and_head_in_float32", "Norms and the last Linear that build() left in float32; nothing is said of them.")
-class Mixed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.norm, self.last = Net().to(torch.bfloat16), nn.LayerNorm(64), nn.Linear(64, 64)
-
-    def forward(self, x):
-        return self.last(self.norm(self.body(x).float()))
 
 
 class Remembers(nn.Module):
