@@ -28,16 +28,7 @@ from pytest_fp8.worker.notes import digest_of
 from pytest_fp8.worker.record.gradients import norm_of, rotated, sketch
 from pytest_fp8.worker.record.operators import dtype_name
 from pytest_fp8.worker.record.recorder import note_of
-from pytest_fp8.worker.record.tables import (
-    draws_of,
-    may_route,
-    module_calls,
-    operators_of,
-    products_of,
-    recomputed_otherwise,
-    waits_of,
-    wire_of,
-)
+from pytest_fp8.worker.record.tables import ledger_rows, may_route
 from pytest_fp8.worker.state.weights import PERTURBATION, moved_weights
 from pytest_fp8.worker.tensors import Sharded, held, is_plain, plain_name
 from pytest_fp8.worker.training.ranks import every_rank_s, rank
@@ -63,17 +54,12 @@ def _taken(engine: Engine) -> ArmLedger:
     batch = [note_of(tensor) for tensor in tensors_in(recorded_batch(engine, SEED, step=0))]
     # First, whoever asks first: the optimizer's steps leave the modes of training behind.
     record = recorded(engine)
-    seen, table = record.step, record.step.table
+    seen = record.step
     routed, entered = _moved(engine, record, batch)
     made = _updates(engine)
     return ArmLedger(
         batch=batch,
         entered=entered,
-        calls=module_calls(table),
-        classes={call.module: call.kind for call in table.calls},
-        products=products_of(table),
-        operators={owner: dict(counts) for owner, counts in operators_of(table).items()},
-        waits={owner: dict(counts) for owner, counts in waits_of(table).items()},
         backward=seen.backward,
         stepped=seen.stepped,
         gradients=seen.gradients,
@@ -81,7 +67,6 @@ def _taken(engine: Engine) -> ArmLedger:
         loss=float(record.loss),
         loss_dtype=dtype_name(record.loss),
         random=seen.random,
-        draws=draws_of(table),
         before=engine.weights[0],
         after=engine.weights[1],
         optimizer=seen.optimizer,
@@ -92,9 +77,7 @@ def _taken(engine: Engine) -> ArmLedger:
         linears=[plain_name(name) for name in engine.originals],
         routed=routed,
         ranks=engine.case.gpus,
-        wire=wire_of(table),
-        watched=table.watched,
-        recomputed_otherwise=recomputed_otherwise(table),
+        **ledger_rows(seen.table),
     )
 
 

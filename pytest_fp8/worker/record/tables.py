@@ -26,13 +26,39 @@ ROOTS = ("rsqrt", "sqrt")
 """What a norm that is written by hand takes of the mean square, after it has added its epsilon."""
 
 
-def module_calls(table: StepTable) -> list[ModuleCalls]:
-    """Equal calls once, with their number."""
-    counts: Counter[ModuleCalls] = Counter()
+def ledger_rows(table: StepTable) -> dict[str, Any]:
+    """What the table says of a :class:`pytest_fp8.questions.ledger.evidence.ArmLedger`, by its fields."""
+    calls, wire, draws = Counter[ModuleCalls](), Counter[Collective](), list[Draw]()
+    waits, operators = defaultdict[str, Counter[str]](Counter), defaultdict[str, Counter[str]](Counter)
     for call in table.calls:
         shape, dtype = call.tensors[0] if call.tensors else ((), "")
-        counts[ModuleCalls(call.module, call.phase, shape, dtype, call.training, 1, call.outermost)] += 1
-    return [replace(call, count=count) for call, count in counts.items()]
+        calls[ModuleCalls(call.module, call.phase, shape, dtype, call.training, 1, call.outermost)] += 1
+    added = ""
+    for event in table.events:
+        owner = table.owner(event)
+        if event.waits:
+            waits[owner][event.phase] += 1
+        if event.state:
+            draws.append(Draw(event.phase, owner, event.operator, event.shape, event.state))
+        if event.bytes:
+            wire[Collective(event.phase, kind_of(event.operator), event.dtype, event.bytes, 1)] += 1
+        if event.counted:
+            of_library = event.call >= 0 and table.calls[event.call].of_library
+            kind, added = _kind(event, of_library, added)
+            operators[owner][kind] += 1
+    first = {(draw.operator, draw.state) for draw in draws if draw.phase != RECOMPUTE}
+    again = [d.owner for d in draws if d.phase == RECOMPUTE and (d.operator, d.state) not in first]
+    return {
+        "calls": [replace(each, count=count) for each, count in calls.items()],
+        "classes": {call.module: call.kind for call in table.calls},
+        "products": products_of(table),
+        "operators": operators,
+        "waits": waits,
+        "draws": draws,
+        "wire": [replace(each, count=count) for each, count in wire.items()],
+        "watched": table.watched,
+        "recomputed_otherwise": list(dict.fromkeys(again)),
+    }
 
 
 def products_of(table: StepTable) -> list[OwnedProduct]:
@@ -41,58 +67,25 @@ def products_of(table: StepTable) -> list[OwnedProduct]:
     ]
 
 
-def operators_of(table: StepTable) -> dict[str, Counter[str]]:
-    """Owner -> ``operator dtype settings`` -> calls, of what is compared by number."""
-    found: dict[str, Counter[str]] = {}
-    added = ""
-    for event in table.events:
-        if not event.counted:
-            continue
-        owner, of_library = table.owner(event), event.call >= 0 and table.calls[event.call].of_library
-        operator = "attention" if "attention" in event.operator else event.operator
-        numbers = _listed(number for number in event.numbers if isinstance(number, float))
-        if operator in ROOTS:
-            numbers = added
-        elif "loss" in operator:
-            # How it is reduced, and which labels it leaves out.
-            numbers = _listed(event.numbers)
-        elif not of_library and operator not in NORMS:
-            # The rate of a dropout is a setting; a number in a module of the user's may count steps.
-            added, numbers = numbers if operator.startswith("add") else "", ""
-        settings = ",".join(filter(None, [numbers, *event.words]))
-        found.setdefault(owner, Counter())[f"{operator} {event.dtype} {settings}".rstrip()] += 1
-    return found
+def _kind(event: Event, of_library: bool, added: str) -> tuple[str, str]:
+    """``operator dtype settings`` of one that is compared by number, and the numbers that were added last.
+    ``added``: those that were before it."""
+    operator = "attention" if "attention" in event.operator else event.operator
+    numbers = _listed(number for number in event.numbers if isinstance(number, float))
+    if operator in ROOTS:
+        numbers = added
+    elif "loss" in operator:
+        # How it is reduced, and which labels it leaves out.
+        numbers = _listed(event.numbers)
+    elif not of_library and operator not in NORMS:
+        # The rate of a dropout is a setting; a number in a module of the user's may count steps.
+        numbers, added = "", numbers if operator.startswith("add") else ""
+    settings = ",".join(filter(None, [numbers, *event.words]))
+    return f"{operator} {event.dtype} {settings}".rstrip(), added
 
 
 def _listed(numbers: Iterable[float]) -> str:
     return ",".join(f"{number:.4g}" for number in numbers)
-
-
-def waits_of(table: StepTable) -> dict[str, Counter[str]]:
-    """Owner -> phase -> how often the host waited."""
-    found: dict[str, Counter[str]] = {}
-    for event in table.events:
-        if event.waits:
-            found.setdefault(table.owner(event), Counter())[event.phase] += 1
-    return found
-
-
-def draws_of(table: StepTable) -> list[Draw]:
-    return [
-        Draw(event.phase, table.owner(event), event.operator, event.shape, event.state)
-        for event in table.events
-        if event.state
-    ]
-
-
-def wire_of(table: StepTable) -> list[Collective]:
-    """Equal collectives once, with their number."""
-    counts = Counter(
-        Collective(event.phase, kind_of(event.operator), event.dtype, event.bytes, 1)
-        for event in table.events
-        if event.bytes
-    )
-    return [replace(one, count=count) for one, count in counts.items()]
 
 
 def may_route(table: StepTable) -> bool:
@@ -109,15 +102,6 @@ def work_of(table: StepTable) -> Mapping[str, Counter[str]]:
         sizes = [product.extents for product in event.products] or (event.shape if event.state else ())
         work[table.owner(event)][f"{event.operator} {event.phase} {sizes}"] += 1
     return work
-
-
-def recomputed_otherwise(table: StepTable) -> list[str]:
-    """Modules in which recomputation draws random numbers from a state of the generators from which no forward pass
-    drew any."""
-    draws = draws_of(table)
-    first = {(draw.operator, draw.state) for draw in draws if draw.phase != RECOMPUTE}
-    again = [d.owner for d in draws if d.phase == RECOMPUTE and (d.operator, d.state) not in first]
-    return list(dict.fromkeys(again))
 
 
 # -- layers -----------------------------------------------------------------------------------------------------------
