@@ -95,16 +95,16 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
                 add("attention", kernels_of(event))
                 inside[event.thread] = event.end
                 attention.setdefault(operator, set()).update(families)
-        elif event.name.startswith(TE_RANGE):
-            inside[event.thread] = event.end
+            continue
+        if event.name.startswith(TE_RANGE):
             product = te_product(phase, event.name, longest(kernels_of(event)))
-            add("fp8 products" if product.kind == FP8 else "other products", kernels_of(event))
-            products.append(replace(product, milliseconds=total_ms(kernels_of(event))))
         elif event.name.startswith("aten::") and operator in OPERANDS and not wraps_scaled(event):
-            inside[event.thread] = event.end
             product = _product_of_event(event, phase, operator, longest(kernels_of(event)))
-            add("fp8 products" if product.kind == FP8 else "other products", kernels_of(event))
-            products.append(replace(product, milliseconds=total_ms(kernels_of(event))))
+        else:
+            continue
+        inside[event.thread] = event.end
+        add("fp8 products" if product.kind == FP8 else "other products", kernels_of(event))
+        products.append(replace(product, milliseconds=total_ms(kernels_of(event))))
     add("optimizer", [kernel for e in host if e.name == PHASE + "optimizer" for kernel in kernels_of(e)])
     kernels = [event for event in events if event.gpu and id(event) not in evaluated]
     add("communication", [kernel for kernel in kernels if is_collective(kernel)])

@@ -4,8 +4,9 @@ ranks."""
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -187,28 +188,18 @@ def wire_times(
     """
     left = {id(kernel): kernel for kernel in kernels if is_collective(kernel)}
     annotations = [event for event in host if event.name.startswith(ANNOTATION)] if left else []
-    rows: dict[tuple[str, str], WireTime] = {}
-
-    def add(kind: str, tensor: tuple[str, int, int], launched: Collection[TraceEvent]) -> None:
-        dtype, elements, size = tensor
-        row = rows.get((kind, dtype), WireTime(kind, dtype, 0, 0, 0, 0.0))
-        rows[kind, dtype] = replace(
-            row,
-            count=row.count + 1,
-            elements=row.elements + elements,
-            bytes=row.bytes + size,
-            milliseconds=row.milliseconds + total_ms(launched),
-        )
-
+    found: dict[tuple[str, str], list[tuple[int, int, float]]] = defaultdict(list)
     for event in reversed(host) if left else ():
         if event.name.startswith(SPACES) and kind_of(event.name):
             mine = [left.pop(id(kernel)) for kernel in kernels_of(event) if id(kernel) in left]
             if mine:
                 within = [a for a in annotations if a.thread == event.thread and event.start <= a.start < event.end]
-                add(kind_of(event.name), _largest([event, *within]), mine)
+                dtype, elements, size = _largest([event, *within])
+                found[kind_of(event.name), dtype].append((elements, size, total_ms(mine)))
     for kernel in left.values():
-        add(kind_of(kernel.name) or "other", ("", 0, 0), [kernel])
-    return sorted(rows.values(), key=lambda row: -row.milliseconds)
+        found[kind_of(kernel.name) or "other", ""].append((0, 0, total_ms([kernel])))
+    rows = [WireTime(*kind, len(each), *map(sum, zip(*each, strict=True))) for kind, each in found.items()]
+    return sorted(rows, key=lambda row: -row.milliseconds)
 
 
 def _largest(events: Sequence[TraceEvent]) -> tuple[str, int, int]:
