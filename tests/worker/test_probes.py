@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from base64 import b64decode
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -31,7 +32,7 @@ from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
 from pytest_fp8.worker.answers import numerics, recorded
 from pytest_fp8.worker.record.accuracy import FORMATS, Expected, Operand, square_amax
 from pytest_fp8.worker.record.gradients import rotated, sketch
-from pytest_fp8.worker.record.probe import Lines
+from pytest_fp8.worker.record.probe import drawn_lines
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.state.weights import moved_operands
 from pytest_fp8.worker.tensors import values
@@ -118,7 +119,7 @@ def test_torchaos_casts_are_the_librarys():
 
 
 def test_rows_columns_and_values_are_drawn_from_all_over_a_tensor():
-    lines = Lines(torch.device("cpu"))
+    lines = partial(drawn_lines, torch.device("cpu"))
     assert lines(64, 64).tolist() == [*range(64)]
     few = lines(64, 16).tolist()
     assert {0, 63} < set(few)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,15 +56,8 @@ class Call:
     layer's input, and this record must not."""
     view: Any = None
     """What stands in the weight's place, where gradients are watched."""
-    role: Role = FPROP
-    columns: torch.Tensor | None = None
-    """Of the input, for wgrad."""
-    amax: torch.Tensor | None = None
-    lines: Operand | None = None
-    """Of the weight, for dgrad, where it may be gone before the backward pass."""
     scales: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """What the layer multiplied its input and weight by, where it knew that before."""
-    expected: dict[Role, Expected] = field(default_factory=dict)
 
     def operands(self, output: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None] | None:
         """Input and output as matrices, weight and bias, detached; ``None`` where the output is not their product."""
@@ -87,7 +82,8 @@ class Probe:
 
     def __init__(self, layers: Mapping[str, torch.nn.Module], device: torch.device) -> None:
         self.layers = layers
-        self.lines = Lines(device)
+        # Drawn once for each size: copying a draw to a GPU in each call would make the host wait.
+        self.lines = cache(partial(drawn_lines, device))
         self.phase = ""
         self._open: list[Call] = []
 
@@ -169,25 +165,16 @@ def _is_quantized(weight: torch.Tensor) -> bool:
     return hasattr(weight, "qdata") or "Float8Tensor" in type(weight).__name__ or "Quantized" in type(weight).__name__
 
 
-class Lines:
-    """Indices of some rows or columns of matrices, on one device. Drawn once for each size: copying a draw to a GPU in
-    each call would make the host wait."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._drawn: dict[tuple[int, int, int], torch.Tensor] = {}
-
-    def __call__(self, size: int, most: int, draw: int = 0) -> torch.Tensor:
-        """All of ``size`` indices; of more than ``most`` as many at random, since a regular choice could miss a regular
-        fault, and both ends: a kernel's last tile is often a part of one. Each ``draw`` gives others."""
-        if (size, most, draw) not in self._drawn:
-            drawn = torch.arange(size)
-            if size > most:
-                generator = torch.Generator().manual_seed(size + 1_000_003 * draw)
-                ends = torch.tensor([0, size - 1])
-                drawn = torch.cat([torch.randint(size, (most,), generator=generator), ends]).unique()
-            self._drawn[size, most, draw] = drawn.to(self._device)
-        return self._drawn[size, most, draw]
+def drawn_lines(device: torch.device, size: int, most: int, draw: int = 0) -> torch.Tensor:
+    """Indices of some rows or columns of a matrix: all of ``size``; of more than ``most`` as many at random, since a
+    regular choice could miss a regular fault, and both ends: a kernel's last tile is often a part of one. Each ``draw``
+    gives others."""
+    if size <= most:
+        return torch.arange(size, device=device)
+    generator = torch.Generator().manual_seed(size + 1_000_003 * draw)
+    drawn = torch.randint(size, (most,), generator=generator)
+    chosen: torch.Tensor = torch.cat([drawn, torch.tensor([0, size - 1])]).unique()
+    return chosen.to(device)
 
 
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -218,7 +205,7 @@ class ProductChecks(Probe):
         # None under ZeRO-3, which holds no whole weight between steps.
         super().__init__(_multiplying(engine) if layers is None else layers, engine.device)
         self._engine, self._casts = engine, promised_casts(case.backend, case.recipe, case.full_options)
-        self._calls: dict[str, int] = {}
+        self._calls = Counter[str]()
         self._found: list[tuple[str, Role, dict[str, torch.Tensor]]] = []
         self._gathered: dict[str, dict[Role, Operand]] = {}
         """Layer whose weight FSDP2 gathers in FP8 -> lines of the weight as it is before that."""
@@ -232,11 +219,11 @@ class ProductChecks(Probe):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        self._gathered = {
-            name: self._lines_of(held(weight).whole())
-            for name, layer in self.layers.items()
-            if (weight := layer._parameters["weight"]) is not None and Sharded.has(weight) and not is_plain(weight)
-        }
+        for name, layer in self.layers.items():
+            weight = layer._parameters["weight"]
+            if weight is not None and Sharded.has(weight) and not is_plain(weight):
+                whole = held(weight).whole()
+                self._gathered[name] = {role: self._of_weight(name, whole, role) for role in (FPROP, DGRAD)}
         kept = {name: kept_numbers(layer) for name, layer in self.layers.items()}
         engine, one_gpu = self._engine, self._engine.case.gpus == 1
         fused = engine.backend.watch_fused_functions(engine.model, self._note_fused)
@@ -269,90 +256,83 @@ class ProductChecks(Probe):
         ]
 
     def called(self, call: Call, output: Any) -> None:
-        self._calls[call.name] = self._calls.get(call.name, 0) + 1
+        self._calls[call.name] += 1
         operands = call.operands(output)
         if operands is None or self.phase == EVALUATION or self._calls[call.name] > CALLS:
             return
-        call.role = RECOMPUTE if self.phase == "backward" else FPROP
-        given, weight, seen, bias = operands
+        given, _, seen, bias = operands
+        role = RECOMPUTE if self.phase == "backward" else FPROP
+        recorded = output.requires_grad and torch.is_grad_enabled()
         with unwatched():
-            if call.role == FPROP:
+            if role == FPROP:
                 self._scales[call.name] = self._operand_scales(call.layer)
             call.scales = self._scales.get(call.name, {})
-            self._compare_fprop(call, given, seen, bias)
-        if not output.requires_grad or not torch.is_grad_enabled():
-            return
-        with unwatched():
-            if self._engine.case.gpus > 1:
-                # Where a block ends with its Linear, FSDP2 gathers the weight only after the gradient of its output
-                # came.
-                call.lines = self._weight(call, self._some(weight.shape[1]), DGRAD)
-            if call.view is not None:
-                call.columns = given[:, self._some(weight.shape[1])].clone()
-                call.amax = given.abs().amax()
-        output.register_hook(lambda gradient: self._gradient_came(call, gradient))
-        if call.x is not None and call.x.requires_grad:
-            call.x.register_hook(lambda gradient: self._compare(call, DGRAD, gradient))
-        if call.view is not None:
-            call.view.register_hook(lambda gradient: self._compare(call, WGRAD, gradient))
+            self._compare_fprop(call, role, given, seen, bias)
+            if recorded:
+                self._follow_gradients(call, given, output)
 
     def _compare_fprop(
-        self, call: Call, given: torch.Tensor, seen: torch.Tensor, bias: torch.Tensor | None = None
+        self, call: Call, role: Role, given: torch.Tensor, seen: torch.Tensor, bias: torch.Tensor | None = None
     ) -> None:
         rows, outs = self._some(len(given)), self._some(seen.shape[1])
         expected = Expected(
             Operand(given[rows], given.abs().amax(), scale=call.scales.get(INPUT)),
-            self._weight(call, outs, FPROP),
+            self._weight(call, FPROP),
             self._casts_of(call.name).get(FPROP),
             seen.dtype,
             bias[outs] if bias is not None else None,
         )
-        self._found.append((call.name, call.role, expected.compare(seen[rows][:, outs])))
+        self._found.append((call.name, role, expected.compare(seen[rows][:, outs])))
 
-    def _gradient_came(self, call: Call, gradient: torch.Tensor) -> None:
-        """The output's gradient is there: what the layer's two gradients should be can be computed."""
-        with unwatched():
-            dy = rows_of(gradient)
-            amax, scale = dy.abs().amax(), self._operand_scales(call.layer).get(GRADIENT)
-            weight = call.lines or self._weight(call, self._some(call.weight.shape[1]), DGRAD)  # type: ignore[union-attr]
-            operands = {DGRAD: (Operand(dy[self._some(len(dy))], amax, scale=scale), weight)}
-            if call.columns is not None and call.amax is not None:
-                columns = Operand(call.columns.t(), call.amax, scale=call.scales.get(INPUT))
-                operands[WGRAD] = Operand(dy[:, self._some(dy.shape[1])].t(), amax, scale=scale), columns
-            casts = self._casts_of(call.name)
-            call.expected = {role: Expected(*both, casts.get(role), dy.dtype) for role, both in operands.items()}
-            call.columns = None
+    def _follow_gradients(self, call: Call, given: torch.Tensor, output: torch.Tensor) -> None:
+        """Compare the layer's two gradients when they are there. What they should be is known once the output's is."""
+        casts = self._casts_of(call.name)
+        # Where a block ends with its Linear, FSDP2 gathers the weight only after the gradient of its output came.
+        weight = self._weight(call, DGRAD) if self._engine.case.gpus > 1 else None
+        columns = [] if call.view is None else [given[:, self._some(given.shape[1])].clone(), given.abs().amax()]
+        expected: dict[Role, Expected] = {}
 
-    def _compare(self, call: Call, role: Role, seen: torch.Tensor | None) -> None:
-        expected = call.expected.pop(role, None)
-        # A layer that adds to its weight's gradient by itself gives none: the parameter's is compared with BF16's.
-        if expected is None or seen is None:
-            if role == WGRAD:
-                self._sums[call.name] = None
-            return
-        with unwatched():
-            compared = self._sample_of(rows_of(seen))
-            self._found.append((call.name, role, expected.compare(compared)))
-            if role == WGRAD:
+        def came(gradient: torch.Tensor) -> None:
+            with unwatched():
+                dy = rows_of(gradient)
+                made = partial(Operand, amax=dy.abs().amax(), scale=self._operand_scales(call.layer).get(GRADIENT))
+                operands = {DGRAD: (made(dy[self._some(len(dy))]), weight or self._weight(call, DGRAD))}
+                if columns:
+                    x = Operand(columns[0].t(), columns[1], scale=call.scales.get(INPUT))
+                    operands[WGRAD] = made(dy[:, self._some(dy.shape[1])].t()), x
+                    columns.clear()
+                expected.update({role: Expected(*both, casts.get(role), dy.dtype) for role, both in operands.items()})
+
+        def compare(role: Role, seen: torch.Tensor | None) -> None:
+            # A layer that adds to its weight's gradient by itself gives none: the parameter's is compared with BF16's.
+            if seen is None or role not in expected:
+                if role == WGRAD:
+                    self._sums[call.name] = None
+                return
+            with unwatched():
+                compared = self._sample_of(rows_of(seen))
+                self._found.append((call.name, role, expected.pop(role).compare(compared)))
                 before = self._sums.get(call.name, 0.0)
-                self._sums[call.name] = None if before is None else before + compared.double()
+                if role == WGRAD and before is not None:
+                    self._sums[call.name] = before + compared.double()
+
+        output.register_hook(came)
+        for role, tensor in ((DGRAD, call.x), (WGRAD, call.view)):
+            if tensor is not None and tensor.requires_grad:
+                tensor.register_hook(partial(compare, role))
 
     def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if closure_of(args, kwargs) is None:
+        for name, made in self._sums.items() if closure_of(args, kwargs) is None else ():
+            weight = self.layers[name]._parameters["weight"]
+            if made is None or weight is None or type(weight.grad) is not torch.Tensor:
+                continue
             with unwatched():
-                for name, made in self._sums.items():
-                    self._note_handed_on(name, made)
+                gradient = self._sample_of(weight.grad).double()
+                product, own, length = (gradient * made).sum(), made.square().sum(), gradient.norm()
+                if own and length:
+                    numbers = [product / (own.sqrt() * length), product / own, own.sqrt()]
+                    self._handed_on.append((name, torch.stack(numbers)))
         self._sums.clear()
-
-    def _note_handed_on(self, name: str, made: torch.Tensor | None) -> None:
-        weight = self.layers[name]._parameters["weight"]
-        if made is None or weight is None or type(weight.grad) is not torch.Tensor:
-            return
-        gradient = self._sample_of(weight.grad).double()
-        product, own, length = (gradient * made).sum(), made.square().sum(), gradient.norm()
-        if own and length:
-            numbers = [product / (own.sqrt() * length), product / own, own.sqrt()]
-            self._handed_on.append((name, torch.stack(numbers)))
 
     def _note_fused(self, layer: torch.nn.Module, _: int, sample: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """A product of a library's function that does not call the layer (Unsloth): its forward product alone."""
@@ -361,7 +341,7 @@ class ProductChecks(Probe):
             return
         with unwatched():
             given, output = map(rows_of, sample)
-            self._compare_fprop(Call(name, layer, layer._parameters["weight"], 0), given, output)
+            self._compare_fprop(Call(name, layer, layer._parameters["weight"], 0), FPROP, given, output)
 
     def _operand_scales(self, layer: torch.nn.Module) -> dict[str, torch.Tensor]:
         """Copies of the scales that this FP8 layer already has for its operands."""
@@ -378,26 +358,23 @@ class ProductChecks(Probe):
         """The rows and columns of a matrix that are compared of a product."""
         return matrix[self._some(matrix.shape[0])][:, self._some(matrix.shape[1])]
 
-    def _weight(self, call: Call, lines: torch.Tensor, role: Role) -> Operand:
+    def _weight(self, call: Call, role: Role) -> Operand:
         """Some lines of the weight along the inner dimension: rows in fprop, columns in dgrad."""
         if call.name in self._gathered:
             return self._gathered[call.name][role]
         # FSDP2 puts the gathered weight in the parameter's place for the call: the view is of that one.
         weight: Any = call.weight if call.view is None else call.view
         # A weight that is kept in FP8 only (Unsloth, quantized_model_init): its values as they are.
-        quantized = _is_quantized(weight)
-        dense = weight.detach().dequantize() if quantized else weight.detach()
-        dense = dense if role == FPROP else dense.t()
-        casts = self._casts_of(call.name).get(role)
-        squares = None
+        if _is_quantized(weight):
+            return self._of_weight(call.name, weight.detach().dequantize(), role)
+        return self._of_weight(call.name, weight.detach(), role, call.scales.get(WEIGHT))
+
+    def _of_weight(self, name: str, weight: torch.Tensor, role: Role, scale: torch.Tensor | None = None) -> Operand:
+        dense = weight if role == FPROP else weight.t()
+        lines, casts, squares = self._some(len(dense)), self._casts_of(name).get(role), None
         if casts is not None and casts[1].scales == SQUARE:
             squares = square_amax(dense)[torch.div(lines, 128, rounding_mode="floor")]
-        return Operand(dense[lines], dense.abs().amax(), squares, None if quantized else call.scales.get(WEIGHT))
-
-    def _lines_of(self, weight: torch.Tensor) -> dict[Role, Operand]:
-        rows, columns = self._some(weight.shape[0]), self._some(weight.shape[1])
-        amax = weight.abs().amax()
-        return {FPROP: Operand(weight[rows], amax), DGRAD: Operand(weight.t()[columns], amax)}
+        return Operand(dense[lines], dense.abs().amax(), squares, scale)
 
 
 def _numbers(rows: Iterable[torch.Tensor]) -> list[list[float]]:
