@@ -20,7 +20,7 @@ from pytest_fp8.backends import backend
 from pytest_fp8.backends.linears import mark_skipped
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.recipes import DGRAD, RECOMPUTE, WGRAD, library_of
-from pytest_fp8.worker.answers.recorded import recorded
+from pytest_fp8.worker.answers.recorded import SEED, recorded
 from pytest_fp8.worker.record.profile import profile_step
 from pytest_fp8.worker.training.preparation import under_autocast
 
@@ -54,7 +54,7 @@ def alone(engine: Engine, layers: Sequence[Sequence[Any]], recipes: Sequence[str
 def sharing(engine: Engine, names: Sequence[str]) -> list[list[int]]:
     """The layers, by their index, in groups that are given one and the same input in the recorded step."""
     given: dict[str, int] = {}
-    for call in recorded(engine).step.table.calls:
+    for call in recorded(engine, SEED).step.table.calls:
         if call.phase != EVALUATION:
             given.setdefault(call.module, call.given)
     groups: dict[Any, list[int]] = {}

@@ -12,7 +12,7 @@ from pytest_fp8.backends.linears import stacked_weights
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.ledger.evidence import enclosing
 from pytest_fp8.worker.answers.ledger import ledger_of
-from pytest_fp8.worker.answers.recorded import in_training, product_in_training, recorded
+from pytest_fp8.worker.answers.recorded import SEED, in_training, product_in_training, recorded
 from pytest_fp8.worker.record.clock import NO_STEPS, busy_steps
 from pytest_fp8.worker.record.profile import learn_families, profile_step
 from pytest_fp8.worker.record.recorder import StepTable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def layers(engine: Engine) -> dict[str, Any]:
     """The recorded step by layer and role, and on a GPU one profiled training step, as plain data."""
-    table = recorded(engine).step.table
+    table = recorded(engine, SEED).step.table
     modules = dict(engine.model.named_modules())
     live = [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])]
     found = layer_table(table, engine.originals, live)

@@ -6,8 +6,8 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -40,20 +40,12 @@ if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
 
 
-_LEDGERS: WeakKeyDictionary[Engine, ArmLedger] = WeakKeyDictionary()
-
-
+@lru_cache(4)
 def ledger_of(engine: Engine) -> ArmLedger:
-    """The arm's ledger, of its recorded step."""
-    if engine not in _LEDGERS:
-        _LEDGERS[engine] = _taken(engine)
-    return _LEDGERS[engine]
-
-
-def _taken(engine: Engine) -> ArmLedger:
+    """The arm's ledger, of its recorded step. It is taken once."""
     batch = [note_of(tensor) for tensor in tensors_in(recorded_batch(engine, SEED, step=0))]
     # First, whoever asks first: the optimizer's steps leave the modes of training behind.
-    record = recorded(engine)
+    record = recorded(engine, SEED)
     seen = record.step
     routed, entered = _moved(engine, record, batch)
     made = _updates(engine)

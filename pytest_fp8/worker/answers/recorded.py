@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -102,22 +102,17 @@ class Recorded:
     which runs uncompiled here, or the batch has few of its tokens."""
 
 
-_RECORDED: WeakKeyDictionary[Engine, dict[int, Recorded]] = WeakKeyDictionary()
-
-
-def recorded(engine: Engine, seed: int = SEED) -> Recorded:
+@lru_cache(4)
+def recorded(engine: Engine, seed: int) -> Recorded:
     """The arm's recorded step from the weights of ``seed``; it runs once, and later calls give the same."""
-    found = _RECORDED.setdefault(engine, {})
-    if seed not in found:
-        start_over(engine, seed)
-        step, products = StepNotes(engine), ProductChecks(engine)
-        others = engine.compiled or compiled_frames() or is_cut(engine)
-        sketches = [] if others else [GradientSketches(engine)]
-        loss = observed_step(engine, step, products, *sketches, seed=seed)
-        # As plain data: observers hold tensors on the device, which the memory question would count.
-        gradients = [each.noted(engine.training_batch(seed, 0), loss) for each in sketches]
-        found[seed] = Recorded(step, loss, products.checks(), products.handed_on(), next(iter(gradients), None))
-    return found[seed]
+    start_over(engine, seed)
+    step, products = StepNotes(engine), ProductChecks(engine)
+    others = engine.compiled or compiled_frames() or is_cut(engine)
+    sketches = [] if others else [GradientSketches(engine)]
+    loss = observed_step(engine, step, products, *sketches, seed=seed)
+    # As plain data: observers hold tensors on the device, which the memory question would count.
+    gradients = [each.noted(engine.training_batch(seed, 0), loss) for each in sketches]
+    return Recorded(step, loss, products.checks(), products.handed_on(), next(iter(gradients), None))
 
 
 def start_over(engine: Engine, seed: int) -> None:
