@@ -112,12 +112,6 @@ def _call(engine: Engine, function: str) -> str:
         raise UnsendableError(f"the function's result, a {kind}, cannot be sent back: {error.seen}") from None
 
 
-def _blocks(engine: Engine, count: int, steps: int, dropped: int) -> dict[str, Any]:
-    """Milliseconds per step of ``count`` blocks of ``steps`` steps, after ``dropped`` steps that do not count; and how
-    often code was compiled in these blocks."""
-    return clock.timed_blocks(engine.step, engine.timing_batches, count, steps, dropped)
-
-
 OPERATIONS: dict[str, Callable[..., Any]] = {
     # A control may override these two.
     "park": lambda engine: engine.park(),
@@ -127,7 +121,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "numerics": numerics,
     "moved": moved,
     "curve": curve,
-    "blocks": _blocks,
+    "blocks": lambda engine, **how: clock.timed_blocks(engine.step, engine.timing_batches, **how),
     "busy": clock.busy_steps,
     "memory": _memory,
     "alone": alone,
