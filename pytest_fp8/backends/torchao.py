@@ -59,21 +59,6 @@ class TorchAO(Backend):
     def import_library(self) -> None:
         import torchao.float8  # noqa: F401
 
-    def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
-        import torch
-        from torchao.float8 import Float8LinearConfig
-
-        try:
-            Float8LinearConfig.from_recipe_name(recipe)
-        except AssertionError as error:
-            return False, f"torchao: {error}"
-        if emulated:
-            return True, ""
-        capability = torch.cuda.get_device_capability()
-        if capability < (8, 9):
-            return False, f"torch._scaled_mm needs compute capability 8.9; this GPU has {capability[0]}.{capability[1]}"
-        return True, ""
-
     def stepped(self, model: torch.nn.Module) -> None:
         """Scales of all weights at once, as torchao advises after each step of the optimizer. Without it the gather of
         each weight reduces its largest magnitude by itself."""

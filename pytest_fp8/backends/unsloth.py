@@ -84,13 +84,6 @@ class ThroughUnsloth(Backend):
 
         super().import_library()
 
-    def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
-        try:
-            self.import_library()
-        except (ImportError, NotImplementedError, RuntimeError) as error:
-            return False, f"Unsloth cannot be imported: {error}"
-        return super().usable(recipe, emulated)
-
     def build(self, case: Case, seed: int, device: str) -> torch.nn.Module:
         """The model with adapters; the base's weights are those of :data:`BASE_SEED` or of the case's folder."""
         self.import_library()
@@ -211,14 +204,6 @@ class Unsloth(UnslothBf16):
     library = "torchao"
     reference = "unsloth_bf16"
     fp8 = True
-
-    def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
-        import torch
-
-        capability = torch.cuda.get_device_capability()
-        if capability < (9, 0):
-            return False, f"load_in_fp8 asks for an H100 or newer; this GPU has {capability[0]}.{capability[1]}"
-        return super().usable(recipe, emulated)
 
     def convert(self, model: torch.nn.Module, case: Case) -> Conversion:
         """The library loads the model converted; what it did is read from the model."""

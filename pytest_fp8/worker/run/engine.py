@@ -75,6 +75,8 @@ class Engine:
         self.way = way(self.case.parallel)
         self.way.join(self.device)
         self.backend = backend(self.case.backend)
+        # Before any other: one that brings models patches others, which it must find unchanged.
+        self.backend.import_library()
         if spec.threads:
             torch.set_num_threads(spec.threads)
         multiply_bfloat16_through_float32(self.device)
