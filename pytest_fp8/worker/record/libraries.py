@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 from pytest_fp8.questions.layers.products import FP8, Product
 from pytest_fp8.worker.record.operators import dtype_name, operand_formats
@@ -31,14 +32,13 @@ _LISTENERS: list[Callable[[str], None]] = []
 def watch_transformer_engine(note: Callable[[str], None] | None = None) -> Iterator[None]:
     """Wrap :data:`WATCHED` in each of the library's modules while the context is open. ``note`` is called with what
     :func:`te_product` reads of each product."""
-    from pytest_fp8.worker.training.restored import replaced
 
     listeners = [note] if note is not None else []
     with ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             for function in WATCHED if name.startswith("transformer_engine.") else ():
                 if callable(getattr(module, function, None)):
-                    stack.enter_context(replaced(module, function, _watched(getattr(module, function))))
+                    stack.enter_context(patch.object(module, function, _watched(getattr(module, function))))
         _LISTENERS.extend(listeners)
         try:
             yield
@@ -115,7 +115,6 @@ def watch_recomputation(phase: Callable[[], AbstractContextManager[Any]]) -> Ite
     It wraps the libraries' own hook, the one place that runs whether the layers are compiled or not. With a version
     without this hook, recomputed products stay in the backward phase, where their sizes identify most of them.
     """
-    from pytest_fp8.worker.training.restored import replaced
 
     with ExitStack() as stack:
         # A library that this process has not imported recomputes nothing here.
@@ -123,7 +122,7 @@ def watch_recomputation(phase: Callable[[], AbstractContextManager[Any]]) -> Ite
             # Private: the non-reentrant hooks tell no one else that they recompute.
             hook = getattr(module, "_recomputation_hook", None)
             if hook is not None:
-                stack.enter_context(replaced(module, "_recomputation_hook", _marked(hook, phase)))
+                stack.enter_context(patch.object(module, "_recomputation_hook", _marked(hook, phase)))
         yield
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -27,7 +28,7 @@ from pytest_fp8.worker.record.libraries import te_product, watch_recomputation, 
 from pytest_fp8.worker.record.operators import OPERANDS, dtype_name, products_of_call
 from pytest_fp8.worker.record.trace import SPACES, kind_of
 from pytest_fp8.worker.tensors import plain_name, unwatched
-from pytest_fp8.worker.training.restored import followed, hooked, replaced
+from pytest_fp8.worker.training.restored import followed, hooked
 from pytest_fp8.worker.training.step import around_backward
 from pytest_fp8.zoo.batch import tensors_in
 
@@ -213,7 +214,7 @@ class StepRecorder(TorchDispatchMode):
         self._thread = threading.get_ident()
         with ExitStack() as stack:
             stack.enter_context(hooked(followed({*self.layers.values(), *self._linears.values()})))
-            stack.enter_context(replaced(torch.nn.Module, "__call__", call))
+            stack.enter_context(patch.object(torch.nn.Module, "__call__", call))
             stack.enter_context(around_backward(self._backward_pass))
             stack.enter_context(watch_recomputation(self._recomputation))
             stack.enter_context(watch_transformer_engine(self._note_te))

@@ -7,23 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType, MethodType
 from typing import Any
+from unittest.mock import patch
 
 import torch
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """``owner.name`` is ``value``, for a module of Python, a class or one object of it."""
-    own = name in vars(owner)
-    held = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, held)
-        else:
-            delattr(owner, name)
 
 
 @contextmanager
@@ -35,10 +21,10 @@ def replaced_method(owner: Any, name: str, instead: Callable[..., Any]) -> Itera
     def call(*args: Any, **kwargs: Any) -> Any:
         return instead(real, *args, **kwargs) if is_open else real(*args, **kwargs)
 
-    # torch's schedules look for it at an optimizer's step and warn without it.
+    # Private: torch's schedules look for it at an optimizer's step and warn without it.
     call._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     try:
-        with replaced(owner, name, call):
+        with patch.object(owner, name, call):
             yield
     finally:
         is_open = False
@@ -72,6 +58,7 @@ def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _is_being_called(module: torch.nn.Module, frame: FrameType | None) -> bool:
     """Whether a call of the module is under way, as ``module(x)``: it, or one of its hooks, then calls ``forward``."""
+    # Private: public ``__call__`` is this function, of which frames have the name.
     call = torch.nn.Module._call_impl.__code__
     while frame is not None and not (frame.f_code is call and frame.f_locals["self"] is module):
         frame = frame.f_back
@@ -107,4 +94,5 @@ def _nothing(*args: Any) -> None:
 
 def hooks_of(parameter: torch.Tensor) -> dict[int, Any]:
     """What autograd calls when it has added to the parameter's gradient, by the keys of the hooks' handles."""
+    # Private: torch has no public list of a tensor's hooks.
     return getattr(parameter, "_post_accumulate_grad_hooks", None) or {}

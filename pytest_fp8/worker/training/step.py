@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.utils.checkpoint
 
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.said import WorkloadError
-from pytest_fp8.worker.training.restored import hooked, replaced, replaced_method
+from pytest_fp8.worker.training.restored import hooked, replaced_method
 from pytest_fp8.zoo import data
 from pytest_fp8.zoo.batch import tensors_in
 from pytest_fp8.zoo.training import Phase
@@ -174,11 +175,11 @@ def around_backward(around: Callable[[], AbstractContextManager[Any]]) -> Iterat
 
     # Tensor.backward looks the function up in this module at each call.
     home = torch.autograd
-    with replaced(home, "backward", within(home.backward)), replaced(home, "grad", within(home.grad)):
+    with patch.object(home, "backward", within(home.backward)), patch.object(home, "grad", within(home.grad)):
         yield
 
 
-def called(model: torch.nn.Module, instead: Callable[[Call, Any, Any], Any]) -> AbstractContextManager[None]:
+def called(model: torch.nn.Module, instead: Callable[[Call, Any, Any], Any]) -> AbstractContextManager[Any]:
     """``instead(call, args, kwargs)`` in place of each call of the model.
 
     Not by hooks: those of a model that is compiled whole run inside its compiled code, and a hook that is new in each
@@ -190,7 +191,7 @@ def called(model: torch.nn.Module, instead: Callable[[Call, Any, Any], Any]) -> 
     def call(*args: Any, **kwargs: Any) -> Any:
         return instead(inner, args, kwargs)
 
-    return replaced(model, "_compiled_call_impl", call)
+    return patch.object(model, "_compiled_call_impl", call)
 
 
 def is_training_call() -> bool:
@@ -361,7 +362,7 @@ def inputs_noted(model: torch.nn.Module) -> Iterator[list[int]]:
         yield noted
 
 
-def on_training_calls(model: torch.nn.Module, note: Callable[[Any, Any], None]) -> AbstractContextManager[None]:
+def on_training_calls(model: torch.nn.Module, note: Callable[[Any, Any], None]) -> AbstractContextManager[Any]:
     """Call ``note`` with the arguments of each call of the model that trains."""
 
     def call(inner: Call, args: Any, kwargs: Any) -> Any:
