@@ -166,6 +166,8 @@ def on_cpu(model: torch.nn.Module) -> bool:
 
 
 # -- what Accelerate keeps for a whole process: its first Accelerator decides the precision of all later ones ----------
+#
+# Private: Accelerate's own tests reset it by these names. A public way to begin anew would replace them.
 
 
 def accelerate_precision() -> str:

@@ -55,6 +55,7 @@ class FusedAttention(nn.Module):
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
+        # Private: as transformers' own layers look it up. A public name of the configuration would replace it.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         output, weights = attend(
             self,

@@ -95,6 +95,7 @@ class TransformerEngine(Backend):
         from transformer_engine.pytorch.distributed import activation_recompute_forward
         from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 
+        # Private, as the names above and below: a public way to forget a pass without recomputation would replace them.
         state = getattr(FP8GlobalStateManager, "quantization_state", FP8GlobalStateManager)
         for queue in getattr(state, "fp8_tensors_recompute_buffer", ()):
             queue.clear()

@@ -125,6 +125,7 @@ class Zero3(Way):
         import deepspeed
 
         if device.type == "cpu":
+            # Private: no option of DeepSpeed leaves an operator out.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
     def parallelize(self, prepared: Prepared, mesh: Callable[[], Any], setup: Any) -> Prepared:
@@ -159,6 +160,7 @@ class Zero3(Way):
         if accelerator.device.type == "cpu":
             plugin = plugins["deepspeed_plugin"]
             plugin.set_mixed_precision(accelerator.mixed_precision)
+            # Private: what Accelerate calls on a GPU. A CPU that takes DeepSpeed's plugin would replace it.
             plugin.select(_from_accelerator_state=True)
             accelerator.state.distributed_type, accelerator.state.deepspeed_plugins = DistributedType.DEEPSPEED, plugin
         # transformers would part each further model as it is built. An arm goes back to the weights of a whole one.

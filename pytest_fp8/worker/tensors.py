@@ -25,6 +25,7 @@ def plain_name(name: str) -> str:
     >>> plain_name("_orig_mod.layers.0._orig_mod.weight")
     'layers.0.weight'
     """
+    # Private: the attributes of torch's two wrappers, which their own state dicts leave out.
     return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))
 
 

@@ -11,6 +11,7 @@ from pytest_fp8.backends.base import ALIGNMENT
 from pytest_fp8.backends.linears import linears
 from pytest_fp8.worker.state.snapshot import generators_kept
 
+# Private: torch has no public list of a module's hooks.
 _HOOKS = {
     "_forward_hooks": "a forward hook",
     "_forward_pre_hooks": "a forward pre-hook",

@@ -97,6 +97,7 @@ class Snapshot:
                 self._note_attribute(self._of_optimizer, name, value)
         for name in buffers:
             holder, _, key = name.rpartition(".")
+            # Private: it is put back as the other entries are. A public dict of a module's buffers would replace it.
             entries = model.get_submodule(holder)._buffers
             self._values.append((entries, key, entries[key], entries[key].detach().clone()))  # type: ignore[union-attr]
 

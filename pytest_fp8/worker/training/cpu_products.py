@@ -26,6 +26,7 @@ def multiply_bfloat16_through_float32(device: torch.device) -> None:
     in float32 and round once, from here on in this process.
     The result is that of BF16 operands with a float32 accumulator, as on a GPU. torch's own paths there take up to 25
     times as long: docs/measurements.md, "What an arm's own work takes"."""
+    # Private: torch.backends.cpu names instruction sets, and no public name says whether BF16 is among them.
     if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         replace_products()
 
@@ -44,6 +45,7 @@ def replace_products() -> torch.library.Library:
 
 def _through_float32(name: str, operands: int) -> Callable[..., Any]:
     own = torch.library.get_kernel(f"aten::{name}", "CPU")
+    # Private: a kernel that torch.library.get_kernel() gives takes them, and torch.library has no class for them.
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
     def kernel(*given: Any, **named: Any) -> Any:

@@ -85,6 +85,7 @@ def compile_blocks(model: torch.nn.Module) -> None:
     A model without repeated blocks is compiled whole. Reaching dynamo's recompilation limit is an error, because dynamo
     would go on uncompiled without a word. A limit that the user set stays, with what dynamo does there.
     """
+    # Private: torch.compiler.config has no limit of recompilations.
     config = torch._dynamo.config
     if config.recompile_limit == RECOMPILE_LIMIT:
         config.recompile_limit = 64

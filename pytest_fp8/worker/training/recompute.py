@@ -48,6 +48,7 @@ def _compiled_like_its_block(function: Callable[..., Any]) -> Callable[..., Any]
     ``block.compile()`` compiles; what it recomputes would run uncompiled. Before 5.23 it is called around the compiled
     block, and ``function`` stays as it is.
     """
+    # Private: torch has no public way to ask whether a module is compiled.
     block = next(iter(getattr(function, "args", ())), None)
     if getattr(block, "_compiled_call_impl", None) is None:
         return function
