@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.base import Conversion
 from pytest_fp8.backends.linears import put_in_place
-from pytest_fp8.backends.transformer_engine import RECIPES, TransformerEngine
+from pytest_fp8.backends.transformer_engine import RECIPES, TransformerEngine, uncompiled
 
 if TYPE_CHECKING:
     import torch
@@ -42,28 +42,18 @@ class FusedTransformerEngine(TransformerEngine):
 
 
 def replace_norms(model: torch.nn.Module) -> None:
-    """Put a te.RMSNorm with the same weight and epsilon in place of each LlamaRMSNorm."""
+    """Put a te.RMSNorm with the same weight and epsilon in place of each LlamaRMSNorm.
+
+    Uncompiled with every recipe: it is one of Transformer Engine's fusible operations. Each call builds a fuser and
+    passes it to an autograd function, and the kernel behind it is no torch operator, so there is nothing to trace.
+    """
+    import transformer_engine.pytorch as te
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-    layer = norm_type()
+    layer = uncompiled(te.RMSNorm)
     replaced: dict[torch.nn.Module, torch.nn.Module] = {}
     norms: list[Any] = [module for module in model.modules() if type(module) is LlamaRMSNorm]
     for norm in norms:
         replaced[norm] = layer(norm.weight.shape[0], eps=norm.variance_epsilon, dtype=norm.weight.dtype, device="meta")
         replaced[norm].weight = norm.weight
     put_in_place(model, replaced)
-
-
-def norm_type() -> Any:
-    """te.RMSNorm that ``torch.compile`` runs uncompiled, with every recipe.
-
-    It is one of Transformer Engine's fusible operations. Each call builds a fuser and passes it to an autograd
-    function, and the kernel behind it is no torch operator, so there is nothing to trace.
-    """
-    import torch
-    import transformer_engine.pytorch as te
-
-    class UncompiledRMSNorm(te.RMSNorm):  # type: ignore[misc]
-        forward = torch.compiler.disable(te.RMSNorm.forward)
-
-    return UncompiledRMSNorm

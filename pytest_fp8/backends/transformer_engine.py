@@ -69,9 +69,11 @@ class TransformerEngine(Backend):
         replaced: dict[torch.nn.Module, torch.nn.Module] = {}
         for name in result.converted:
             linear = before[name]
-            replacement = _without_weights(layer, linear, linear.bias is not None)
+            sizes, bias = (linear.in_features, linear.out_features), linear.bias is not None
+            # No memory for weights that are replaced at once.
+            replacement = layer(*sizes, bias=bias, params_dtype=linear.weight.dtype, device="meta")
             replacement.weight = linear.weight
-            if linear.bias is not None:
+            if bias:
                 replacement.bias = linear.bias
             replaced[linear] = replacement
         result.model = put_in_place(model, replaced)
@@ -132,27 +134,20 @@ class TransformerEngine(Backend):
         )
 
 
-def _without_weights(kind: Any, like: Any, bias: bool) -> Any:
-    """A layer of this kind with a Linear's sizes and dtype, without memory for weights."""
-    return kind(like.in_features, like.out_features, bias=bias, params_dtype=like.weight.dtype, device="meta")
-
-
 def linear_type(recipe: str) -> Any:
-    """The class to convert to: te.Linear, or for delayed scaling a te.Linear that ``torch.compile`` runs uncompiled.
-
-    Delayed scaling keeps state that Transformer Engine's compiled operator cannot carry. One class for all layers, so
-    that the graph break is compiled once.
-    """
-    import torch
+    """The class to convert to: te.Linear, for delayed scaling uncompiled, whose state Transformer Engine's compiled
+    operator cannot carry."""
     import transformer_engine.pytorch as te
 
-    if recipe != "delayed":
-        return te.Linear
+    return uncompiled(te.Linear) if recipe == "delayed" else te.Linear
 
-    class UncompiledLinear(te.Linear):  # type: ignore[misc]
-        forward = torch.compiler.disable(te.Linear.forward)
 
-    return UncompiledLinear
+def uncompiled(layer: Any) -> Any:
+    """A class of layers that ``torch.compile`` runs as plain Python: one for all of them, so that the graph break is
+    compiled once."""
+    import torch
+
+    return type(f"Uncompiled{layer.__name__}", (layer,), {"forward": torch.compiler.disable(layer.forward)})
 
 
 def te_recipe(name: str, options: Mapping[str, Any]) -> Any:
