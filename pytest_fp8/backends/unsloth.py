@@ -9,11 +9,11 @@ their modules; other projections go through peft. Adapters are float32 parameter
 from __future__ import annotations
 
 import functools
-import glob
-import hashlib
+import gc
 import inspect
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -268,43 +268,22 @@ def language_model_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
 
 @contextmanager
 def model_folder(case: Case, device: str) -> Iterator[Path]:
-    """A folder to load the case's base from: the case's own, or a temporary one with random weights.
+    """A folder to load the case's base from: the case's own, or a temporary one with random weights. What the library
+    caches of it in the arm's temporary folder, a copy in FP8, is removed at the end."""
+    import torch
 
-    The library caches the quantized model on disk under the folder's name, and would use it for another model of the
-    same name. The copy is removed before and after.
-    """
     with tempfile.TemporaryDirectory(prefix="fp8-unsloth-") as made:
         folder = Path(case.weights or made)
         if case.weights is None:
             write_model(case.model, folder, seed=BASE_SEED, device=device)
-            _free(device)
-        forget_quantized(folder)
+            # Its memory, before the model is loaded.
+            gc.collect()
+            torch.cuda.empty_cache()
         try:
             yield folder
         finally:
-            forget_quantized(folder)
-
-
-def forget_quantized(folder: Path) -> None:
-    """Remove the FP8 copy that the library caches of this folder, and no other."""
-    from shutil import rmtree
-
-    path = os.path.abspath(folder)
-    digest = hashlib.sha256(path.encode()).hexdigest()[:12]
-    kept = Path(tempfile.gettempdir(), f"unsloth-fp8-{os.getuid()}")
-    for copy in glob.glob(f"{glob.escape(str(kept / Path(path).name))}-fp8-*-{digest}*"):
-        rmtree(copy, ignore_errors=True)
-
-
-def _free(device: str) -> None:
-    """Free the memory of the model that was written, before it is loaded."""
-    import gc
-
-    import torch
-
-    gc.collect()
-    if device.startswith("cuda"):
-        torch.cuda.empty_cache()
+            for copy in Path(tempfile.gettempdir(), f"unsloth-fp8-{os.getuid()}").glob(f"{folder.name}-fp8-*"):
+                shutil.rmtree(copy, ignore_errors=True)
 
 
 def write_model(name: str, folder: Path, *, seed: int, device: str) -> None:
