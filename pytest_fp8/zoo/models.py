@@ -60,11 +60,8 @@ def build(
     dtype = dtype or torch.bfloat16
     torch.manual_seed(seed)
     if weights is not None:
-        config = Path(weights) / "config.json"
-        if not config.is_file():
-            raise FileNotFoundError(f"no config.json in the weights folder {weights!r}")
         # Plain causal attention is right for Llama; other architectures have windows and sinks in their masks.
-        plain = json.loads(config.read_text()).get("model_type") == "llama"
+        plain = json.loads(Path(weights, "config.json").read_text()).get("model_type") == "llama"
         model = AutoModelForCausalLM.from_pretrained(
             weights,
             dtype=dtype,
