@@ -10,7 +10,14 @@ import pytest
 from helpers.evidence import UPDATES, WEIGHT, arm_ledger, sketch, verdict_of
 from pytest_fp8.codes import C, D, L
 from pytest_fp8.questions.layers.products import Product
-from pytest_fp8.questions.ledger.compare import blame_in_ledger, compare, find_in_ledger, unless_unlike
+from pytest_fp8.questions.ledger.compare import (
+    blame_in_ledger,
+    compare,
+    evaluated_otherwise,
+    find_in_ledger,
+    outermost,
+    unless_unlike,
+)
 from pytest_fp8.questions.ledger.evidence import (
     NO_UPDATES,
     Draw,
@@ -21,7 +28,6 @@ from pytest_fp8.questions.ledger.evidence import (
     TensorNote,
     TwoLedgers,
 )
-from pytest_fp8.questions.ledger.rows import evaluated_otherwise, outermost
 from pytest_fp8.verdicts import Decision, Verdict
 
 HEALTHY = arm_ledger()

@@ -9,9 +9,8 @@ from pytest_fp8.case import Case
 from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8, TRAINING, StepProducts
-from pytest_fp8.questions.ledger.compare import never_called
+from pytest_fp8.questions.ledger.compare import evaluated_otherwise, never_called, outermost
 from pytest_fp8.questions.ledger.evidence import ArmLedger, OwnedProduct, TwoLedgers
-from pytest_fp8.questions.ledger.rows import evaluated_otherwise, outermost
 from pytest_fp8.recipes import Stays
 
 WORTH_NAMING = 0.02

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from pytest_fp8.questions.layers.products import Product
 
+OUTSIDE = "code outside all modules"
+"""Owner of what no module called."""
+
 
 @dataclass(frozen=True)
 class TensorNote:

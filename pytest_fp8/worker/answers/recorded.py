@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pytest_fp8.questions.layers.products import LayerCall, Product
-from pytest_fp8.questions.ledger.evidence import OptimizerNote
-from pytest_fp8.questions.ledger.rows import OUTSIDE
+from pytest_fp8.questions.ledger.evidence import OUTSIDE, OptimizerNote
 from pytest_fp8.worker.notes import optimizer_note, random_state, switches_of
 from pytest_fp8.worker.record.accuracy import kept_numbers
 from pytest_fp8.worker.record.clock import compiled_frames

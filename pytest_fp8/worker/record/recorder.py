@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from pytest_fp8.backends.base import Backend
 from pytest_fp8.questions.layers.products import EVALUATION, Product
-from pytest_fp8.questions.ledger.evidence import Entered, TensorNote
-from pytest_fp8.questions.ledger.rows import OUTSIDE
+from pytest_fp8.questions.ledger.evidence import OUTSIDE, Entered, TensorNote
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.source_text import is_of_a_library
 from pytest_fp8.worker.notes import digest_of, random_state, shape_of
