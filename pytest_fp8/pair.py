@@ -21,7 +21,7 @@ from pytest_fp8.questions import pays
 from pytest_fp8.questions.asks import cannot, fp8_layers, ledgers_of, memory_of, numerics_of, reference_ledger
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
-from pytest_fp8.questions.layers.check import COUNTED, LayersFigures, check_layers, strictly
+from pytest_fp8.questions.layers.check import STORED, LayersFigures, check_layers
 from pytest_fp8.questions.ledger.compare import blame_in_ledger, unless_unlike
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
 from pytest_fp8.questions.loss.check import LossFigures, check_loss
@@ -195,14 +195,11 @@ class Fp8Pair:
     def _layers(self, _: float | None) -> Asking[Answer]:
         ledgers = yield from self._ledgers()
         evidence = yield from fp8_layers()
-        counts = {name: self._stored(name)[0] for name in COUNTED if self._stored(name)}
-        decision = check_layers(self.case, evidence, self._stored("fp8_share"), counts, ledgers)
-        if self._settings.strict:
-            decision = strictly(decision, evidence)
+        stored = {name: min(self._stored(name)) for name in STORED if self._stored(name)}
+        decision = check_layers(self.case, evidence, stored, ledgers)
         figures = decision.figures
         assert isinstance(figures, LayersFigures)
-        measured = {"fp8_share": figures.fp8_share, **figures.counted()}
-        return decision, [(name, [value], None) for name, value in measured.items()]
+        return decision, [(name, [value], None) for name, value in figures.stored().items()]
 
     def _numerics(self, _: float | None) -> Asking[Answer]:
         first = yield from numerics_of()

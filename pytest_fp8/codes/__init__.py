@@ -87,7 +87,6 @@ class L(Code):
     NO_FORWARD_IN_FP8 = "FP8-L31"
     GRADIENTS_NOT_IN_FP8 = "FP8-L32"
     NO_LINEAR_FITS = "FP8-L33"
-    LEAVES_NOTHING = "FP8-L34"
 
 
 class D(Code):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -58,8 +58,7 @@ def check_presence(
     fp8: Presence,
     ledgers: TwoLedgers | None = None,
     least: float = 0.0,
-    stored_share: Sequence[float] = (),
-    stored_counts: Mapping[str, int] | None = None,
+    stored: Mapping[str, float] | None = None,
 ) -> Decision:
     """FP8 is on in the one run and off in the other, in as much of the work as the mark and the baseline say, and both
     do the same work. ``least``: the mark's share."""
@@ -70,7 +69,7 @@ def check_presence(
         or _off(fp8)
         or (find_in_ledger(ledgers, "layers") if ledgers is not None else None)
         or _too_little(figures.fp8_share, least)
-        or less_than_stored(figures, stored_share, stored_counts or {})
+        or less_than_stored(figures, stored or {})
     )
     if found is not None:
         return found.answer("layers", figures)

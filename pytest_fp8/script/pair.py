@@ -8,7 +8,7 @@ from dataclasses import replace
 from pytest_fp8.arms.pool import Arm
 from pytest_fp8.pair import Answer, Fp8Pair
 from pytest_fp8.plan import FP8, REFERENCE, Ask, Asking
-from pytest_fp8.questions.layers.check import COUNTED, LayersFigures
+from pytest_fp8.questions.layers.check import STORED, LayersFigures
 from pytest_fp8.questions.ledger.compare import unless_unlike
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
 from pytest_fp8.questions.loss.check import LossFigures
@@ -28,12 +28,11 @@ class Fp8Script(Fp8Pair):
     def _layers(self, _: float | None) -> Asking[Answer]:
         ledgers = yield from self._ledgers()
         bf16, fp8 = yield Ask(REFERENCE, "presence"), Ask(FP8, "presence")
-        counts = {name: self._stored(name)[0] for name in COUNTED if self._stored(name)}
-        decision = check_presence(bf16, fp8, ledgers, self.script.share, self._stored("fp8_share"), counts)
+        stored = {name: min(self._stored(name)) for name in STORED if self._stored(name)}
+        decision = check_presence(bf16, fp8, ledgers, self.script.share, stored)
         figures = decision.figures
         assert isinstance(figures, LayersFigures)
-        measured = {"fp8_share": figures.fp8_share, **figures.counted()}
-        return decision, [(name, [value], None) for name, value in measured.items()]
+        return decision, [(name, [value], None) for name, value in figures.stored().items()]
 
     def _loss(self, steps: float | None) -> Asking[Answer]:
         evidence = yield from self.loss_evidence(int(steps or 0))

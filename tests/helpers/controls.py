@@ -11,7 +11,7 @@ from controls.catalogue import CATALOGUE
 from helpers.fakes import FakeProcess, timed
 from pytest_fp8.baselines.store import load_baseline, read_baseline
 from pytest_fp8.plain import to_plain
-from pytest_fp8.questions.layers.check import COUNTED
+from pytest_fp8.questions.layers.check import STORED
 from pytest_fp8.questions.layers.evidence import WireTime
 from pytest_fp8.questions.layers.products import Product
 
@@ -118,5 +118,5 @@ def read_without_counts(*where):
     found = read_baseline(*where)
     if found is None:
         return None
-    kept = {name: values for name, values in found.newest.metrics.items() if name not in {*COUNTED, "fp8_share"}}
+    kept = {name: values for name, values in found.newest.metrics.items() if name not in STORED}
     return replace(found, sessions=(replace(found.newest, metrics=kept),))

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from pytest_fp8.case import Case
 from pytest_fp8.codes import Code, L, P
 from pytest_fp8.questions.findings import SHOWN, finding, some, words
-from pytest_fp8.questions.layers.beside import beside, matches_nothing
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.questions.layers.products import ABSENT, FP8, Attribution, StepProducts, role_table
-from pytest_fp8.questions.ledger.compare import find_in_ledger, find_where_gradients_are_missing
-from pytest_fp8.questions.ledger.evidence import ArmLedger, Collective, TwoLedgers
+from pytest_fp8.questions.layers.products import ABSENT, FP8, TRAINING, Attribution, StepProducts, role_table
+from pytest_fp8.questions.ledger.compare import (
+    evaluated_otherwise,
+    find_in_ledger,
+    find_where_gradients_are_missing,
+    never_called,
+    outermost,
+)
+from pytest_fp8.questions.ledger.evidence import ArmLedger, Collective, OwnedProduct, TwoLedgers
 from pytest_fp8.recipes import DGRAD, FPROP, POWERS, RECOMPUTE, ROLES, WGRAD, Role, Stays, library_of, recipe_facts
 from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict, passed
 
 QUESTION = "layers"
-COUNTED = {
-    "fp8_layers": "Linears in FP8",
-    **{f"fp8_{role}": f"{role} products in FP8 per step" for role in (*ROLES, RECOMPUTE)},
+SHARE = "fp8_share"
+STORED = {
+    "fp8_layers": "fewer Linears in FP8",
+    **{f"fp8_{role}": f"fewer {role} products in FP8 per step" for role in (*ROLES, RECOMPUTE)},
+    SHARE: "less of the step runs in FP8",
 }
-"""Counts that a baseline keeps, name -> unit. They are exact: one less fails."""
+"""What a baseline keeps, and what less of it is. Counts and the share of GEMM FLOPs are exact: one less fails."""
+WORTH_NAMING = 0.02
+"""Share of the Linears' weights, or of the step's FLOPs, above which what stays in high precision is named. Less
+costs less than 2 % of the speed, a case's default ``tolerance``."""
 
 
 @dataclass(frozen=True)
@@ -44,24 +54,22 @@ class LayersFigures(Figures):
     notes: Sequence[str] = ()
     """What a PASS says besides."""
 
-    def counted(self) -> dict[str, int]:
-        """The counts of :data:`COUNTED`, without roles that did not run."""
+    def stored(self) -> dict[str, float]:
+        """What a baseline keeps, without roles that did not run."""
         roles = {f"fp8_{role}": count["fp8"] for role, count in self.roles.items()}
-        return {"fp8_layers": self.converted, **{name: n for name, n in roles.items() if name in COUNTED}}
+        return {SHARE: self.fp8_share, "fp8_layers": self.converted, **roles}
 
 
 def check_layers(
     case: Case,
     evidence: LayersEvidence,
-    baseline_share: Sequence[float] = (),
-    baseline_counts: Mapping[str, int] | None = None,
+    stored: Mapping[str, float] | None = None,
     ledgers: TwoLedgers | None = None,
 ) -> Decision:
     """FAIL names the first thing that is wrong, from what was converted to what was executed.
 
-    ``baseline_share``: the stored share of GEMM FLOPs in FP8; it is exact, so any loss of more than rounding fails.
-    ``baseline_counts``: the stored counts of :data:`COUNTED`; any that is lower now fails. ``ledgers``: what both arms
-    did besides FP8.
+    ``stored``: what the baseline has of :data:`STORED`; any that is lower now, by more than rounding, fails.
+    ``ledgers``: what both arms did besides FP8.
     """
     roles = recipe_facts(case.backend, case.recipe).roles
     step = evidence.step(roles)
@@ -77,7 +85,7 @@ def check_layers(
         or (find_in_ledger(ledgers, QUESTION) if ledgers is not None else None)
         # Where the reference does call the layer, that has been said.
         or find_past_layers(case, evidence)
-        or less_than_stored(figures, baseline_share, baseline_counts or {})
+        or less_than_stored(figures, stored or {})
         or _scaling(evidence)
     )
     if found is not None:
@@ -92,22 +100,6 @@ def check_layers(
     return passed("; ".join(said)).answer(QUESTION, replace(figures, notes=notes))
 
 
-def strictly(decision: Decision, evidence: LayersEvidence) -> Decision:
-    """The decision of :func:`check_layers` as ``--fp8-strict`` has it: a PASS with a pattern of ``leave`` that matches
-    no Linear is FAIL. Elsewhere that is a note: workloads of several models may share their patterns."""
-    figures = decision.figures
-    if not evidence.unmatched or not decision.verdict.passes or not isinstance(figures, LayersFigures):
-        return decision
-    found = finding(
-        L.LEAVES_NOTHING,
-        f"patterns for whole names of the model's Linears: {some(list(evidence.originals))}",
-        decision.headline.partition(";")[0],
-        patterns=some([repr(pattern) for pattern in evidence.unmatched]),
-    )
-    notes = [note for note in figures.notes if note != matches_nothing(evidence.unmatched)]
-    return found.answer(QUESTION, replace(figures, notes=notes))
-
-
 def _figures(evidence: LayersEvidence, step: StepProducts) -> LayersFigures:
     return LayersFigures(
         linears=len(evidence.originals),
@@ -119,18 +111,16 @@ def _figures(evidence: LayersEvidence, step: StepProducts) -> LayersFigures:
     )
 
 
-def less_than_stored(figures: LayersFigures, share: Sequence[float], counts: Mapping[str, int]) -> Finding | None:
-    now = figures.counted()
-    less = [
-        (f"fewer {COUNTED[name]} than in the baseline", f"{stored}, exactly as stored", f"{now.get(name, 0)}")
-        for name, stored in counts.items()
-        if now.get(name, 0) < stored
-    ]
-    if share and figures.fp8_share < min(share) - 1e-6:
-        expected, seen = f"{min(share):.2%} of GEMM FLOPs", f"{figures.fp8_share:.2%}"
-        less.append(("less of the step runs in FP8 than in the baseline", expected, seen))
-    what, expected, seen = less[0] if less else ("", "", "")
-    return finding(L.LESS_THAN_BASELINE, expected, seen, what=what) if less else None
+def less_than_stored(figures: LayersFigures, stored: Mapping[str, float]) -> Finding | None:
+    now = figures.stored()
+    less = [name for name, least in stored.items() if now.get(name, 0) < least - 1e-6]
+    if not less:
+        return None
+    name, unit = less[0], "{:.2%} of GEMM FLOPs" if less[0] == SHARE else "{:.0f}"
+    expected, seen = (unit.format(each) for each in (stored[name], now.get(name, 0)))
+    return finding(
+        L.LESS_THAN_BASELINE, f"{expected}, exactly as stored", seen, what=f"{STORED[name]} than in the baseline"
+    )
 
 
 def _scaling(evidence: LayersEvidence) -> Finding | None:
@@ -362,3 +352,94 @@ def _bytes(size: int) -> str:
         if size >= unit:
             return f"{size / unit:.1f} {name}"
     return f"{size} B"
+
+
+# -- what a PASS says besides ------------------------------------------------------------------------------------------
+
+
+def beside(case: Case, evidence: LayersEvidence, step: StepProducts, ledgers: TwoLedgers | None) -> list[str]:
+    """What a PASS must not hide: a text for each thing that is less in FP8 than a reader expects. Workloads of several
+    models may share their ``leave`` patterns."""
+    said = [*_of_own(case, evidence, step), *_of_model(evidence, step)]
+    said += _of_ledgers(ledgers) if ledgers is not None else ()
+    # Such as a mixture's experts in one parameter.
+    if evidence.stacked_weights:
+        said.append(f"not in FP8, since no Linear holds them: {some(evidence.stacked_weights)}")
+    return said
+
+
+def _of_own(case: Case, evidence: LayersEvidence, step: StepProducts) -> Iterator[str]:
+    """What is in FP8 by code of the user's own, and by another recipe than the case's."""
+    if others := evidence.other_recipes(case):
+        named = some([f"{name} by {recipe}" for name, recipe in others.items()])
+        yield f"by another recipe than {case.recipe}: {named}"
+    if evidence.of_own:
+        yield f"FP8 by code of your own, known by its products: {some(evidence.of_own)} (its recipe was not read)"
+    functions = [call for call in evidence.calls if call.by and not call.past]
+    if functions:
+        where = some(list(dict.fromkeys(f"{call.name} by {call.by}" for call in functions)))
+        yield f"in FP8 where no Linear is called: {where} (what else runs there was not compared)"
+    if batched := [each for each in evidence.foreign if each.product.kind == FP8 and each.product.phase in TRAINING]:
+        share = sum(owned.product.flops for owned in batched) / step.flops()
+        yield f"{len(batched)} products in FP8 ({share:.1%} of the GEMM FLOPs) not judged by role: {callers(batched)}"
+
+
+def callers(products: Sequence[OwnedProduct]) -> str:
+    """``bmm of blocks.0.mix``: the operators that multiply, and the modules that call them."""
+    by_flops: Counter[str] = Counter()
+    for owned in products:
+        by_flops[f"{owned.product.operator} of {owned.owner or 'the model itself'}"] += owned.product.flops
+    return some([name for name, _ in by_flops.most_common()])
+
+
+def _of_model(evidence: LayersEvidence, step: StepProducts) -> Iterator[str]:
+    # Sizes alone: heads, adapters, what the workload leaves and what a library leaves by its own rule are as they
+    # should be.
+    weights = {name: inputs * outputs for name, (inputs, outputs) in evidence.originals.items()}
+    odd = [name for name, reason in evidence.skipped.items() if reason.kind is Stays.SIZE]
+    if sum(weights.get(name, 0) for name in odd) > WORTH_NAMING * sum(weights.values()):
+        reasons = some(list(dict.fromkeys(evidence.skipped[name].text for name in odd)))
+        stay = "Linear stays" if len(odd) == 1 else "Linears stay"
+        yield f"{len(odd)} of {len(weights)} {stay} in BF16: {some(odd)} ({reasons})"
+    # Raw parameters, convolutions, adapters of a class of one's own.
+    share = sum(product.flops for product in step.foreign if product.kind != FP8) / step.flops()
+    if share > WORTH_NAMING:
+        outside = [owned for owned in evidence.foreign if owned.product.kind != FP8]
+        yield f"{share:.1%} of these FLOPs are outside the Linears, in high precision: {callers(outside)}"
+    if evidence.unmatched:
+        yield f"leave={some([repr(pattern) for pattern in evidence.unmatched])} matches no Linear"
+
+
+def _of_ledgers(ledgers: TwoLedgers) -> Iterator[str]:
+    if unused := never_called(ledgers):
+        layer = "1 converted layer was" if len(unused) == 1 else f"{len(unused)} converted layers were"
+        yield f"{layer} not called in the step that was watched, in either arm: {some(unused)}"
+    # Where one arm alone does, it is a difference.
+    if otherwise := ledgers.fp8.recomputed_otherwise:
+        where = some([name or "the model" for name in otherwise])
+        yield f"recomputation computes something else than the first forward in both arms: {where}"
+    if other := evaluated_otherwise(ledgers):
+        yield f"the arms evaluate with other modules, which were not compared: {some(other)}"
+    if same_on_all_ranks(ledgers.fp8):
+        yield "all ranks were given one and the same batch: cut it by rank in batch(step)"
+    if ledgers.fp8.ranks > 1 and not (ledgers.fp8.wire or ledgers.reference.wire):
+        yield (
+            "nothing travelled between the ranks in the forward and backward passes that were watched: unless the "
+            "optimizer reduces gradients, each rank trains alone"
+        )
+    # Where a batch has no image, or by a fault.
+    routed, ranks = ledgers.routed(), [{call.module for call in calls} for calls in ledgers.fp8.of_ranks()]
+    less = [outermost(set.union(*ranks) - called - routed) for called in ranks]
+    if any(less):
+        rank = next(rank for rank, names in enumerate(less) if names)
+        yield f"rank {rank} does not call what other ranks call, in either arm: {some(less[rank])}"
+    if routed:
+        where = some([name or "the model itself" for name in sorted(routed)])
+        yield f"not compared between the arms, since its work follows from what the model computes: {where}"
+
+
+def same_on_all_ranks(ledger: ArmLedger) -> bool:
+    """Whether each of several ranks was given the same batch. ``batch`` lists the ranks' parts one after another."""
+    part = len(ledger.batch) // ledger.ranks
+    known = all(note.digest for note in ledger.batch)
+    return ledger.ranks > 1 and part > 0 and known and list(ledger.batch) == [*ledger.batch[:part]] * ledger.ranks
