@@ -26,10 +26,9 @@ from pytest_fp8 import Case
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.numerics.check import differences
 from pytest_fp8.questions.numerics.evidence import ArmNumerics, NumericsEvidence
-from pytest_fp8.questions.numerics.gradients import differences
-from pytest_fp8.questions.numerics.limits import Limits
-from pytest_fp8.questions.numerics.products import AFTER_STEPS, distance, gain_error, judged_products
+from pytest_fp8.questions.numerics.products import AFTER_STEPS, Limits, distance, gain_error, judged_products
 from pytest_fp8.recipes import library_of
 
 SPREAD = Path(__file__).parents[2] / "pytest_fp8" / "questions" / "numerics" / "spread.json"

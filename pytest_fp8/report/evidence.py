@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from pytest_fp8.questions.asks import fp8_layers, numerics_of
 from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.questions.numerics.check import differences, with_further_draws
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence
-from pytest_fp8.questions.numerics.gradients import differences, with_further_draws
-from pytest_fp8.questions.numerics.limits import limits_of
+from pytest_fp8.questions.numerics.products import limits_of
 from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.report.rows import Curve, Evidence
 

@@ -16,9 +16,8 @@ from pytest_fp8.casts import E4M3, E5M2, promised_casts
 from pytest_fp8.codes import C, D, N
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.layers.products import FP8
-from pytest_fp8.questions.numerics.check import check_numerics
+from pytest_fp8.questions.numerics.check import check_numerics, with_further_draws
 from pytest_fp8.questions.numerics.evidence import ArmNumerics, Gradients, HandedOn, NumericsEvidence, ProductCheck
-from pytest_fp8.questions.numerics.gradients import with_further_draws
 from pytest_fp8.recipes import DGRAD, FPROP, ROLES, WGRAD, recipe_facts, recipe_options, types
 
 PASS, FAIL, INVALID = Verdict.PASS, Verdict.FAIL, Verdict.INVALID

@@ -25,9 +25,9 @@ from pytest_fp8.backends.torchao import torchao_config
 from pytest_fp8.backends.transformer_engine import TransformerEngine
 from pytest_fp8.casts import BLOCK, E4M3, E5M2, GRADIENT, INPUT, LINE, MX, SQUARE, TENSOR, WEIGHT, Cast, promised_casts
 from pytest_fp8.codes import N
+from pytest_fp8.questions.numerics.check import find_in_handed_on
 from pytest_fp8.questions.numerics.evidence import HandedOn
-from pytest_fp8.questions.numerics.gradients import find_in_handed_on
-from pytest_fp8.questions.numerics.limits import LATER_DELAYED
+from pytest_fp8.questions.numerics.products import LATER_DELAYED
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
 from pytest_fp8.worker.answers import numerics, recorded
 from pytest_fp8.worker.record.accuracy import FORMATS, Expected, Operand, square_amax
