@@ -31,8 +31,8 @@ from pytest_fp8 import Verdict
 from pytest_fp8.codes import S
 from pytest_fp8.gpu import Conditions
 from pytest_fp8.questions.layers.evidence import KernelTime, WireTime
-from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
-from pytest_fp8.questions.speed.account import account_of, covered_by_fp8, role_times
+from pytest_fp8.questions.layers.products import FP8, Product
+from pytest_fp8.questions.speed.account import account_of, covered_by_fp8
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.host import Beside, Turn, scatters
 from pytest_fp8.report.table import stored_of
@@ -249,18 +249,6 @@ def test_ranks_that_wait_for_each_other_while_they_are_profiled_are_no_other_wor
     account = decision.numbers["account"]["fp8"]
     assert account["classes"]["attention"] == pytest.approx(FP8_ARM.milliseconds["attention"], rel=0.03)
     assert account["wire"]["exposed"] == pytest.approx(account["busy"] * (1 - works / 109.0)), "not the 105 ms"
-
-
-def test_roles_that_share_their_extents_share_the_time():
-    """16 tokens: dgrad of 32 -> 16 features and wgrad of it have one size."""
-    products = [
-        Product("forward", 32, (16, 16), FP8, "mm", milliseconds=1.0),
-        Product("backward", 16, (16, 32), FP8, "mm", milliseconds=2.0),
-        Product("backward", 16, (32, 16), FP8, "mm", milliseconds=2.0),
-        Product("forward", 7, (9, 9), "float32", "bmm", milliseconds=0.5),
-    ]
-    shared = {"fprop fp8": 1.0, "dgrad fp8": 2.0, "wgrad fp8": 2.0, "other float32": 0.5}
-    assert role_times(products, [LayerCall("a", 32, 16, rows=16)]) == shared
 
 
 def test_products_are_covered_by_their_size_and_what_is_fused_by_its_flops():

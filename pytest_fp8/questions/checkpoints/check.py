@@ -26,9 +26,8 @@ FEW, OF_FEW = 64, 0.25
 The least limit for these."""
 LEAST_NATS, MOST_NATS = 0.05, 14.0
 """The least limit on the mean of resumed losses, in nats per token; of a loss below 1 that share of it. And what no
-loss
-in nats per token exceeds: guessing among a million tokens costs that. A larger one is a sum over the batch, or has a
-unit of its own."""
+loss in nats per token exceeds: guessing among a million tokens costs that. A larger one is a sum over the batch, or
+has a unit of its own."""
 OF_A_SUM = 0.01
 """The least limit for such a loss, as a share of it."""
 MOST = 0.25
@@ -46,43 +45,26 @@ NOT_JUDGED = (K.OUTPUTS_NOT_FINITE, K.DATA_NOT_CARRIED, K.SOURCE_DIVERGED)
 
 
 @dataclass(frozen=True)
-class TransferFigures:
-    """One checkpoint that was carried."""
-
-    direction: str
-    store: str
-    logits: float
-    """Relative L2 distance of the outputs after loading from the source's."""
-    limit: float
-    bytes: int
-    resumed: tuple[float, ...]
-    """Losses of the steps that the target went on to train."""
-    source: tuple[float, ...]
-    """The source's losses of the same steps."""
-    scaling_state: int
-    """Tensors of scaling state, which are left out."""
-    frozen: int
-    remarks: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class CheckpointFigures(Figures):
-    transfers: tuple[TransferFigures, ...]
+    transfers: tuple[Mapping[str, Any], ...]
+    """Of each checkpoint that was carried: its way; the outputs' relative L2 distance from the source's and its limit;
+    bytes; the losses of the steps that the target and the source went on to train; tensors of scaling state and of a
+    frozen base, which are left out; remarks."""
 
 
-def _figures(t: Transfer) -> TransferFigures:
-    return TransferFigures(
-        direction=t.direction,
-        store=t.store,
-        logits=t.logit_distance,
-        limit=logit_limit(t.start),
-        bytes=t.saved.bytes,
-        resumed=tuple(t.resumed.losses),
-        source=tuple(t.source.losses),
-        scaling_state=len(t.saved.scaling_state),
-        frozen=t.saved.frozen,
-        remarks=tuple(_remarks(t)),
-    )
+def _figures(t: Transfer) -> dict[str, Any]:
+    return {
+        "direction": t.direction,
+        "store": t.store,
+        "logits": t.logit_distance,
+        "limit": logit_limit(t.start),
+        "bytes": t.saved.bytes,
+        "resumed": list(t.resumed.losses),
+        "source": list(t.source.losses),
+        "scaling_state": len(t.saved.scaling_state),
+        "frozen": t.saved.frozen,
+        "remarks": _remarks(t),
+    }
 
 
 def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
@@ -95,9 +77,10 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
             where = f"{transfer.direction} through {transfer.store}: {lost.headline}"
             return replace(lost, headline=where).answer(QUESTION, figures)
     ways = ", ".join(f"{t.direction} ({t.store}{', resumed' if t.with_optimizer else ''})" for t in transfers)
-    keys = len(transfers[0].saved.digests) if transfers else 0
-    frozen = transfers[0].saved.frozen if transfers else 0
-    what = f"{keys} adapter weights (of {frozen} frozen tensors none is stored)" if frozen else f"{keys} weights"
+    saved = transfers[0].saved
+    what = f"{len(saved.digests)} weights"
+    if saved.frozen:
+        what = f"{len(saved.digests)} adapter weights (of {saved.frozen} frozen tensors none is stored)"
     more = "".join(f"; {remark}" for remark in dict.fromkeys(one for t in transfers for one in _remarks(t)))
     return passed(f"{what} bit-equal after {ways}{more}").answer(QUESTION, figures)
 

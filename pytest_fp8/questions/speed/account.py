@@ -1,6 +1,6 @@
 """The account of a speedup: where both arms' steps go, what products in FP8 earned, and the limit they set. Pure.
 
-A step is busy or idle. Busy time is split into matrix products by role and type, attention, the optimizer,
+A step is busy or idle. Busy time is split into matrix products by type, attention, the optimizer,
 communication and all other kernels. In compiled code the casts of FP8 are fused into norms and activations, so that
 they have no kernels of their own: what all other kernels take longer than in BF16 is their cost.
 """
@@ -14,8 +14,7 @@ from statistics import median
 
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.layers.evidence import KernelTime, LayersEvidence, WireTime
-from pytest_fp8.questions.layers.products import EVALUATION, FP8, Extents, LayerCall, Product
-from pytest_fp8.recipes import RECOMPUTE
+from pytest_fp8.questions.layers.products import EVALUATION, FP8, Extents, Product
 
 IDLE = 0.10
 """A step that idles for a larger share waits for the host: it is launch-bound. In ten steps recorded on H200s, compiled
@@ -29,8 +28,6 @@ CASTS = 0.5
 of compiled steps recorded on H200s."""
 PEAKS = 2.0
 """FP8 over BF16 in the peak rates of every GPU with FP8: no product gains more."""
-OTHER = "other"
-"""The role of products that belong to no Linear."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +68,6 @@ class ArmAccount:
     classes: Mapping[str, float]
     """Busy time by class: ``fp8 products``, ``other products``, ``attention``, ``optimizer``, ``communication``,
     ``rest``. The shares are those of the profiled step, but for what nothing hides of collectives."""
-    roles: Mapping[str, float]
-    """The products' part: ``<role> <type>`` -> milliseconds."""
     waits: Mapping[str, int]
     """CUDA call by which the host waited for the GPU -> how often in the step."""
     slow_step: float
@@ -270,9 +265,8 @@ def _arm(step: LayersEvidence, blocks: Sequence[float], asked: Sequence[float]) 
         rows = [replace(row, milliseconds=row.milliseconds * each) for row in step.wire]
         wire = ArmWire(rows, exposed=busy - computes)
         classes["communication"] = wire.milliseconds
-    roles = {name: value * scale for name, value in role_times(_trained(step), step.calls).items()}
     rest = [replace(kernel, milliseconds=kernel.milliseconds * scale) for kernel in step.rest]
-    return ArmAccount(timed, busy, idle, classes, roles, step.waits, slow, wire, scale, rest)
+    return ArmAccount(timed, busy, idle, classes, step.waits, slow, wire, scale, rest)
 
 
 def _ratio(before: float, after: float) -> float:
@@ -285,22 +279,6 @@ def _ratio(before: float, after: float) -> float:
 
 def _trained(step: LayersEvidence) -> list[Product]:
     return [product for product in step.products if product.phase != EVALUATION]
-
-
-def role_times(products: Sequence[Product], calls: Iterable[LayerCall]) -> dict[str, float]:
-    """``<role> <type>`` -> milliseconds. Where roles share their extents, the time of these products is shared out by
-    the number of products that each role needs."""
-    recomputed_in = RECOMPUTE if any(product.phase == RECOMPUTE for product in products) else "backward"
-    wanted: dict[Extents, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for call in calls:
-        for role in call.owed:
-            wanted[call.expected(role, recomputed_in)][role] += 1
-    times: dict[str, float] = defaultdict(float)
-    for product in products:
-        roles = wanted.get(product.extents, {OTHER: 1})
-        for role, count in roles.items():
-            times[f"{role} {product.kind}"] += product.milliseconds * count / sum(roles.values())
-    return dict(times)
 
 
 def covered_by_fp8(bf16: Sequence[Product], fp8: Sequence[Product]) -> tuple[float, float]:

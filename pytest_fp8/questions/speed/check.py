@@ -98,7 +98,7 @@ def check_speedup(
     on_busy = floor is None and host_bound and enough
     run, held = (busy, busy_history if history else ()) if on_busy else (steps, history)
     known = components.of_busy() if on_busy else components
-    here = estimate_of(run, (), known)
+    here, timed = estimate_of(run, (), known), estimate_of(steps)
     if floor is not None:
         result = against_floor(run, floor, components=known, cases=cases)
     elif held:
@@ -107,7 +107,27 @@ def check_speedup(
     else:
         result = Outcome(here, Verdict.NOT_EXERCISED, tolerance)
     account = evidence.account()
-    figures = _figures(evidence, steps, run, result, history, held, host_bound)
+    notes = _busy_words(here, account) if on_busy and account is not None else "", _unwatched(evidence)
+    figures = SpeedFigures(
+        speedup=timed.ratio,
+        low=timed.interval[0],
+        high=timed.interval[1],
+        bf16_ms=float(median(chain.from_iterable(evidence.bf16))),
+        fp8_ms=float(median(chain.from_iterable(evidence.fp8))),
+        processes=len(evidence.fp8),
+        baseline=math.exp(level(history)) if history else None,
+        host_bound=host_bound,
+        on_busy=on_busy,
+        gated_speedup=here.ratio,
+        gated_baseline=math.exp(level(held)) if held else None,
+        change=result.estimate.change if held else None,
+        sessions=len(held),
+        tolerance=result.tolerance,
+        scattered=scattered(evidence.bf16, evidence.fp8),
+        waits_for_host=causes.launch_bound(account.fp8) if account is not None else "",
+        account=account.numbers(on_busy) if account is not None else None,
+        notes=[note for note in notes if note],
+    )
     reference_ms = () if on_busy or floor is not None else baseline_reference_ms
     found = causes.unsound(evidence, account, figures.bf16_ms, reference_ms, here.interval[0], on_busy)
     if found is None:
@@ -125,40 +145,6 @@ def check_speedup(
         else:
             found = replace(found, seen=f"{found.seen}; {line}")
     return found.answer(QUESTION, figures)
-
-
-def _figures(
-    evidence: TimingEvidence,
-    steps: Session,
-    run: Session,
-    result: Outcome,
-    stored: Sequence[Session],
-    held: Sequence[Session],
-    host_bound: bool,
-) -> SpeedFigures:
-    """``run``: what is judged, ``steps`` or busy times; ``held``: the sessions that it was held against, ``stored``:
-    those of step time."""
-    account, timed, judged, on_busy = evidence.account(), estimate_of(steps), estimate_of(run), run is not steps
-    return SpeedFigures(
-        speedup=timed.ratio,
-        low=timed.interval[0],
-        high=timed.interval[1],
-        bf16_ms=float(median(chain.from_iterable(evidence.bf16))),
-        fp8_ms=float(median(chain.from_iterable(evidence.fp8))),
-        processes=len(evidence.fp8),
-        baseline=math.exp(level(stored)) if stored else None,
-        host_bound=host_bound,
-        on_busy=on_busy,
-        gated_speedup=judged.ratio,
-        gated_baseline=math.exp(level(held)) if held else None,
-        change=result.estimate.change if held else None,
-        sessions=len(held),
-        tolerance=result.tolerance,
-        scattered=scattered(evidence.bf16, evidence.fp8),
-        waits_for_host=causes.launch_bound(account.fp8) if account is not None else "",
-        account=account.numbers(on_busy) if account is not None else None,
-        notes=[note for note in (_note(judged, account) if on_busy else "", _unwatched(evidence)) if note],
-    )
 
 
 def _explain(
@@ -197,10 +183,8 @@ def _processes(timed: Session, judged: Session) -> str:
     return f"{len(timed)} process(es) of {blocks} blocks{of_some}"
 
 
-def _note(judged: Estimate, account: Account | None) -> str:
+def _busy_words(judged: Estimate, account: Account) -> str:
     """For below the table, which shows step times, where busy time is judged."""
-    if account is None:
-        return ""
     return (
         f"speedup judged by busy time, {judged.ratio:.3f}x, {causes.why_busy(account)}: the GPU works "
         f"{account.fp8.busy:.0f} ms of FP8's {account.fp8.step:.0f} ms step"
