@@ -149,7 +149,7 @@ class Fp8Pair:
             return self._note(pays.QUESTION, pays.not_of(self.case))
         evidence = self.evidence(lambda: pays.pays_of(self._arms, self.speed_question.first_timing()))
         proof, why_not = None, ""
-        if pays.is_measurable(self.case, evidence):
+        if evidence.measurable:
             try:
                 proof = self._arms.once(f"pays {evidence.advice}", lambda: self._proved(evidence.advice))
             except Fp8Error as error:

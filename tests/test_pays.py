@@ -120,7 +120,7 @@ def test_the_recommended_set_is_measured(ask, left, word):
     assert decision.verdict is Verdict.PASS
     assert decision.headline.startswith("leaving up_proj in BF16 promises ")
     assert f"; {word}: " in decision.headline
-    assert decision.numbers["leave"] == ["layers.*.up_proj"]
+    assert decision.numbers["advice"]["leave"] == ["layers.*.up_proj"]
     assert decision.numbers["change"] == pytest.approx(1 / (1 + left) - 1, abs=0.005)
     assert 0 < decision.numbers["change_error"] < 0.02
     assert [each.verdict for each in notes.answers] == ["PASS"]
@@ -140,7 +140,7 @@ def test_nothing_is_measured_where_nothing_more_is_promised(ask):
 def test_another_recipe_is_measured(ask):
     pair, _ = ask(alone={("rowwise", size): (0.1, 0.1) for size in (256, 768)})
     decision = pair.where_it_pays()
-    assert decision.numbers["advised_recipe"] == "rowwise"
+    assert decision.numbers["advice"]["recipe"] == "rowwise"
     assert {process.spec.case.recipe for process in built()} == {"none", "tensorwise", "rowwise"}
 
 

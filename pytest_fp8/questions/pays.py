@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 from pytest_fp8.case import Case
 from pytest_fp8.codes import R
@@ -17,7 +16,7 @@ from pytest_fp8.questions.asks import fp8_layers, layers_of
 from pytest_fp8.questions.findings import finding
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import LayerCall
-from pytest_fp8.questions.speed.account import Account
+from pytest_fp8.questions.speed.account import IDLE, Account
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.recipes import Role, known_backend, library_of
@@ -35,6 +34,11 @@ FUSED_LEAST = 0.1
 """Of what casts cost alone, the least that fusing leaves of them."""
 
 
+def pattern_of(name: str) -> str:
+    """A layer's name with ``*`` for numbers."""
+    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name)
+
+
 @dataclass(frozen=True)
 class LayerClass:
     """FP8 layers of one name and size, in all blocks."""
@@ -50,33 +54,16 @@ class LayerClass:
     """Calls in a step."""
     owed: tuple[Role, ...]
 
-    @property
-    def name(self) -> str:
-        return self.pattern.rpartition(".")[2]
-
-    @property
-    def size(self) -> str:
-        return f"{self.in_features} to {self.out_features}, {self.rows} tokens, {self.count} calls"
-
 
 def classes_of(layers: LayersEvidence) -> list[LayerClass]:
     """The FP8 layers of a step by class, in the model's order."""
     calls: dict[tuple[str, int, int], list[LayerCall]] = {}
     for call in layers.calls:
         if call.name in layers.in_fp8 & layers.originals.keys() and not call.by:
-            pattern = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", call.name)
-            calls.setdefault((pattern, call.in_features, call.out_features), []).append(call)
+            calls.setdefault((pattern_of(call.name), call.in_features, call.out_features), []).append(call)
     return [
-        LayerClass(
-            same[0].name,
-            pattern,
-            inputs,
-            outputs,
-            round(median(call.rows for call in same)),
-            len(same),
-            tuple(same[0].owed),
-        )
-        for (pattern, inputs, outputs), same in calls.items()
+        LayerClass(same[0].name, *sizes, round(median(call.rows for call in same)), len(same), tuple(same[0].owed))
+        for sizes, same in calls.items()
     ]
 
 
@@ -242,7 +229,7 @@ def proof_of(arms: TwoArms, left: Sequence[str]) -> Asking[Proof]:
     timer = BlockTimer(arms)
     yield from timer.measure(BESIDE.pairs[0], BESIDE.blocks, layers_of)
     layers = yield from layers_of(FP8)
-    gone = {re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name): name for name in layers.in_fp8}
+    gone = {pattern_of(name): name for name in layers.in_fp8}
     seen = timer.beside
     return Proof(
         estimate_of(ratios_by_process(timer.reference, timer.other)),
@@ -253,74 +240,52 @@ def proof_of(arms: TwoArms, left: Sequence[str]) -> Asking[Proof]:
 
 @dataclass(frozen=True)
 class PaysFigures(Figures):
-    """Milliseconds a step, and ratios."""
+    """What was asked of the case's arms, and what it says. Milliseconds a step, and ratios."""
 
     recipe: str
-    speedup: float
-    """Of the case over BF16."""
     bf16_ms: float
     fp8_ms: float
-    classes: Sequence[Mapping[str, Any]]
-    """Of each class ``pattern``, sizes, and per recipe ``earned_ms`` and ``casts_ms`` in the step."""
-    shared: Sequence[Mapping[str, Any]]
-    """Of each group that shares an input ``patterns``, and per recipe ``casts_ms`` of that input."""
+    classes: Sequence[LayerClass]
+    gains: Gains
+    """In the step."""
     fused: float
     """The share of the casts alone that the step pays."""
-    advised_recipe: str
-    leave: Sequence[str]
-    promised_ms: float
+    advice: Advice
+    idle: float
+    """Share of the FP8 arm's step in which the GPU waits for its host."""
+    own_conversion: bool
     change: float | None = None
     """By which the recommended arm was faster than the case's FP8 arm, as a fraction; ``None``: not measured."""
     change_error: float | None = None
     """Half of its 99 % interval."""
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
     """The table and the recommendation in words."""
-
-
-@dataclass(frozen=True)
-class PaysEvidence:
-    """What was asked of the case's arms."""
-
-    classes: Sequence[LayerClass]
-    gains: Gains
-    fused: float
-    advice: Advice
-    bf16_ms: float
-    fp8_ms: float
-    idle: float
-    """Share of the FP8 arm's step in which the GPU waits for its host."""
-    own_conversion: bool
 
     @property
     def speedup(self) -> float:
+        """Of the case over BF16."""
         return self.bf16_ms / self.fp8_ms
 
+    @property
+    def measurable(self) -> bool:
+        """Whether an arm can be built as it is recommended, and is another than the case's."""
+        changes = (self.advice.recipe, self.advice.leave) != (self.recipe, ()) and self.advice.recipe != BF16
+        return changes and not self.own_conversion
 
-def pays_of(arms: TwoArms, timing: Asking[TimingEvidence]) -> Asking[PaysEvidence]:
-    case = arms.case
-    times = yield from timing
+
+def pays_of(arms: TwoArms, timing: Asking[TimingEvidence]) -> Asking[PaysFigures]:
+    """What the figures say and recommend."""
+    recipe, times = arms.case.recipe, (yield from timing)
     layers = yield from fp8_layers()
-    alone = yield from alone_of(case, layers)
-    return evidence_of(case, layers, alone, times)
-
-
-def evidence_of(case: Case, layers: LayersEvidence, alone: AloneEvidence, times: TimingEvidence) -> PaysEvidence:
-    """What the figures say and recommend. Pure."""
+    alone = yield from alone_of(arms.case, layers)
     classes, account = classes_of(layers), times.account()
     found = gains_of(classes, alone.groups)
-    fused = fused_share(account, found.get(case.recipe, ()))
-    gains = {recipe: [group.fused(fused) for group in groups] for recipe, groups in found.items()}
+    fused = fused_share(account, found.get(recipe, ()))
+    gains = {name: [group.fused(fused) for group in groups] for name, groups in found.items()}
     bf16, fp8 = (median(step for process in arm for step in process) for arm in (times.bf16, times.fp8))
-    advice = advised(classes, gains, case.recipe, bf16) if gains else Advice(case.recipe)
+    advice = advised(classes, gains, recipe, bf16) if gains else Advice(recipe)
     idle = account.fp8.idle_share if account is not None else 0.0
-    return PaysEvidence(classes, gains, fused, advice, bf16, fp8, idle, layers.own_conversion)
-
-
-def is_measurable(case: Case, evidence: PaysEvidence) -> bool:
-    """Whether an arm can be built as it is recommended."""
-    advice = evidence.advice
-    changes = (advice.recipe, advice.leave) != (case.recipe, ()) and advice.recipe != BF16
-    return changes and not evidence.own_conversion
+    return PaysFigures(recipe, bf16, fp8, classes, gains, fused, advice, idle, layers.own_conversion)
 
 
 def not_of(case: Case) -> Decision:
@@ -330,105 +295,64 @@ def not_of(case: Case) -> Decision:
     return finding(R.NOT_ASKED_OF_THIS_CASE, expected, seen, Verdict.NOT_EXERCISED, **given).answer(QUESTION)
 
 
-def told(case: Case, evidence: PaysEvidence, proof: Proof | None, why_not: str = "") -> Decision:
+def told(case: Case, found: PaysFigures, proof: Proof | None, why_not: str = "") -> Decision:
     """The answer: it passes, whatever pays. ``why_not``: why what is recommended was not measured."""
-    advice, speedup = evidence.advice, evidence.speedup
-    words = _recommended(case, evidence, proof, why_not)
-    figures = PaysFigures(
-        recipe=case.recipe,
-        speedup=speedup,
-        bf16_ms=evidence.bf16_ms,
-        fp8_ms=evidence.fp8_ms,
-        classes=_rows(evidence),
-        shared=_shared(evidence),
-        fused=evidence.fused,
-        advised_recipe=advice.recipe,
-        leave=advice.leave,
-        promised_ms=advice.promised,
-        change=proof.change.change if proof is not None else None,
-        change_error=proof.change.half_width if proof is not None else None,
-        notes=["\n".join([f"{case.id}: {words}", *table(evidence)])],
-    )
+    words = _recommended(found, proof, why_not)
+    if found.idle > IDLE:
+        words += f"; the FP8 arm waits for its host {found.idle:.0%} of its step"
+    figures = replace(found, notes=["\n".join([f"{case.id}: {words}", *table(found)])])
+    if proof is not None:
+        figures = replace(figures, change=proof.change.change, change_error=proof.change.half_width)
     return passed(words).answer(QUESTION, figures)
 
 
-def _recommended(case: Case, evidence: PaysEvidence, proof: Proof | None, why_not: str) -> str:
-    advice, speedup = evidence.advice, evidence.speedup
-    waits = f"; the FP8 arm waits for its host {evidence.idle:.0%} of its step" if evidence.idle > 0.1 else ""
+def _recommended(found: PaysFigures, proof: Proof | None, why_not: str) -> str:
+    advice, speedup = found.advice, found.speedup
     if advice.recipe == BF16:
-        return f"no class of layers pays in any recipe: {speedup:.3f}x, and the figures recommend BF16{waits}"
-    if (advice.recipe, advice.leave) == (case.recipe, ()):
-        return f"{speedup:.3f}x, and no other set of layers or recipe promises more{waits}"
-    what = []
-    if advice.recipe != case.recipe:
-        what.append(f"recipe {advice.recipe}")
+        return f"no class of layers pays in any recipe: {speedup:.3f}x, and the figures recommend BF16"
+    if (advice.recipe, advice.leave) == (found.recipe, ()):
+        return f"{speedup:.3f}x, and no other set of layers or recipe promises more"
+    what = [f"recipe {advice.recipe}"] if advice.recipe != found.recipe else []
     if advice.leave:
-        what.append(f"leaving {' and '.join(pattern.rpartition('.')[2] for pattern in advice.leave)} in BF16")
-    change = f"{' and '.join(what)} promises {advice.promised:.1f} ms of {evidence.bf16_ms:.1f}"
+        what.append(f"leaving {' and '.join(map(_last, advice.leave))} in BF16")
+    change = f"{' and '.join(what)} promises {advice.promised:.1f} ms of {found.bf16_ms:.1f}"
     if proof is not None and proof.kept:
         why_not = f"{proof.kept[0]} is in FP8 all the same"
     if proof is None or why_not:
-        return f"{speedup:.3f}x; {change}, not measured: {why_not or OWN_CONVERSION}{waits}"
+        return f"{speedup:.3f}x; {change}, not measured: {why_not or OWN_CONVERSION}"
     now, error = speedup * proof.change.ratio, speedup * proof.change.half_width
-    measured = f"{now:.3f}x instead of {speedup:.3f}x, +-{error:.3f}"
     proven = abs(proof.change.theta) > proof.change.half_width
     verdict = "measured" if not proven else "measured faster" if proof.change.theta > 0 else "measured slower"
     disturbed = f" (disturbed: {proof.disturbed})" if proof.disturbed else ""
-    return f"{change}; {verdict}: {measured}{disturbed}{waits}"
+    return f"{change}; {verdict}: {now:.3f}x instead of {speedup:.3f}x, +-{error:.3f}{disturbed}"
 
 
-def _rows(evidence: PaysEvidence) -> list[dict[str, Any]]:
-    sizes = ("pattern", "in_features", "out_features", "rows", "count")
-    return [
-        {
-            **{name: getattr(each, name) for name in sizes},
-            "recipes": {
-                recipe: {"earned_ms": gain.earned, "casts_ms": gain.casts}
-                for recipe, gain in _of(evidence, index).items()
-            },
-        }
-        for index, each in enumerate(evidence.classes)
-    ]
+def _last(pattern: str) -> str:
+    return pattern.rpartition(".")[2]
 
 
-def _shared(evidence: PaysEvidence) -> list[dict[str, Any]]:
-    groups = next(iter(evidence.gains.values()), ())
-    return [
-        {
-            "patterns": [evidence.classes[index].pattern for index in group.members],
-            "casts_ms": {recipe: found[place].shared for recipe, found in evidence.gains.items()},
-        }
-        for place, group in enumerate(groups)
-        if len(group.members) > 1
-    ]
-
-
-def _of(evidence: PaysEvidence, index: int) -> dict[str, Gain]:
-    """Recipe -> the gain of a class."""
-    return {
-        recipe: group.gains[group.members.index(index)]
-        for recipe, groups in evidence.gains.items()
-        for group in groups
-        if index in group.members
-    }
-
-
-def table(evidence: PaysEvidence) -> list[str]:
+def table(found: PaysFigures) -> list[str]:
     """A line per class: per recipe what its products earn, what its casts cost in the step, and what is left; and a
     line per group for the casts of the input that its classes share."""
-    names = [(each.name, each.size) for each in evidence.classes]
-    rows = [
-        (*each, [f"{gain.earned:.2f} - {gain.casts:.2f} = {gain.net:+.2f}" for gain in _of(evidence, index).values()])
-        for index, each in enumerate(names)
-    ]
-    for group in _shared(evidence):
-        shared = "their input: " + ", ".join(pattern.rpartition(".")[2] for pattern in group["patterns"])
-        rows.append((shared, "", [f"{-cost:+.2f}" for cost in group["casts_ms"].values()]))
-    if not rows:
+    if not found.classes:
         return []
-    rows = [("", "", list(evidence.gains)), ("", "", ["earned - casts = net ms"] * len(evidence.gains)), *rows]
+    rows = [("", "", list(found.gains)), ("", "", ["earned - casts = net ms"] * len(found.gains))]
+    for index, each in enumerate(found.classes):
+        size = f"{each.in_features} to {each.out_features}, {each.rows} tokens, {each.count} calls"
+        gains = [
+            group.gains[group.members.index(index)]
+            for groups in found.gains.values()
+            for group in groups
+            if index in group.members
+        ]
+        cells = [f"{gain.earned:.2f} - {gain.casts:.2f} = {gain.net:+.2f}" for gain in gains]
+        rows.append((_last(each.pattern), size, cells))
+    for groups in zip(*found.gains.values(), strict=True):
+        if len(members := groups[0].members) > 1:
+            names = ", ".join(_last(found.classes[index].pattern) for index in members)
+            rows.append((f"their input: {names}", "", [f"{-group.shared:+.2f}" for group in groups]))
     wide = [max(len(row[place]) for row in rows) for place in (0, 1)]
     lines = [
         f"  {name:{wide[0]}}  {size:{wide[1]}}" + "".join(f"{cell:>26}" for cell in cells) for name, size, cells in rows
     ]
-    return [*lines, f"  in the step casts cost {evidence.fused:.2f} of what they cost alone"]
+    return [*lines, f"  in the step casts cost {found.fused:.2f} of what they cost alone"]
