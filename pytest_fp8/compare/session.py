@@ -11,15 +11,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from pytest_fp8.arms.environment import ArmEnvironment, checkout, side_at
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.case import Case
-from pytest_fp8.codes import Code, S
+from pytest_fp8.codes import S
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.gpu import Gpu
+from pytest_fp8.plain import to_plain
 from pytest_fp8.plan import REFERENCE, Asking, TwoArms
 from pytest_fp8.questions.asks import fp8_layers, layers_of
 from pytest_fp8.questions.layers.check import check_layers
@@ -48,7 +48,7 @@ class Model:
     identity: str = ""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Comparison:
     """What was measured of one case, and the verdict on head."""
 
@@ -58,16 +58,6 @@ class Comparison:
     bf16: Outcome | None = None
     step_ms: Mapping[str, float] = field(default_factory=dict)
     """Median milliseconds per step of ``base fp8``, ``head fp8``, ``base bf16`` and ``head bf16``."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "case": self.case,
-            "code": self.decision.code,
-            "verdict": self.decision.verdict.value,
-            "message": self.decision.message,
-            "step_ms": dict(self.step_ms),
-            **{name: _numbers(side) for name, side in (("fp8", self.fp8), ("bf16", self.bf16)) if side is not None},
-        }
 
 
 def environments(base: str, head: str, project: Path, held: ExitStack) -> Sides:
@@ -118,7 +108,7 @@ def compare(
 
     arms = _arms(case, pool, sides, model)
     timer = BlockTimer(arms)
-    attention = arms.run(lambda: _looks(timer, decide))
+    same_attention = arms.run(lambda: _looks(timer, decide))
     fp8, bf16, disturbed = decide(timer), None, disturbance(timer.beside)
     times = {"base fp8": _median(timer.reference), "head fp8": _median(timer.other)}
     unsound = _unsound(case, arms)
@@ -129,8 +119,9 @@ def compare(
         bf16 = decide(beside)
         times |= {"base bf16": _median(beside.reference), "head bf16": _median(beside.other)}
         disturbed = disturbed or disturbance(beside.beside)
-    decision = judge(fp8, bf16, allowed, disturbed or unsound, attention)
-    return Comparison(case.id, decision, fp8, bf16, times)
+    wrong = disturbed or unsound
+    found = wrong if wrong is not None else judge(fp8, bf16, allowed, same_attention)
+    return Comparison(case.id, found.answer(QUESTION), fp8, bf16, times)
 
 
 def _looks(timer: BlockTimer, decide: Callable[[BlockTimer], Outcome]) -> Asking[bool]:
@@ -145,40 +136,25 @@ def _looks(timer: BlockTimer, decide: Callable[[BlockTimer], Outcome]) -> Asking
     return base.attention == head.attention
 
 
-def judge(
-    fp8: Outcome, bf16: Outcome | None, tolerance: float, wrong: Finding | None, same_attention: bool
-) -> Decision:
-    """The verdict on head's FP8 arm, with its cause. ``wrong``: why there is none. Pure."""
-    if wrong is not None:
-        return wrong.answer(QUESTION)
+def judge(fp8: Outcome, bf16: Outcome | None, tolerance: float, same_attention: bool) -> Finding:
+    """The verdict on head's FP8 arm, with its cause. Pure."""
     low, high = fp8.estimate.change_interval
-    pairs = len(fp8.estimate.each)
+    whose, pairs = _whose(fp8, bf16), len(fp8.estimate.each)
     seen = f"{fp8.estimate.change:+.2%} [{low:+.2%}, {high:+.2%}] over {pairs} pairs of fresh processes"
     expected = f"head's FP8 step at most {tolerance:.1%} slower than base's"
-
-    def decision(code: Code | None, headline: str, cause: str = "", next_step: str = "") -> Decision:
-        verdict = Verdict.PASS if code is None else fp8.verdict
-        return Finding(code, verdict, headline, expected, seen, cause, next_step).answer(QUESTION)
-
     if fp8.verdict is Verdict.FAIL:
         other = "" if same_attention else "the sides ran different attention kernels; "
-        return decision(
-            S.SLOWER_THAN_BASE,
-            "head is slower than base in FP8" + _whose(fp8, bf16),
-            f"{other}the project's own code changed between base and head",
-            "change one thing at a time and compare again",
-        )
+        cause = f"{other}the project's own code changed between base and head"
+        step = "change one thing at a time and compare again"
+        headline = "head is slower than base in FP8" + whose
+        return Finding(S.SLOWER_THAN_BASE, fp8.verdict, headline, expected, seen, cause, step)
     if fp8.verdict is Verdict.INCONCLUSIVE:
-        return decision(
-            S.UNDECIDED,
-            "the blocks do not decide",
-            "the true change lies at the tolerance, or the processes spread",
-            "run again on a quiet GPU, or with another --tolerance",
-        )
-    how = "faster than base's" if low > 0 else "as fast as base's"
-    if high < 0:
-        how = "slower than base's, within the tolerance"
-    return decision(None, f"head's FP8 step is {how}" + _whose(fp8, bf16))
+        cause = "the true change lies at the tolerance, or the processes spread"
+        step = "run again on a quiet GPU, or with another --tolerance"
+        return Finding(S.UNDECIDED, fp8.verdict, "the blocks do not decide", expected, seen, cause, step)
+    how = "slower than base's, within the tolerance" if high < 0 else "as fast as base's"
+    how = "faster than base's" if low > 0 else how
+    return Finding(None, Verdict.PASS, f"head's FP8 step is {how}{whose}", expected, seen)
 
 
 def _whose(fp8: Outcome, bf16: Outcome | None) -> str:
@@ -212,12 +188,6 @@ def _median(arms: Sequence[Sequence[float]]) -> float:
     return median(time for process in arms for time in process)
 
 
-def _numbers(side: Outcome) -> dict[str, Any]:
-    found = side.estimate
-    interval = found.change_interval
-    return {"change": found.change, "interval": interval, "pairs": len(found.each), "verdict": side.verdict.value}
-
-
 def with_base(stored: Decision, compared: Comparison) -> Decision:
     """The comparison with base decides; the stored baseline is the coarse guard behind it, against slow creep. Pure.
 
@@ -227,7 +197,7 @@ def with_base(stored: Decision, compared: Comparison) -> Decision:
     decision = compared.decision
     figures = stored.figures
     if isinstance(figures, SpeedFigures):
-        figures = replace(figures, base=compared.to_json())
+        figures = replace(figures, base=to_plain(compared))
     if stored.verdict in (Verdict.FAIL, Verdict.INVALID) and stored.code is not S.OTHER_REFERENCE:
         return replace(stored, figures=figures)
     seen = f"{decision.seen or decision.headline} against base; against the stored baseline: {stored.headline}"

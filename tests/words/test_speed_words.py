@@ -51,7 +51,7 @@ def waiting(**changes):
 
 
 def slower_than_base(change):
-    return judge(against_base([[change] * 10] * 6, 0.01), None, 0.01, None, True)
+    return judge(against_base([[change] * 10] * 6, 0.01), None, 0.01, True)
 
 
 FOUND = {
