@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.gate.recordings import Floats, Measured
-from pytest_fp8.questions.speed.host import SCATTERS
+from pytest_fp8.questions.speed.timing import SCATTERS
 from pytest_fp8.stats.components import Components
 
 SIGMA_COMMON = 0.002

@@ -34,7 +34,7 @@ from pytest_fp8.questions.layers.evidence import KernelTime, WireTime
 from pytest_fp8.questions.layers.products import FP8, Product
 from pytest_fp8.questions.speed.account import account_of, covered_by_fp8
 from pytest_fp8.questions.speed.evidence import TimingEvidence
-from pytest_fp8.questions.speed.host import Beside, Turn, scatters
+from pytest_fp8.questions.speed.timing import Beside, Turn, scatters
 from pytest_fp8.report.table import stored_of
 from pytest_fp8.stats.components import MEASURED
 from pytest_fp8.stats.looks import GATE

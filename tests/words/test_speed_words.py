@@ -13,7 +13,7 @@ from pytest_fp8.gpu import Conditions
 from pytest_fp8.questions.layers.evidence import WireTime
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import TimingEvidence
-from pytest_fp8.questions.speed.host import Beside, Turn
+from pytest_fp8.questions.speed.timing import Beside, Turn
 from pytest_fp8.stats.looks import against_base
 
 PLAIN = TimingEvidence([[100.0, 100.1] * 6] * 2, [[80.0, 80.1] * 6] * 2)

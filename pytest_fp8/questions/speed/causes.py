@@ -13,7 +13,7 @@ from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.kernels import kernel_family
 from pytest_fp8.questions.speed.account import IDLE, LOST, Account, ArmAccount, ArmWire
 from pytest_fp8.questions.speed.evidence import TimingEvidence
-from pytest_fp8.questions.speed.host import Beside, scattered
+from pytest_fp8.questions.speed.timing import Beside, scattered
 from pytest_fp8.stats.estimate import Estimate
 from pytest_fp8.verdicts import Finding, Verdict
 

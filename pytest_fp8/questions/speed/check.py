@@ -17,7 +17,7 @@ from pytest_fp8.questions.findings import finding
 from pytest_fp8.questions.speed import causes
 from pytest_fp8.questions.speed.account import Account
 from pytest_fp8.questions.speed.evidence import TimingEvidence
-from pytest_fp8.questions.speed.host import scattered
+from pytest_fp8.questions.speed.timing import scattered
 from pytest_fp8.stats.components import MEASURED, Components, Session
 from pytest_fp8.stats.estimate import Estimate, estimate_of, level, ratios_by_process
 from pytest_fp8.stats.looks import GATED_CASES, RUNS_TO_FAIL, Outcome, against_floor, against_history

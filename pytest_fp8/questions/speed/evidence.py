@@ -12,8 +12,7 @@ from pytest_fp8.questions.asks import layers_of, ledgers_of
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.ledger.evidence import ArmLedger
 from pytest_fp8.questions.speed.account import Account, account_of
-from pytest_fp8.questions.speed.host import Beside, scatters
-from pytest_fp8.questions.speed.timing import BlockTimer, Pair
+from pytest_fp8.questions.speed.timing import Beside, BlockTimer, Pair, scatters
 from pytest_fp8.stats.looks import BASELINE_BLOCKS, GATE
 
 
