@@ -25,12 +25,8 @@ DRAWS = 8
 """Ways in which weights are moved: docs/limits.md."""
 
 
-@dataclass(frozen=True)
-class Output:
-    """An arm's logits on held-out rows, flat, and a fingerprint of what entered the model."""
-
-    values: NDArray[np.float32]
-    given: int
+Output = tuple[NDArray[np.float32], int]
+"""An arm's logits on held-out rows, flat, and a fingerprint of what entered the model."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +59,14 @@ def _carry_both_ways(arms: TwoArms) -> Asking[list[Transfer]]:
     back = yield from arms.kept(what, lambda: _source(arms, REFERENCE, arms.folder(what)), REFERENCE)
     with arms.temporary_folder() as folder:
         forth = yield from _source(arms, FP8, folder)
-        apart = Apart(
-            relative_distance(forth.start.values, back.start.values),
-            back.start.values.size,
-            mean(forth.came) - mean(back.came),
-        )
-        to_fp8, to_bf16 = [], []
-        for store in back.saved:
-            to_fp8.append((yield from _carry(arms, ("bf16", "fp8"), store, back, FP8, apart)))
-        for store in back.saved:
-            to_bf16.append((yield from _carry(arms, ("fp8", "bf16"), store, forth, REFERENCE, apart)))
-    return (yield from with_moved_reference(arms, [*to_bf16, *to_fp8]))
+        (mine, _), (theirs, _) = forth.start, back.start
+        apart = Apart(relative_distance(mine, theirs), theirs.size, mean(forth.came) - mean(back.came))
+        transfers = []
+        for names, source, target in ((("bf16", "fp8"), back, FP8), (("fp8", "bf16"), forth, REFERENCE)):
+            for store in back.saved:
+                transfers.append((yield from _carry(arms, names, store, source, target, apart)))
+    # What FP8 saved is told first.
+    return (yield from with_moved_reference(arms, sorted(transfers, key=lambda t: t.arms, reverse=True)))
 
 
 def with_moved_reference(arms: TwoArms, transfers: list[Transfer]) -> Asking[list[Transfer]]:
@@ -140,8 +133,8 @@ def _carry(
     loaded = yield Ask(target, "load", Loaded, fresh=True, **given)
     apart, same, resumed = math.nan, True, NOT_RESUMED
     if not loaded.refused:
-        output = yield from _logits(target)
-        apart, same = relative_distance(output.values, source.logits.values), output.given == source.logits.given
+        (values, given_to_it), (wanted, given_before) = (yield from _logits(target)), source.logits
+        apart, same = relative_distance(values, wanted), given_to_it == given_before
         if optimizer:
             resumed = yield from _resumed(target)
     return Transfer(
@@ -173,9 +166,8 @@ def _resumed(arm: str) -> Asking[Resumed]:
 
 
 def _logits(arm: str) -> Asking[Output]:
-    """The arm's logits on held-out rows, flat, and a fingerprint of the model's input."""
     answer = yield Ask(arm, "logits", fresh=True, seed=SEED)
-    return Output(np.frombuffer(answer, dtype=np.float32, offset=4), int.from_bytes(answer[:4], "little"))
+    return np.frombuffer(answer, dtype=np.float32, offset=4), int.from_bytes(answer[:4], "little")
 
 
 def relative_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
