@@ -138,13 +138,16 @@ def check_speedup(
             found = finding(S.NO_BUSY_TIMES, against, seen, Verdict.INVALID)
         else:
             found = _explain(evidence, result, account, seen, against, floor)
-    if account is not None:
-        line = account.line(on_busy)
-        if found.verdict is Verdict.PASS:
-            found = replace(found, headline=f"{found.headline}; {line}")
-        else:
-            found = replace(found, seen=f"{found.seen}; {line}")
-    return found.answer(QUESTION, figures)
+    return _with_account(found, account, on_busy).answer(QUESTION, figures)
+
+
+def _with_account(found: Finding, account: Account | None, on_busy: bool) -> Finding:
+    """``found`` with where the steps' time goes behind it."""
+    if account is None:
+        return found
+    if found.verdict is Verdict.PASS:
+        return replace(found, headline=f"{found.headline}; {account.line(on_busy)}")
+    return replace(found, seen=f"{found.seen}; {account.line(on_busy)}")
 
 
 def _explain(
