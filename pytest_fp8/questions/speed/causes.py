@@ -53,14 +53,14 @@ def unsound(
 ) -> Finding | None:
     """Why the blocks, or the difference of the arms, say nothing of FP8; or ``None``.
 
-    ``account``: ``None`` where no step was profiled. ``baseline_ms``: BF16's step times stored in the baseline, empty
-    where step time is not asked. ``lowest``: the lower bound of the speedup, of busy time or (``on_busy`` false) of
+    ``account``: ``None`` where no step was profiled. ``baseline_ms``: BF16's step times stored in the baseline, not
+    asked where busy time is judged. ``lowest``: the lower bound of the speedup, of busy time or (``on_busy`` false) of
     step time.
     """
     found = (
         disturbance(evidence.beside)
         or _other_attention(evidence)
-        or _other_reference(bf16_ms, baseline_ms)
+        or _other_reference(bf16_ms, () if on_busy else baseline_ms)
         or _compiled(evidence.beside)
     )
     if found is not None or account is None:

@@ -81,16 +81,14 @@ def check_speedup(
     busy_history: Sequence[Session] = (),
     host_bound: bool = False,
 ) -> Decision:
-    """``floor``: the speedup to exceed, of step time; ``None`` asks the baseline. ``tolerance``: of a loss, as a
-    fraction.
+    """``floor``: the speedup to exceed, of step time; ``None`` asks the baseline. ``tolerance``: of a loss, a fraction.
 
     ``history``: the baseline's sessions, each the log ratios of its processes' blocks; ``components``: the variances of
     this GPU; ``baseline_reference_ms``: BF16's step times in each of these sessions. ``cases``: how many cases of this
     session are gated on speed; they share its false alarms. ``busy_history``: log ratios of busy time, where the
     baseline has them. ``host_bound``: whether a stored session is.
 
-    The baseline is asked for busy time where this session or a stored one is host-bound and both have busy times; else
-    for step time.
+    Busy time is judged where this session or a stored one is host-bound and both have busy times; else step time.
     """
     steps, busy = ratios_by_process(evidence.bf16, evidence.fp8), evidence.busy_ratios()
     host_bound = host_bound or evidence.host_bound
@@ -99,19 +97,15 @@ def check_speedup(
     run, held = (busy, busy_history if history else ()) if on_busy else (steps, history)
     known = components.of_busy() if on_busy else components
     here, timed = estimate_of(run, (), known), estimate_of(steps)
+    result = Outcome(here, Verdict.NOT_EXERCISED, tolerance)
     if floor is not None:
         result = against_floor(run, floor, components=known, cases=cases)
     elif held:
-        pairs = len(steps)
-        result = against_history(run, held, components=known, tolerance=tolerance, cases=cases, pairs=pairs)
-    else:
-        result = Outcome(here, Verdict.NOT_EXERCISED, tolerance)
+        result = against_history(run, held, components=known, tolerance=tolerance, cases=cases, pairs=len(steps))
     account = evidence.account()
-    notes = _busy_words(here, account) if on_busy and account is not None else "", _unwatched(evidence)
     figures = SpeedFigures(
-        speedup=timed.ratio,
-        low=timed.interval[0],
-        high=timed.interval[1],
+        timed.ratio,
+        *timed.interval,
         bf16_ms=float(median(chain.from_iterable(evidence.bf16))),
         fp8_ms=float(median(chain.from_iterable(evidence.fp8))),
         processes=len(evidence.fp8),
@@ -126,18 +120,13 @@ def check_speedup(
         scattered=scattered(evidence.bf16, evidence.fp8),
         waits_for_host=causes.launch_bound(account.fp8) if account is not None else "",
         account=account.numbers(on_busy) if account is not None else None,
-        notes=[note for note in notes if note],
+        notes=_notes(evidence, here, account if on_busy else None),
     )
-    reference_ms = () if on_busy or floor is not None else baseline_reference_ms
-    found = causes.unsound(evidence, account, figures.bf16_ms, reference_ms, here.interval[0], on_busy)
+    found = causes.unsound(evidence, account, figures.bf16_ms, baseline_reference_ms, here.interval[0], on_busy)
     if found is None:
         seen = f"{_seen(here, figures, account)}; {_processes(steps, run)}{_change(result, held)}"
         against = baseline_file if floor is None and not held else _against(floor, tolerance, result, held)
-        if result.verdict is Verdict.FAIL and floor is None and host_bound and not on_busy:
-            # Nothing is stored that could tell a slow host from slow FP8.
-            found = finding(S.NO_BUSY_TIMES, against, seen, Verdict.INVALID)
-        else:
-            found = _explain(evidence, result, account, seen, against, floor)
+        found = _explain(evidence, result, account, seen, against, floor, host_bound and not on_busy)
     return _with_account(found, account, on_busy).answer(QUESTION, figures)
 
 
@@ -151,10 +140,20 @@ def _with_account(found: Finding, account: Account | None, on_busy: bool) -> Fin
 
 
 def _explain(
-    evidence: TimingEvidence, result: Outcome, account: Account | None, seen: str, against: str, floor: float | None
+    evidence: TimingEvidence,
+    result: Outcome,
+    account: Account | None,
+    seen: str,
+    against: str,
+    floor: float | None,
+    host_decides: bool,
 ) -> Finding:
-    """The rule's verdict with its lines. ``against``: the bounds in words."""
+    """The rule's verdict with its lines. ``against``: the bounds in words. ``host_decides``: whether step times are
+    judged that a host may have slowed."""
     verdict = result.verdict
+    if verdict is Verdict.FAIL and floor is None and host_decides:
+        # Nothing is stored that could tell a slow host from slow FP8.
+        return finding(S.NO_BUSY_TIMES, against, seen, Verdict.INVALID)
     if verdict is Verdict.PASS:
         return passed("; ".join(filter(None, (seen, against, _unwatched(evidence)))))
     if floor is None and verdict in CODES:
@@ -186,12 +185,13 @@ def _processes(timed: Session, judged: Session) -> str:
     return f"{len(timed)} process(es) of {blocks} blocks{of_some}"
 
 
-def _busy_words(judged: Estimate, account: Account) -> str:
-    """For below the table, which shows step times, where busy time is judged."""
-    return (
-        f"speedup judged by busy time, {judged.ratio:.3f}x, {causes.why_busy(account)}: the GPU works "
-        f"{account.fp8.busy:.0f} ms of FP8's {account.fp8.step:.0f} ms step"
-    )
+def _notes(evidence: TimingEvidence, judged: Estimate, busy: Account | None) -> list[str]:
+    """For below the table, which shows step times. ``busy``: the account where busy time is judged."""
+    notes = [_unwatched(evidence)] if _unwatched(evidence) else []
+    if busy is None:
+        return notes
+    works = f"the GPU works {busy.fp8.busy:.0f} ms of FP8's {busy.fp8.step:.0f} ms step"
+    return [f"speedup judged by busy time, {judged.ratio:.3f}x, {causes.why_busy(busy)}: {works}", *notes]
 
 
 def _seen(here: Estimate, figures: SpeedFigures, account: Account | None) -> str:
