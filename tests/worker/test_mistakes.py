@@ -131,7 +131,6 @@ class Adapted(nn.Linear):
 
 
 ONE_MODEL = nn.Linear(32, 32)
-HERE = Path(__file__)
 REFUSED = {
     # name: (parts of the workload, what the error says, what is advised, parts that take the advice)
     "a relative path": ({"batch": in_file("no_file.txt")}, "No such file", "Path(__file__).parent / 'no_file.txt'", {}),

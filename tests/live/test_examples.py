@@ -29,10 +29,9 @@ def test_every_output_shown_is_made_by_a_run():
     assert set(shown) == set(RUNS)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.nightly if name != "a broken run" else ()) for name in RUNS]
-)
+@pytest.mark.parametrize("name", RUNS)
 def test_the_output_shown_has_the_shape_that_is_printed(name):
     printed = shape(RUNS[name]())
     for page in pages():

@@ -67,29 +67,30 @@ def project(tmp_path, monkeypatch):
     return top
 
 
-def imported(side, module, tmp_path):
-    """What an arm of this side finds under a name: its constant, or nothing."""
-    env = {**os.environ, **side.env(instrument(tmp_path))}
-    code = f"import {module}; print({module}.SIDE)"
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or done.stderr.splitlines()[-1].partition(":")[0]
+IMPORTED = """
+import importlib, sys
+for name in sys.argv[1:]:
+    try:
+        print(importlib.import_module(name).SIDE)
+    except ModuleNotFoundError:
+        print("nothing")
+"""
+EVERYWHERE = ("in_root", "in_src", "in_tests", "in_lib", "in_deep_down", "in_new")
 
 
-@pytest.mark.parametrize("module", ["in_root", "in_src", "in_tests", "in_lib", "in_deep_down"])
-def test_each_side_imports_its_own_code(project, tmp_path, module):
+def imported(side, folder, *modules):
+    """What an arm of this side finds under these names: the constant of each, or nothing."""
+    folder.mkdir()
+    env = {**os.environ, **side.env(instrument(folder))}
+    command = [sys.executable, "-c", IMPORTED, *modules]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_each_side_imports_its_own_code(project, tmp_path):
     with ExitStack() as held:
-        sides = environments("base", "", project, held)
-        found = []
-        for side in sides:
-            (tmp_path / side.name).mkdir()
-            found.append(imported(side, module, tmp_path / side.name))
-    assert found == ["base", "head"]
-
-
-def test_what_base_does_not_have_it_does_not_import(project, tmp_path):
-    with ExitStack() as held:
-        base, _ = environments("base", "", project, held)
-        assert imported(base, "in_new", tmp_path) == "ModuleNotFoundError"
+        base, head = environments("base", "", project, held)
+        assert imported(base, tmp_path / "base", *EVERYWHERE) == ["base"] * 5 + ["nothing"]
+        assert imported(head, tmp_path / "head", *EVERYWHERE) == ["head"] * 6
 
 
 def test_head_has_the_tests_own_folder_too(project):
@@ -103,7 +104,7 @@ def test_a_project_below_the_top_of_its_repository(project, tmp_path):
     """A monorepo: what lies beside the project is the commit's as well."""
     with ExitStack() as held:
         base, _ = environments("base", "", project / "deep", held)
-        assert imported(base, "in_lib", tmp_path) == "base"
+        assert imported(base, tmp_path / "base", "in_lib") == ["base"]
 
 
 def test_what_is_installed_inside_the_project_is_not_its_code(project, monkeypatch):
@@ -157,7 +158,7 @@ def test_in_a_hook_the_commit_is_what_was_to_be_committed(project, committed):
     hook = project / ".git/hooks/pre-commit"
     code = "from pathlib import Path\nfrom pytest_fp8.arms.environment import checkout\n"
     code += "with checkout('base', Path.cwd()) as tree: print((tree / 'in_root.py').read_text())"
-    package = Path(__file__).parent.parent
+    package = Path(__file__).parent.parent.parent
     hook.write_text(f'#!/bin/sh\nPYTHONPATH="{package}" "{sys.executable}" -c "{code}"\n')
     hook.chmod(0o755)
     git(project, "commit", "-qm", "second", *committed)

@@ -58,11 +58,6 @@ def test_where_nothing_compiles_none_are_started_and_none_waited_for():
     assert said_by(program) == ["True", "False"]
 
 
-def test_a_release_of_torch_without_these_processes_is_not_waited_for(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch._inductor.async_compile", object())
-    assert compilers.wait() < 0.1
-
-
 def test_a_process_says_that_it_imports_nothing_more_once_these_do_not_either(monkeypatch):
     ready = threading.Event()
     monkeypatch.setattr(compilers, "wait", lambda: ready.wait() and 0.5)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 NAMED = "[pytest_fp8.backends]\nmlp_alone = mlp_alone:MlpAlone\n"
 
 

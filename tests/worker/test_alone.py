@@ -13,18 +13,21 @@ from helpers.arms import spec
 from pytest_fp8 import Case
 from pytest_fp8.plan import from_plain
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.questions.pays import AloneEvidence, classes_of
+from pytest_fp8.questions.pays import (
+    AloneEvidence,
+    classes_of,
+)
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
 from pytest_fp8.worker.answers import alone
 from pytest_fp8.worker.server import ArmServer
 
 pytestmark = pytest.mark.slow
 
-CASE = Case("micro", "torchao", "tensorwise", emulated=True)
+MICRO = Case("micro", "torchao", "tensorwise", emulated=True)
 RECIPES = ["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 
 
-def engine(case=CASE, **more):
+def engine(case=MICRO, **more):
     facts = {"converts_itself": False, "compiled": False, "device": torch.device("cpu"), "precision": nullcontext}
     return SimpleNamespace(case=case, **{**facts, **more})
 
@@ -32,7 +35,7 @@ def engine(case=CASE, **more):
 ALL = [FPROP, DGRAD, WGRAD]
 
 
-@pytest.mark.parametrize("case", [CASE, Case("micro", "accelerate_torchao", "tensorwise", emulated=True)], ids=str)
+@pytest.mark.parametrize("case", [MICRO, Case("micro", "accelerate_torchao", "tensorwise", emulated=True)], ids=str)
 def test_a_group_is_timed_in_each_recipe_with_each_member_left(case):
     found = alone.together(engine(case), [(32, 64), (32, 16)], 16, ALL, RECIPES)
     assert list(found["recipes"]) == RECIPES
@@ -73,12 +76,6 @@ def test_a_conversion_of_the_users_own_is_timed_by_its_live_layers():
     alone.together(own, [(32, 64)], 16, ALL, ["tensorwise"])
     assert Own.calls == alone.WARM_UP + 1
     assert model[1].weight.grad is None
-
-
-@pytest.mark.nightly
-def test_compiled_layers_and_float32_weights_under_autocast_run():
-    case = Case("micro", "torchao", "tensorwise", emulated=True, autocast=True)
-    alone.together(engine(case, compiled=True), [(32, 64)], 16, ALL, ["tensorwise"])
 
 
 class Attention(torch.nn.Module):
