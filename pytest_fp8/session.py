@@ -374,17 +374,12 @@ class Session:
         from pytest_fp8.ci import ci_variable
         from pytest_fp8.report.terminal import unanswered
 
-        settings = self.settings
-        problems, notes = unanswered(
-            self.record.asserted(),
-            gpu=self.pairs.gpu_key + (f" at base {settings.base}" if self.pairs.at_base else ""),
-            in_ci=bool(ci_variable(os.environ)),
-            first_steps=f'store them (pytest --fp8-gpu={settings.gpu} --fp8-update="first"), '
-            "or compare with a base and need none (--fp8-base=main)",
-        )
+        gpu = self.pairs.gpu_key + (f" at base {self.settings.base}" if self.pairs.at_base else "")
+        problems, notes = unanswered(self.record.asserted(), gpu=gpu, in_ci=bool(ci_variable(os.environ)))
         # Under --fp8-strict its test fails.
-        self.said.problems += [] if settings.strict else problems
-        self.said.notes += notes + (problems if settings.strict else [])
+        said = self.said.notes if self.settings.strict else self.said.problems
+        said += problems
+        self.said.notes += notes
 
     def _update(self, interrupted: bool) -> None:
         from pytest_fp8.baselines.update import update_baselines

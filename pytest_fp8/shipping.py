@@ -42,22 +42,18 @@ def ship(value: Any, what: str, asked_by: str = "") -> str:
     try:
         return base64.b64encode(_pickled(value)).decode()
     except Exception as error:
-        iterator, culprit = ITERATOR.search(str(error)), _culprit(value)
+        culprit = _culprit(value)
+        iterates = ITERATOR.search(str(error))
         refuse(
-            R.CANNOT_SHIP,
+            R.BAD_BATCH if iterates else R.CANNOT_SHIP,
             f"{what} cannot be sent to the arm's process" + (f" (asked by {asked_by})" if asked_by else ""),
             expected="functions that close over plain data and modules only",
             seen=(f"{culprit}: " if culprit else "") + f"{type(error).__name__}: {error}",
             cause="a function refers to an iterator, which gives each of its batches once: every arm asks for the same "
             "steps, more than once"
-            if iterator
+            if iterates
             else "a function refers to something that lives in this process alone: an open file, a lock, a GPU "
             "tensor, a pytest fixture object, a function that torch.compile made",
-            next_step="return the batch of this step: batches[step % len(batches)], with batches = list(loader) made "
-            "once"
-            if iterator
-            else "create it inside the function, pass its plain settings instead, or move both into a module "
-            "that can be imported and is no test file and no conftest: the arm then imports it by name",
         )
     finally:
         for module in local:

@@ -114,10 +114,9 @@ class Workload:
             refuse(
                 R.BAD_VALUE,
                 "the workload's leave= cannot be used",
-                expected="a tuple of name patterns",
+                expected="a tuple of name patterns: leave=('*.router',)",
                 seen=f"{self.leave!r:.80}, a {type(self.leave).__name__}",
                 cause="without a comma the brackets make no tuple" if isinstance(self.leave, str) else "",
-                next_step="leave=('*.router',)",
             )
 
     def fingerprint(self, first_step: str) -> str:
@@ -146,9 +145,8 @@ class Workload:
             refuse(
                 R.SAVE_WITHOUT_LOAD,
                 "a workload needs both save= and load=, or neither",
-                expected="Workload(save=..., load=...): what one writes, the other reads",
+                expected="save(model, optimizer, folder) and load(model, optimizer, folder)",
                 seen="save= alone" if self.load is None else "load= alone",
-                next_step="give both, as save(model, optimizer, folder) and load(model, optimizer, folder)",
             )
 
     def ship(self, asked_by: str = "") -> str:

@@ -182,7 +182,7 @@ def test_hostile_text_breaks_no_row_and_is_no_html():
 def judged(*verdicts, in_ci=False, missing=0):
     answers = [Answer("", f"case{i}", "", "loss", verdict, headline="why") for i, verdict in enumerate(verdicts)]
     answers += [Answer("", f"new{i}", "", "speedup", "NOT_EXERCISED", S.NO_BASELINE, "none") for i in range(missing)]
-    return unanswered(answers, gpu="h200", in_ci=in_ci, first_steps="STEPS")
+    return unanswered(answers, gpu="h200", in_ci=in_ci)
 
 
 @pytest.mark.parametrize("verdict", ["INVALID", "NOT_EXERCISED"])
@@ -205,7 +205,7 @@ def test_a_missing_baseline_fails_in_ci_alone():
     assert judged("PASS", missing=3)[0] == []
     [note] = judged("PASS", missing=3)[1]
     assert "3 case(s)" in note
-    assert "STEPS" in note
+    assert "--fp8-update" in note
     assert judged("PASS", missing=3, in_ci=True) == ([note], [])
 
 

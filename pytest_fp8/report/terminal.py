@@ -204,14 +204,12 @@ def write_summary(reporter: pytest.TerminalReporter, record: Record, said: Closi
 # -- questions without an answer --------------------------------------------------------------------------------------
 
 
-def unanswered(
-    answers: Sequence[Answer], *, gpu: str, in_ci: bool, first_steps: str = ""
-) -> tuple[list[str], list[str]]:
+def unanswered(answers: Sequence[Answer], *, gpu: str, in_ci: bool) -> tuple[list[str], list[str]]:
     """What fails a session on the declared ``gpu`` since it has no answer, and what a person should read.
 
     A test asks for an answer. INVALID and NOT_EXERCISED are none, and INCONCLUSIVE is none either, but chance gives a
     few of them: those have a budget. A missing baseline is no fault of the change under test: it fails where nobody
-    looks (``in_ci``). ``first_steps``: the commands that end the lack of baselines.
+    looks (``in_ci``).
     """
     allowed = max(1, math.floor(BUDGET * len(answers)))
     missing = [each for each in answers if each.code in NO_BASELINE]
@@ -231,7 +229,7 @@ def unanswered(
     if missing:
         cases = len({each.case for each in missing})
         text = f"no baseline for {cases} case(s) on {gpu}, so {len(missing)} question(s) compared with nothing"
-        (problems if in_ci else notes).append(f"{R.NO_BASELINES}: {text}; next: {first_steps}")
+        (problems if in_ci else notes).append(f"{R.NO_BASELINES}: {text}; next: {R.NO_BASELINES.page.instead}")
     return problems, notes
 
 

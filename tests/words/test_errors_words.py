@@ -181,7 +181,7 @@ def test_what_the_doctor_finds(snapshot, monkeypatch):
 def test_what_a_session_says_at_its_end(snapshot):
     answers = [Answer("", "a", "", "loss", "INVALID", "FP8-D01", "the arms trained on different data")]
     answers += [Answer("", "b", "", "speedup", "NOT_EXERCISED", S.NO_BASELINE, "no baseline")]
-    problems, _ = unanswered(answers, gpu="h200", in_ci=True, first_steps="store them")
+    problems, _ = unanswered(answers, gpu="h200", in_ci=True)
     assert problems == snapshot
 
 
