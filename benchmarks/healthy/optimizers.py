@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
+from torch.optim import lr_scheduler as schedulers
 
-from benchmarks.healthy.sound import Net, apart, entry, of, rows, sound
-from pytest_fp8 import Workload
+from benchmarks.healthy.sound import entry, of
 
 
 def with_schedule(make):
@@ -21,22 +21,20 @@ def with_schedule(make):
     return optimizer
 
 
-@sound()
-def warm_up_and_cosine():
-    """A linear warm-up, then a cosine."""
-
-    def factor(step):
-        return (step + 1) / 4 if step < 4 else 0.5 * (1 + math.cos(math.pi * min(1, (step - 4) / 40)))
-
-    make = with_schedule(lambda made: torch.optim.lr_scheduler.LambdaLR(made, factor))
-    return Workload(build=Net, batch=rows, loss=apart, optimizer=make)
+def factor(step):
+    return (step + 1) / 4 if step < 4 else 0.5 * (1 + math.cos(math.pi * min(1, (step - 4) / 40)))
 
 
-@sound()
-def one_cycle():
-    """OneCycleLR, which also moves the momentum."""
-    make = with_schedule(lambda made: torch.optim.lr_scheduler.OneCycleLR(made, 5e-3, total_steps=60, div_factor=5))
-    return Workload(build=Net, batch=rows, loss=apart, optimizer=make)
+for _name, _what, _make in (
+    ("warm_up_and_cosine", "A linear warm-up, then a cosine.", lambda made: schedulers.LambdaLR(made, factor)),
+    (
+        "one_cycle",
+        "OneCycleLR, which also moves the momentum.",
+        lambda made: schedulers.OneCycleLR(made, 5e-3, total_steps=60, div_factor=5),
+    ),
+    ("plateau", "A schedule that goes by the loss.", lambda made: schedulers.ReduceLROnPlateau(made, patience=4)),
+):
+    entry(_name, _what, optimizer=with_schedule(_make))
 
 
 @of("optimizer")
@@ -182,15 +180,10 @@ def load_copies(model, optimizer, folder):
         mine.data.copy_(stored)
 
 
-@sound()
-def master_copies():
-    """Master weights in float32 in the optimizer's groups, in place of the model's; saved and loaded by hand."""
-    parts = {"build": Net, "batch": rows, "loss": apart, "optimizer": MasterCopies}
-    return Workload(**parts, save=save_copies, load=load_copies)
-
-
-@sound()
-def plateau():
-    """A schedule that goes by the loss."""
-    make = with_schedule(lambda made: torch.optim.lr_scheduler.ReduceLROnPlateau(made, patience=4))
-    return Workload(build=Net, batch=rows, loss=apart, optimizer=make)
+entry(
+    "master_copies",
+    "Master weights in float32 in the optimizer's groups, in place of the model's; saved and loaded by hand.",
+    optimizer=MasterCopies,
+    save=save_copies,
+    load=load_copies,
+)
