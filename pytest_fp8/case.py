@@ -21,13 +21,13 @@ from pytest_fp8.errors import refuse, refuse_unknown
 from pytest_fp8.plain import PlainDataError, plain_value, types_of
 from pytest_fp8.recipes import (
     PARALLEL,
+    WAYS,
     Rule,
     backend_type,
     known_backend,
     recipe_facts,
     recipe_options,
     types,
-    way_facts,
 )
 from pytest_fp8.zoo.shapes import SHAPES
 
@@ -191,7 +191,7 @@ class Case:
     def reference(self) -> Case:
         """The BF16 case with the same weights, data and seeds. It is compiled even where the FP8 arm is not, since FP8
         must beat the fastest BF16. A user's own model, which might not compile, is compiled where the FP8 arm is."""
-        compiled = self.compile or (self.model != OWN and way_facts(self.parallel).compiles)
+        compiled = self.compile or (self.model != OWN and WAYS[self.parallel].compiles)
         kind = backend_type(self.backend)
         reference = kind.reference_on_ranks if self.parallel else kind.reference
         return replace(self, backend=reference, recipe="none", options={}, compile=compiled)
@@ -243,7 +243,7 @@ RULES = (
         "batch={case.batch}, seq={case.seq}, weights={case.weights!r:.80}",
     ),
     Rule(
-        lambda case: not case.autocast or way_facts(case.parallel).keeps_weights,
+        lambda case: not case.autocast or WAYS[case.parallel].keeps_weights,
         "float32 weights under autocast and parallel={case.parallel!r}",
         "a way to shard that keeps weights as they are; this one makes float32 master weights itself",
     ),
@@ -265,7 +265,7 @@ RULES = (
         "a model of your own, Workload(parallelize=...)",
     ),
     Rule(
-        lambda case: not case.compile or way_facts(case.parallel).compiles,
+        lambda case: not case.compile or WAYS[case.parallel].compiles,
         "parallel={case.parallel!r} runs uncompiled",
         "compile=False; parallel='fsdp2' shards weights too, and runs compiled",
     ),

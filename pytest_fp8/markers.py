@@ -17,7 +17,7 @@ from pytest_fp8.gpu import Gpu, is_kind
 from pytest_fp8.libraries import installed
 from pytest_fp8.options import Settings
 from pytest_fp8.questions.findings import some
-from pytest_fp8.recipes import DEFAULT_RECIPE, backend_type, unmet_need, way_facts
+from pytest_fp8.recipes import DEFAULT_RECIPE, WAYS, backend_type, unmet_need
 
 if TYPE_CHECKING:
     import pytest
@@ -164,7 +164,7 @@ def running(cases: Iterable[Case], settings: Settings) -> list[Case]:
 
 def _library(case: Case) -> str:
     """Why the case's libraries are not usable here, or an empty string."""
-    more = {**way_facts(case.parallel).requires, **(PEFT if case.lora else {})}
+    more = {**WAYS[case.parallel].requires, **(PEFT if case.lora else {})}
     found = [backend(case.backend).available(), *(installed(*need) for need in more.items())]
     return next((reason for usable, reason in found if not usable), "")
 

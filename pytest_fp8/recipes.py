@@ -76,9 +76,8 @@ NO_RECIPE = RecipeFacts("none", roles=())
 
 @dataclass(frozen=True)
 class WayFacts:
-    """What pytest's process reads of a way to train one model on several ranks, without torch."""
+    """What pytest's process reads of a way to train one model, on one rank or several, without torch."""
 
-    name: str
     at: str
     """``module:Class`` of the :class:`pytest_fp8.backends.ways.Way`, which an arm loads."""
     compiles: bool = True
@@ -89,23 +88,16 @@ class WayFacts:
     """Package -> the lowest version that is known to work."""
 
 
-ALONE = WayFacts("", "pytest_fp8.backends.ways:Way")
 WAYS = {
-    facts.name: facts
-    for facts in (
-        WayFacts("ddp", "pytest_fp8.backends.ways:Ddp"),
-        WayFacts("fsdp2", "pytest_fp8.backends.ways:Fsdp2"),
-        WayFacts("zero3", "pytest_fp8.backends.zero:Zero3", False, False, {"deepspeed": "0.16"}),
-        WayFacts("own", "pytest_fp8.backends.ways:Own"),
-    )
+    "": WayFacts("pytest_fp8.backends.ways:Way"),
+    "ddp": WayFacts("pytest_fp8.backends.ways:Ddp"),
+    "fsdp2": WayFacts("pytest_fp8.backends.ways:Fsdp2"),
+    "zero3": WayFacts("pytest_fp8.backends.zero:Zero3", False, False, {"deepspeed": "0.16"}),
+    "own": WayFacts("pytest_fp8.backends.ways:Own"),
 }
-PARALLEL = tuple(WAYS)
-"""How an arm of several ranks trains; ``own``: as the workload's ``parallelize`` says."""
-
-
-def way_facts(parallel: str) -> WayFacts:
-    """Of ``Case.parallel``; empty: one process."""
-    return WAYS.get(parallel, ALONE)
+"""By ``Case.parallel``; empty: one rank. ``own``: as the workload's ``parallelize`` says."""
+PARALLEL = tuple(filter(None, WAYS))
+"""How an arm of several ranks trains."""
 
 
 class Rule(NamedTuple):

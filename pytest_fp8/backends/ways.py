@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from pytest_fp8.backends.base import Prepared
-from pytest_fp8.recipes import way_facts
+from pytest_fp8.recipes import WAYS
 from pytest_fp8.said import WorkloadError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def way(parallel: str) -> Way:
     """The way of ``Case.parallel``; empty: one process."""
-    module, _, name = way_facts(parallel).at.partition(":")
+    module, _, name = WAYS[parallel].at.partition(":")
     return cast(Way, getattr(import_module(module), name)())
 
 

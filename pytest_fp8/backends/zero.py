@@ -15,7 +15,7 @@ import torch
 
 from pytest_fp8.backends.base import Prepared
 from pytest_fp8.backends.ways import Way
-from pytest_fp8.worker.tensors import WAYS, Held
+from pytest_fp8.worker.tensors import KINDS, Held
 
 CONFIG: dict[str, Any] = {
     "bf16": {"enabled": True},
@@ -116,8 +116,8 @@ class Zero3(Way):
     """DeepSpeed's engine, which makes its optimizer itself, and goes backward itself."""
 
     def __init__(self) -> None:
-        if Partitioned not in WAYS:
-            WAYS.append(Partitioned)
+        if Partitioned not in KINDS:
+            KINDS.append(Partitioned)
 
     def join(self, device: torch.device) -> None:
         """Ranks on a CPU speak through gloo alone. DeepSpeed would compile collectives through shared memory first,

@@ -81,7 +81,7 @@ def foreign(model: torch.nn.Module, optimizer: Any) -> list[torch.Tensor]:
 
 class Held:
     """A tensor as this rank holds it: all of it, in its own memory. A way to share tensors among ranks overrides what
-    is otherwise, and adds itself to :data:`WAYS`.
+    is otherwise, and adds itself to :data:`KINDS`.
 
     What gathers, every rank must call for the same tensors in the same order.
     """
@@ -193,12 +193,12 @@ class Sharded(Held):
         return distribute_tensor(value.to(self.tensor.device), mesh, placements, src_data_rank=None)
 
 
-WAYS: list[type[Held]] = [Sharded]
+KINDS: list[type[Held]] = [Sharded]
 """How ranks share tensors; any other tensor is held whole."""
 
 
 def held(tensor: torch.Tensor) -> Held:
-    return next((way for way in WAYS if way.has(tensor)), Held)(tensor)
+    return next((kind for kind in KINDS if kind.has(tensor)), Held)(tensor)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
