@@ -184,6 +184,7 @@ def test_sound_arms_pass(says, changes):
 
 def test_what_compiled_code_alone_does_has_a_cause_of_its_own():
     assert judge(**of_twelve_layers("bfloat16")).cause == AS_IT_RUNS
+    assert judge(**in_some_calls()).cause != AS_IT_RUNS
 
 
 def test_eval_mode_is_the_cause_only_where_layers_are_in_it():

@@ -1,0 +1,298 @@
+"""What the ranks of an arm answer, as one answer: the whole batch's losses, and the worst of each number. What must be
+alike is named, what may differ is sound. Pure."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from base64 import b64encode
+
+import pytest
+
+from helpers.fakes import timed
+from pytest_fp8.arms.merging import RanksDisagree, merged
+
+
+def curve(losses=(3.0, 2.0), norms=(1.0, 0.5), data=1, fp8=6, other=1, weights=None, calls=None, **course):
+    counts = {"forward": {"fp8": fp8, "other": other}}
+    return {
+        "losses": list(losses),
+        "gradient_norms": list(norms),
+        "data": data,
+        "weights": weights or {},
+        "course": {"rates": [[1e-3]], "stepped": [1], "state": {}, "left": [], "alone": {}, **course},
+        "movement": {"w": {"elements": 8, "moved": 0.5, "reached": 1.0}},
+        "first_products": counts,
+        "last_products": counts,
+        "calls": {"fp8": [fp8], "other": [other], "looks": {}, **(calls or {})},
+    }
+
+
+def layers(kinds=("fp8", "fp8", "bfloat16"), busy=10.0, called=("a",), **changes):
+    alike = {key: ["a"] for key in ("originals", "converted", "skipped", "live_fp8", "kinds", "in_eval")}
+    return {
+        **alike,
+        "calls": [{"name": name} for name in called],
+        "dropped_behaviour": {},
+        "switches": {},
+        "recipes": {"a": {"recipe": "tensorwise"}},
+        "products": [{"phase": "forward", "kind": kind} for kind in kinds],
+        "milliseconds": {"busy": busy},
+        "step_ms": [busy + 1],
+        "busy_ms": [busy],
+        "compute_ms": [busy - 2],
+        "collectives": [[("all-gather", 2.0)]],
+        "wire": [{"operation": "all-gather", "milliseconds": busy / 2}],
+        "rest": [{"name": "copy", "count": 1, "milliseconds": busy}],
+        "exposed_ms": busy / 10,
+        "waits": {"cudaStreamSynchronize": round(busy)},
+        "stale_amax": [],
+        **changes,
+    }
+
+
+BUILT = {
+    **dict.fromkeys(("libraries", "parameters", "compiled", "own_checkpoints", "foreign_parameters"), "a"),
+    "seconds": {"build": 1.0},
+}
+WORK = ("stepped", "gradients")
+OF_EACH = ("batch", "entered", "calls", "products", "recomputed_otherwise", "routed", "waits", "loss", "random")
+OWN = ("operators", "backward")
+WEIGHT = {"buffer": False, "digest": "a", "hooks": 0}
+LEDGER = {
+    **dict.fromkeys(("optimizer", "fp8_layers", "linears", "watched", "loss_dtype", "switches", *WORK), "a"),
+    **{when: {"w": WEIGHT, "mean": {**WEIGHT, "buffer": True}} for when in ("before", "after")},
+    "operators": {"": {"aten::add": 1}},
+    "backward": 1,
+    "classes": {"layer": "Linear"},
+    **{key: [] for key in OF_EACH[:6]},
+    "waits": {},
+    "loss": 1.0,
+    "random": "r",
+}
+OTHER = {**LEDGER["before"], "w": {**WEIGHT, "digest": "b"}}
+SAVED = {"digests": {"w": 1}, "optimizer_digests": {"w": 2}}
+LOADED = {**SAVED, "refused": "", "stale": []}
+
+
+def numerics(sketches=None, loss=1.0, data=1, **looks):
+    gradients = {"silent": [], "sketches": sketches or {}, "loss": loss, "data": data, "random": "r", "apart": ""}
+    alone = dict.fromkeys(("products", "later", "evaluated", "evaluated_later"), [])
+    return {**alone, **looks, "gradients": gradients, "moved": None}
+
+
+def sketches(**of):
+    return {name: b64encode(array("f", values).tobytes()).decode() for name, values in of.items()}
+
+
+# -- what must be alike ------------------------------------------------------------------------------------------------
+
+APART = curve(norms=(1.0, 0.9), weights={"w": "a"})
+FEWER = [curve(fp8=6, calls={"fp8": [0], "other": [0]}), curve(fp8=5, other=2, calls={"fp8": [0], "other": [0]})]
+
+
+@pytest.mark.parametrize(
+    ("operation", "answers", "what", "cause"),
+    [
+        ("curve", [curve(), curve(norms=(1.0, 0.6))], "gradient norms[1]", "gradients are not reduced"),
+        ("curve", [curve(), curve(stepped=[2])], "stepped[0]", "its step does something else"),
+        ("curve", [curve(), curve(rates=[[1e-4]])], "rates[0][0]", "its step does something else"),
+        ("curve", [curve(), curve(fp8=5, other=2)], "products of forward", "FP8 is off there"),
+        ("curve", FEWER, "products of forward", "FP8 is off there"),
+        # Replicas that go apart; with other weights, gradients are why.
+        ("curve", [curve(weights={"w": "1"}), curve(weights={"w": "2"})], "weights, w", ""),
+        ("curve", [APART, curve(norms=(1.0, 0.6), weights={"w": "b"})], "gradient norms[1]", ""),
+        (
+            "curve",
+            [{**APART, "weights": {"w": ""}}, curve(norms=(1.0, 0.6), weights={"w": ""})],
+            "gradient norms[1]",
+            "",
+        ),
+        ("layers", [layers(), layers(kinds=("bfloat16",) * 3)], "products of forward", "FP8 is off there"),
+        ("layers", [layers(), layers(kinds=("fp8", "bfloat16", "bfloat16"))], "products of forward", ""),
+        ("layers", [layers(), layers(live_fp8=["b"])], "live fp8[0]", "converted or switched otherwise"),
+        ("layers", [layers(), layers(recipes={"a": {"recipe": "off"}})], "recipes, a, recipe", "otherwise"),
+        # What one lacks: of lists of other lengths, and what only another rank has.
+        ("layers", [layers(live_fp8=["up", "down", "head"]), layers(live_fp8=["up", "head"])], "live fp8", ""),
+        ("save", [SAVED, {**SAVED, "digests": {"w": 1, "v": 3}}], "digests, v", ""),
+    ],
+)
+def test_a_rank_that_differs_is_named_with_what_differs(operation, answers, what, cause):
+    with pytest.raises(RanksDisagree) as found:
+        merged(operation, answers)
+    assert (found.value.rank, found.value.what) == (1, what)
+    assert cause in found.value.cause
+    assert found.value.next_step
+    shown = {"digests, v": ("nothing", "3"), "live fp8": ("down", "2 entries")}
+    assert what not in shown or (found.value.first, found.value.other) == shown[what]
+
+
+@pytest.mark.parametrize(
+    ("operation", "answer", "apart"),
+    [
+        ("build", BUILT, ["seconds"]),
+        ("ledger", LEDGER, OF_EACH + OWN),
+        ("save", SAVED, []),
+        ("load", LOADED, ["stale"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_all_ranks_must_say_alike_what_is_not_each_one_s_own(operation, answer, apart):
+    assert merged(operation, [answer, answer])
+    for key in answer.keys() - set(apart):
+        changed = {"classes": {"layer": "other"}, "before": OTHER, "after": OTHER}.get(key, "other")
+        with pytest.raises(RanksDisagree) as found:
+            merged(operation, [answer, {**answer, key: changed}])
+        assert found.value.what.partition(",")[0] == key.replace("_", " ")
+
+
+# -- what may differ --------------------------------------------------------------------------------------------------
+
+ROUTED = {**LEDGER, "routed": ["expert"]}
+OWN_STATE = {"w": {**WEIGHT, "hooks": 1}, "mean": {**WEIGHT, "buffer": True, "digest": "of rank 1"}}
+MORE = {"operators": {"": {"aten::add": 2}, "up": {"aten::mul": 1}}, "products": [{"owner": "up"}], "backward": 3}
+CALLS = [
+    {"fp8": fp8, "other": [0, 0], "looks": looks}
+    for fp8, looks in (
+        ([2, 2], {"a": [0.1]}),
+        ([2, 1], {"a": [0.2], "b": [0.9]}),
+        ([4, 3], {"a": [0.1, 0.2], "b": [0.9]}),
+    )
+]
+"""Of two ranks, and of both."""
+
+
+@pytest.mark.parametrize(
+    ("operation", "answers", "told"),
+    [
+        ("ledger", [ROUTED, {**ROUTED, **dict.fromkeys(WORK, "other")}], {}),
+        # A rank whose batch has no image calls fewer modules; hooks may log on one, and buffers hold its own values.
+        ("ledger", [LEDGER, {**LEDGER, "classes": {**LEDGER["classes"], "vision": "Linear"}}], {}),
+        ("ledger", [LEDGER, {**LEDGER, "before": OWN_STATE, "after": OWN_STATE}], {"before": LEDGER["before"]}),
+        (
+            "ledger",
+            [LEDGER, {**LEDGER, **MORE}],
+            {"operators": {"": {"aten::add": 3}, "up": {"aten::mul": 1}}, "products": [{"owner": "up"}], "backward": 4},
+        ),
+        ("layers", [layers(), layers(dropped_behaviour={"a": "a hook"})], {"dropped_behaviour": {"a": "a hook"}}),
+        # A layer in high precision in place of one in FP8; a router that gives one rank's experts less; a layer that
+        # one rank never called.
+        ("layers", [layers(), layers(kinds=("fp8", "bfloat16", "bfloat16"), called=("a", "null"))], {}),
+        ("layers", [layers(), layers(kinds=("fp8", "bfloat16"))], {}),
+        ("layers", [layers(), layers(recipes={})], {}),
+        (
+            "curve",
+            [{**each, "calls": {"fp8": [5], "other": [0], "looks": {}}} for each in FEWER],
+            {"last_products": {"forward": {"fp8": 11, "other": 3}}},
+        ),
+        ("curve", [curve(calls=each) for each in CALLS[:2]], {"calls": CALLS[2]}),
+        # Each rank's own norms, which an optimizer reduces, and the same weights on all.
+        ("curve", [APART, curve(norms=(1.0, 0.6), weights={"w": "a"})], {"gradient_norms": [1.0, 0.9]}),
+    ],
+)
+def test_what_is_each_rank_s_own_is_no_difference(operation, answers, told):
+    found = merged(operation, answers)
+    assert {name: found[name] for name in told} == told
+    assert "weights" not in found or operation != "curve"
+
+
+def test_an_optimizer_may_keep_a_weight_s_state_on_one_rank():
+    told = merged("curve", [curve(state={"w": "m float32"}), curve(state={"v": "m float32"})])
+    assert told["course"]["state"] == {"w": "m float32", "v": "m float32"}
+
+
+def test_a_number_that_is_none_on_every_rank_is_no_difference():
+    told = merged("curve", [curve(norms=(1.0, math.nan)), curve(norms=(1.0, float("nan")))])
+    assert math.isnan(told["gradient_norms"][1])
+
+
+def test_gradients_that_no_backward_pass_reduced_are_compared_as_their_mean():
+    own, others, both = (sketches(v=[x, 0.0], w=[3 * x, 4 * x]) for x in (1.0, 3.0, 2.0))
+    told = merged("numerics", [numerics(own), numerics({**others, **sketches(vision=[2.0])})])["gradients"]
+    assert told["sketches"] == {**both, **sketches(vision=[1.0])}, "the other rank adds nothing"
+    assert told["apart"] == "rank 1: sketches, v"
+    assert merged("numerics", [numerics(both)] * 2)["gradients"]["apart"] == ""
+
+
+# -- numbers of all ranks ---------------------------------------------------------------------------------------------
+
+
+def test_a_loss_is_the_mean_over_the_whole_batch():
+    told = merged("curve", [curve((3.0, 2.0), data=1), curve((5.0, 2.5), data=2)])
+    assert told["losses"] == [4.0, 2.25]
+    swapped = merged("curve", [curve(data=2), curve(data=1)])
+    assert told["data"] != swapped["data"], "which rank was given what counts"
+
+
+def test_a_time_is_the_slowest_ranks_and_memory_the_worst_one_s():
+    assert merged("blocks", [timed([10.0, 12.0]), timed([11.0, 9.0], 2, 1)]) == timed([11.0, 12.0], 2, 1)
+    told = merged("layers", [layers(busy=10.0), layers(busy=14.0)])
+    assert (told["milliseconds"], told["step_ms"], told["busy_ms"]) == ({"busy": 14.0}, [15.0], [14.0])
+    assert told["waits"] == {"cudaStreamSynchronize": 14}
+    assert (told["wire"][0]["milliseconds"], told["exposed_ms"]) == (7.0, 1.4), "of the same rank as its step"
+    peaks = [{"peak_allocated": 10, "resident": 5}, {"peak_allocated": 12, "resident": 4}]
+    assert merged("memory", peaks) == peaks[1]
+
+
+def test_products_of_all_ranks_are_judged():
+    looks = {"products": 1, "later": -1, "evaluated": 10, "evaluated_later": -10}
+    ranks = [numerics(loss=rank, data=rank, **{name: [by * rank] for name, by in looks.items()}) for rank in (1.0, 2.0)]
+    told = merged("numerics", [{**each, "gradients": {**each["gradients"], "data": 1}} for each in ranks])
+    assert {name: told[name] for name in looks} == {name: [by, 2 * by] for name, by in looks.items()}
+    assert told["gradients"]["loss"] == 1.5
+
+
+GATHER, REDUCE, ALL = "all-gather", "reduce-scatter", "all-reduce"
+
+
+def rank(own, *collectives, idle=0.0):
+    """What a rank says of one step: milliseconds of its own kernels, of its collectives by kind, and without any."""
+    busy = own + sum(ms for _, ms in collectives)
+    return {"step_ms": [busy + idle], "busy_ms": [busy], "compute_ms": [own], "collectives": [[*collectives]]}
+
+
+TIMES = ("step_ms", "busy_ms", "compute_ms")
+
+
+def test_times_of_the_profiled_step_are_those_of_one_rank():
+    """Rank 1 computes longer. Rank 0 waits for it in its collectives, and is busy for as long."""
+    waits = layers(milliseconds={"busy": 100.4}, exposed_ms=20.0, **rank(80.4, (GATHER, 20.0), idle=1.6))
+    works = layers(milliseconds={"busy": 100.0}, exposed_ms=1.0, **rank(99.0, (GATHER, 1.0), idle=2.0))
+    told = merged("layers", [waits, works])
+    assert [told[key] for key in ("milliseconds", "exposed_ms")] == [{"busy": 100.0}, 1.0]
+    assert [told[key] for key in TIMES] == [[102.0], [100.0], [99.0]]
+
+
+LATE = (
+    rank(350.0, (ALL, 8.0), (GATHER, 5.0), (ALL, 0.1), idle=12.0),
+    rank(349.0, (ALL, 0.1), (GATHER, 5.0), (ALL, 12.0), idle=9.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "busy"),
+    [
+        # As with FP8 all-gather on two H100s: each weight's all-reduce waits for whichever rank comes later, while that
+        # one's GPU is idle. Neither the 8 ms of one nor the 12 of the other is work.
+        (LATE, 350 + 5 + 2 * 0.1),
+        # Collectives that overlap are busy whichever began first, and those of two kinds may begin in either order.
+        ((rank(50.0, (GATHER, 100.0), (REDUCE, 0.0)), rank(50.0, (GATHER, 0.0), (REDUCE, 100.0))), 150.0),
+        (
+            (rank(90.0, (GATHER, 5.0), (REDUCE, 3.0), idle=20.0), rank(90.0, (REDUCE, 3.0), (GATHER, 5.0), idle=20.0)),
+            98.0,
+        ),
+        # What one rank alone counts to this step is its own.
+        ((rank(90.0, (GATHER, 5.0), (GATHER, 4.0), idle=20.0), rank(90.0, (GATHER, 3.0), idle=26.0)), 97.0),
+    ],
+)
+def test_ranks_that_wait_for_each_other_are_not_busy(ranks, busy):
+    assert merged("busy", ranks)["busy_ms"] == [pytest.approx(busy)]
+    of_layers = merged("layers", [layers(**each) for each in LATE])
+    assert [of_layers[key] for key in TIMES] == [[pytest.approx(375.1)], [pytest.approx(355.2)], [350.0]]
+
+
+def test_where_a_profile_lost_a_mark_the_slowest_rank_is_told():
+    whole = {name: [*values, *values] for name, values in rank(90.0, (GATHER, 5.0)).items()}
+    lost = rank(180.0, (GATHER, 10.0), (GATHER, 9.0))
+    told = merged("busy", [whole, lost])
+    assert [told[key] for key in TIMES] == [[199.0], [199.0], [180.0]]
