@@ -77,7 +77,7 @@ LOADED = {**SAVED, "refused": "", "stale": []}
 
 def numerics(sketches=None, loss=1.0, data=1, **looks):
     gradients = {"silent": [], "sketches": sketches or {}, "loss": loss, "data": data, "random": "r", "apart": ""}
-    alone = dict.fromkeys(("products", "later", "evaluated", "evaluated_later"), [])
+    alone = {look: [] for look in ("products", "later", "evaluated", "evaluated_later")}
     return {**alone, **looks, "gradients": gradients, "moved": None}
 
 
