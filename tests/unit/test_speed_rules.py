@@ -121,8 +121,6 @@ DECIDED = [  # decision, verdict, code, what the message says
     ),
     (lambda: both_slower([120.4]), INVALID, S.OTHER_REFERENCE, ""),
     (lambda: both_slower([103.5]), PASS, None, ""),
-    (lambda: both_slower([118.0]), PASS, None, ""),
-    (lambda: both_slower([97.0], [104.0]), PASS, None, ""),
     (
         lambda: asked(None, gpu_step({}, attention={"cudnn": ["cudnn_flash"]}), bf16_cudnn=91900, fp8_cudnn=91400),
         INVALID,
@@ -140,7 +138,6 @@ DECIDED = [  # decision, verdict, code, what the message says
     (lambda: asked(beside=Beside(turns=[Turn("BF16"), Turn("FP8")])), PASS, None, ""),
     # Busy times at other clocks hide no reference that sleeps: at clocks 6 % higher that would seem to be 8 %.
     (lambda: sleeping(**busy_of(113.0 * 0.94, 95.6 * 0.94)), INVALID, S.REFERENCE_WAITS, ""),
-    (lambda: sleeping(**busy_of(113.0 * 1.03, 95.6 * 1.03)), INVALID, S.REFERENCE_WAITS, ""),
     # A wire that is slower in the FP8 arm alone; weights gathered in FP8 are as many numbers; sending less is not.
     (
         lambda: asked(travelling(BF16, 12.0, 8.0, 2.0), travelling(FP8_ARM, 32.0, 8.0, 22.0), 123.5, 128.0),
@@ -201,7 +198,6 @@ def test_a_pass_says_what_was_not_watched_and_what_a_baseline_cannot_hold():
     [
         ("1b-bf16", "1b-torchao-tensorwise", 106.0),
         ("1b-bf16", "1b-transformer_engine-current", 104.0),
-        ("1b-bf16", "1b-transformer_engine-delayed", 100.0),
         ("8b-bf16", "8b-torchao-tensorwise", 299.0),
     ],
 )

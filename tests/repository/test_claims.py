@@ -29,7 +29,7 @@ from helpers.baselines import baseline as stored
 from pytest_fp8 import Case
 from pytest_fp8.cli import main as command_line
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CASE, OTHER, LARGE = (
     Case("454m", "torchao", "tensorwise"),
     Case("454m", "transformer_engine", "delayed"),

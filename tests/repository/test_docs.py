@@ -22,7 +22,7 @@ from pytest_fp8.cli import parser
 from pytest_fp8.markers import ARGUMENTS, LISTED
 from pytest_fp8.options import add_options
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path for path in sorted((ROOT / "docs").glob("*.md"))}
 TEXTS = {**PAGES, **{name: ROOT / name for name in ("README.md", "CONTRIBUTING.md")}}
 TOOLS = ("pytest", "pytest-fp8", "tox", "python", ".ci/run")

@@ -12,7 +12,7 @@ import pytest
 from pytest_fp8.baselines.store import Folder, components_in, load_baseline, read_baseline
 from pytest_fp8.stats.looks import processes_hold
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "baselines", ROOT / "benchmarks/claims/measured")
 FILES = sorted(path for folder in FOLDERS for path in folder.rglob("[!_]*.json"))
 

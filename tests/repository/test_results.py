@@ -1,4 +1,4 @@
-"""``python -m benchmarks.results``: its cells. tests/test_docs.py holds the page against the stored baselines."""
+"""The cells of ``python -m benchmarks.results``; test_docs.py holds the page against the stored baselines."""
 
 from dataclasses import replace
 from pathlib import Path
