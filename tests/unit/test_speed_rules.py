@@ -63,6 +63,12 @@ def launch_bound(fp8_busy, **more):
     return asked(fp8=profiled(TE, 210.0, fp8_busy), fp8_ms=206.0, **busy_of(113.0, fp8_busy), **more)
 
 
+def steady():
+    """The same in blocks that do not scatter."""
+    steps = {"bf16_step": BF16, "fp8_step": profiled(TE, 210.0, 98.0)}
+    return decided(TimingEvidence([[121.5] * 12] * 2, [[206.0] * 12] * 2, **steps, **busy_of(113.0, 98.0)))
+
+
 def sleeping(**more):
     """A reference that sleeps for 15 % of its step, and FP8 that waits for 2 %."""
     arms = {"bf16": profiled(BF16, 133.0, 113.0), "fp8": profiled(DELAYED, 97.6, 95.6)}
@@ -102,6 +108,7 @@ def both_slower(*stored):
     return plain(88.0, bf16_ms=110.0, history=sessions(1.25), baseline_reference_ms=stored, tolerance=0.03)
 
 
+COMPILED = Beside(turns=[Turn("BF16"), Turn("FP8", compilations=4)])
 WAITS = {"waits": {"cudaStreamSynchronize": 3}}
 FAST_KERNELS = {"floor": None, "history": sessions(0.59), "busy_history": sessions(1.154)}
 GAP = {"bf16_ms": 125.5, "fp8_ms": 110.0}
@@ -132,10 +139,12 @@ DECIDED = [  # decision, verdict, code, what the message says
     (recomputing, INVALID, S.LESS_WORK, "no recomputation in the FP8 arm"),
     (in_float32_both, PASS, None, ""),
     (hidden_products, PASS, None, ""),
-    (lambda: asked(replace(BF16, **WAITS), bf16_ms=160.0), INVALID, S.REFERENCE_WAITS, "cudaStreamSynchronize 3 times"),
+    (lambda: asked(replace(BF16, **WAITS), bf16_ms=160.0), INVALID, S.REFERENCE_WAITS, ".item()"),
     (lambda: asked(replace(BF16, **WAITS), replace(FP8_ARM, **WAITS)), PASS, None, ""),
     (lambda: asked(fp8=profiled(FP8_ARM, 100.0, 99.0), bf16_ms=160.0), INVALID, S.REFERENCE_WAITS, "a sleep"),
     (lambda: asked(beside=Beside(turns=[Turn("BF16"), Turn("FP8")])), PASS, None, ""),
+    (lambda: asked(beside=COMPILED), INVALID, S.COMPILED_WHILE_TIMED, "4 in the FP8 arm"),
+    (lambda: plain(120.0, 1.0), FAIL, S.COSTS_MORE_THAN_IT_SAVES, "too small"),
     # Busy times at other clocks hide no reference that sleeps: at clocks 6 % higher that would seem to be 8 %.
     (lambda: sleeping(**busy_of(113.0 * 0.94, 95.6 * 0.94)), INVALID, S.REFERENCE_WAITS, ""),
     # A wire that is slower in the FP8 arm alone; weights gathered in FP8 are as many numbers; sending less is not.
@@ -163,6 +172,7 @@ DECIDED = [  # decision, verdict, code, what the message says
     ),
     # A step that takes longer than BF16's is not faster though its kernels are: the floor is the user's question.
     (lambda: launch_bound(98.0), FAIL, S.LAUNCH_BOUND, "in its work alone FP8 is 1.15x"),
+    (steady, FAIL, S.LAUNCH_BOUND, "the GPU works 98.0 ms of each 206.0 ms step and waits for the host"),
     (lambda: launch_bound(120.0, **FAST_KERNELS), FAIL, None, "of busy time"),
     (
         lambda: asked(floor=None, host_bound=True, **busy_of(113.0, 99.4)),
