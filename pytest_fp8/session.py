@@ -282,7 +282,6 @@ class Session:
             end_workers(self.config)
         if self.is_worker or not self.runs:
             return
-        self.record.stopped = bool(session.shouldstop or session.shouldfail)
         self._finish(interrupted)
         if self.said.problems and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

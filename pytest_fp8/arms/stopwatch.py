@@ -45,13 +45,12 @@ class Stopwatch:
         return time.monotonic() - self._began if self._began is not None else 0.0
 
     def take(self) -> dict[str, Any]:
-        """``elapsed`` seconds since the last call; ``waited`` by arm and operation; ``builds`` by arm, the phases of
-        each. Empty where nothing was waited for since."""
+        """``elapsed`` seconds since the last call, and ``waited`` by arm and operation; empty without a wait."""
         if not self.waited:
             return {}
         waited: dict[str, dict[str, float]] = {}
         for (arm, what), seconds in self.waited.items():
             waited.setdefault(arm, {})[what] = seconds
-        taken = {"elapsed": self.elapsed, "waited": waited, "builds": self.builds}
-        self._began, self.waited, self.builds = time.monotonic(), {}, {}
+        taken = {"elapsed": self.elapsed, "waited": waited}
+        self._began, self.waited = time.monotonic(), {}
         return taken

@@ -102,7 +102,6 @@ class Seconds:
 
     elapsed: float
     waited: Mapping[str, Mapping[str, float]]
-    builds: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -131,8 +130,6 @@ class Record:
     def __init__(self, journal: Path | None = None, began: Callable[[], Began] | None = None) -> None:
         """``journal``: where lines are written once a test has told something. ``began``: gives the first one."""
         self.lines: list[Line] = []
-        self.stopped = False
-        """Whether the session ended before all that was selected had run."""
         self._journal, self._began, self._written = journal, began, 0
 
     def add(self, lines: Iterable[Mapping[str, Any]]) -> list[Line]:
@@ -222,7 +219,7 @@ class Record:
 
     @property
     def partial(self) -> bool:
-        return self.stopped or bool(self.open_tests) or any(line.partial for line in self._of(Collected))
+        return bool(self.open_tests) or any(line.partial for line in self._of(Collected))
 
     def _counted(self) -> list[Ended]:
         """How each test that counts ended, when it was run last."""
@@ -255,16 +252,12 @@ class Record:
 
     @property
     def durations(self) -> dict[str, Any]:
-        """``elapsed`` seconds; ``waited`` by arm and operation; ``builds`` by arm. Those of workers are added."""
+        """``elapsed`` seconds; ``waited`` by arm and operation. Those of workers are added."""
         waited: dict[str, Counter[str]] = {}
-        builds: dict[str, list[Any]] = {}
         for line in self._of(Seconds):
             for arm, spent in line.waited.items():
                 waited.setdefault(arm, Counter()).update(spent)
-            for arm, phases in line.builds.items():
-                builds.setdefault(arm, []).extend(phases)
-        elapsed = sum(line.elapsed for line in self._of(Seconds))
-        return {"elapsed": elapsed, "waited": waited, "builds": builds} if waited else {}
+        return {"elapsed": sum(line.elapsed for line in self._of(Seconds)), "waited": waited} if waited else {}
 
     def asserted(self) -> list[Answer]:
         """How each asserted question ended, row by row."""

@@ -249,7 +249,7 @@ class Held(Observer):
         if self.training is None:
             yield from self.tell_layers()
         assert self.training is not None
-        return {**plain_training([self.training]), "inputs_noted": self.calls}
+        return plain_training([self.training])
 
     def require_profile(self) -> None:
         if refused := self.why_not_profiled():

@@ -107,7 +107,6 @@ def layers_of(root: Any, stepped: set[int]) -> Iterator[tuple[dict[str, Any], An
                     "trained": bool(weight.requires_grad),
                     "stepped": id(weight) in stepped,
                     "adapter": ".lora_" in f".{name}",
-                    "parent": plain_name(name.rpartition(".")[0]),
                     "order": order,
                 },
                 module,

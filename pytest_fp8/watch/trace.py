@@ -56,7 +56,6 @@ class Window:
     """Values that the host read from tensors: ``.item()`` and its like."""
     milliseconds: dict[str, float]
     """GPU time by kind of kernel, ``casts``, and ``busy``. All 0 on a CPU."""
-    attention: Sequence[str]
     wire: Sequence[WireTime]
     loose: Sequence[KernelTime]
     """Kernels with a product's name that no seen operator launched, as in a replayed CUDA graph."""
@@ -90,7 +89,6 @@ def read_window(rows: Iterable[Sequence[Any]]) -> Window:
         sum(event.end - event.start for event in trained if event.name.startswith(LOADER)) / 1e6,
         sum(event.name == "aten::_local_scalar_dense" for event in trained),
         {**read["milliseconds"], "casts": casts, "rest": max(0.0, read["milliseconds"]["rest"] - casts)},
-        sorted({family for families in read["attention"].values() for family in families}),
         read["wire"],
         loose,
         read,

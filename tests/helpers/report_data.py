@@ -52,7 +52,7 @@ def report_of(*cases, open_tests=(), not_run=(), waited=None, problems=()):
     lines += [
         Ended(test, "c", "skipped", reason, False, False) for reason, left in dict(not_run).items() for test in left
     ]
-    lines += [Seconds(1.0, waited, {})] if waited else []
+    lines += [Seconds(1.0, waited)] if waited else []
     record = Record()
     record.add(map(plain_line, [*lines, Ended("t", "c", "passed", "", True, True), Finished(True, list(problems))]))
     return record
