@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -126,9 +125,10 @@ def test_forks_and_workers_stay_silent_and_a_healthy_script_has_no_finding(run):
     ]
 
 
-def test_the_json_is_as_its_schema_says(run):
-    schema = json.loads((Path(__file__).parents[1] / "docs/watch.schema.json").read_text())
-    assert set(run[1]) == set(schema["properties"])
+def test_the_page_says_each_field_of_the_json(run):
+    page, (training,) = (Path(__file__).parents[1] / "docs/watch.md").read_text(), run[1]["trainings"]
+    names = [*run[1], *training, *training["classes"][0], *training["ranks"][0]]
+    assert [name for name in names if f"`{name}`" not in page.partition("### JSON")[2]] == []
 
 
 # -- what is left alone, and what cannot be seen ----------------------------------------------------------------------

@@ -29,7 +29,7 @@ from pytest_fp8.watch.judge import OFF, ON
 LOSES_FP8 = (W.CONVERTED_TOO_LATE, W.STEPPED_AROUND, W.RECOMPUTED_OTHERWISE)
 """Findings of ``watch`` with which FP8 is not what it was meant to be. Its others are said beside a PASS."""
 Presence = Mapping[str, Any]
-"""What ``pytest-fp8 watch`` says of one run, as ``docs/watch.schema.json`` describes a training."""
+"""What ``pytest-fp8 watch`` says of one run, as docs/watch.md describes a training."""
 
 
 def in_common(ledgers: TwoLedgers) -> TwoLedgers:

@@ -42,7 +42,7 @@ def add_watch(commands: Any) -> None:
     )
     add.add_argument("--expect", choices=["fp8"], help="make the exit code say whether FP8 is on")
     add.add_argument("--share", type=float, default=0.0, help="with --expect: the least share of FLOPs in FP8, 0 to 1")
-    add.add_argument("--json", type=Path, metavar="FILE", help="what was said, as docs/watch.schema.json describes it")
+    add.add_argument("--json", type=Path, metavar="FILE", help="what was said, as docs/watch.md describes it")
     add.add_argument("--stop", action="store_true", help="end the script once its evidence is complete")
     add.add_argument("command", nargs=argparse.REMAINDER, help="-- and the command, as it is typed without watch")
     add.set_defaults(run=run)

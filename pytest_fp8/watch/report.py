@@ -211,7 +211,7 @@ def amount(count: int) -> str:
 
 
 def plain(groups_: Sequence[Sequence[Training]], command: Sequence[str], exit_code: int) -> dict[str, Any]:
-    """All that was said, as ``watch.schema.json`` describes it."""
+    """All that was said, as docs/watch.md describes it."""
     return {
         "schema": SCHEMA,
         "command": list(command),
