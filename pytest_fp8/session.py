@@ -341,8 +341,10 @@ class Session:
             for each in record.swallowed()
         ]
         # Last: the report has what made the session fail.
-        if settings.report_dir is not None and (record.lines or said.problems):
-            self._write_report(settings.report_dir, finished=not (interrupted or record.open_tests))
+        # One that asked nothing, as for a mistyped path, leaves the report of an earlier session.
+        report = settings.report_dir
+        if report is not None and (record.lines or (said.problems and not (report / JOURNAL).is_file())):
+            self._write_report(report, finished=not (interrupted or record.open_tests))
 
     def _ran_nothing(self) -> str:
         """Why a gate, or a session under ``--fp8-strict``, is red although no test failed; empty where it is not."""

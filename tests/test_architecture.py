@@ -26,7 +26,7 @@ TORCH = (
     "unsloth",
     "deepspeed",
 )
-WITH_TORCH = ("worker", "backends", "zoo", "watch.observer", "watch.model", "watch.held")
+WITH_TORCH = ("worker", "backends", "zoo", "watch.observer", "watch.model", "watch.held", "watch.start")
 """What runs in an arm's process, or in a script that is watched."""
 PYTEST_S_SIDE = (
     "plugin",

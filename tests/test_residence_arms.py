@@ -14,7 +14,7 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.pair import Fp8Pair
 from pytest_fp8.plain import to_plain
-from pytest_fp8.report.record import Notes
+from pytest_fp8.report.record import CaseNotes, Notes
 from pytest_fp8.shipping import identity
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def pair_in(pool, turns=True, case=MICRO, workload=None):
         pool.separate(*arms.pair)
     arms.start()
     settings = SimpleNamespace(update=False, strict=False, processes=4)
-    return Fp8Pair(arms, settings, Notes().of(arms.case.id, "a model"), None, "file.json", asked=ASKED), arms
+    return Fp8Pair(arms, settings, CaseNotes(Notes(), arms.case.id, "a model"), None, "file.json", asked=ASKED), arms
 
 
 def builds(pool):

@@ -48,7 +48,7 @@ def test_a_gate_without_its_gpu_leaves_a_report_that_says_so(pytester, monkeypat
     assert "driver not loaded" in summary
     assert (report.entries, report.ran_on_gpu, report.finished) == ({}, 0, True)
     assert report.provenance.gpu == {"name": "none"}
-    assert not (pytester.path / "out/index.html").exists()
+    assert "driver not loaded" in (pytester.path / "out/index.html").read_text()
 
 
 def test_a_test_that_fails_beside_its_answers_is_in_the_summary(pytester, monkeypatch):
@@ -148,7 +148,6 @@ def test_a_session_that_asks_nothing_leaves_an_earlier_report_as_it_is(pytester,
         assert result.ret != 0
         assert after.lines == before.lines
         assert sorted(pytester.path.glob("out/**/*")) == files
-        result.stdout.fnmatch_lines(["*keeps an earlier session's report: this one asked nothing of FP8*"])
 
 
 @pytest.mark.parametrize("caught", [True, False])

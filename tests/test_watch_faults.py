@@ -17,6 +17,7 @@ from helpers.watching import OWN_FP8
 from pytest_fp8.watch import model as told_model
 from pytest_fp8.watch import observer as watched
 from pytest_fp8.watch.judge import judge
+from pytest_fp8.watch.start import start as start_watching
 from pytest_fp8.worker.record import trace
 
 pytestmark = pytest.mark.slow
@@ -32,7 +33,7 @@ def start(tmp_path, monkeypatch):
     held = dict(optimizers._global_optimizer_post_hooks)
 
     def begin():
-        watched.start(optimizers, str(tmp_path))
+        start_watching(optimizers, str(tmp_path))
         return at_exit[-1]
 
     yield begin

@@ -128,7 +128,7 @@ SERVES = """
 import atexit, json, os, runpy, signal, socket, sys, traceback
 import torch, torch._dynamo
 import pytest_fp8.watch.held
-from pytest_fp8.watch.observer import start
+from pytest_fp8.watch.start import start
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 server = socket.socket(socket.AF_UNIX)

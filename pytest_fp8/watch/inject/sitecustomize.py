@@ -60,7 +60,7 @@ def observe(module: Any) -> None:
         spec = importlib.util.spec_from_file_location("pytest_fp8", init, submodule_search_locations=[PACKAGE])  # type: Any
         package = sys.modules["pytest_fp8"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(package)
-    importlib.import_module("pytest_fp8.watch.observer").start(module, FOLDER)
+    importlib.import_module("pytest_fp8.watch.start").start(module, FOLDER)
 
 
 def say(code: str, reason: str) -> None:
