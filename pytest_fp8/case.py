@@ -35,6 +35,7 @@ OWN = "own"
 """The model name of a case whose model comes from the user's ``fp8_workload`` fixture."""
 OWN_STEPS, OWN_SEEDS = 40, 4
 QUESTIONS = ("layers", "numerics", "loss", "speedup", "memory", "checkpoints")
+CHIPS = ("hopper", "blackwell", "ada")
 CHECKPOINT_FORMATS = ("safetensors", "dcp")
 OWN_STORE = "own"
 """The store that is a workload's own ``save()`` and ``load()``."""
@@ -77,6 +78,8 @@ class Case:
     """Tokens in a sequence; ``None``: the model's default."""
     emulated: bool = False
     """FP8 numerics computed on the CPU: answers layers, numerics, loss and checkpoints, never speed or memory."""
+    chip: str = ""
+    """Runs on this kind of GPU alone: one of :data:`CHIPS`; empty: on each that can run the recipe."""
     autocast: bool = False
     """Weights stay in float32, and forward passes run under ``torch.autocast`` to bfloat16, in both arms."""
     weights: str | None = None
@@ -127,8 +130,9 @@ class Case:
             self._be("compile", False)
         for question in self.questions:
             _known("question", question, QUESTIONS)
-        if self.parallel:
-            _known("parallel", self.parallel, PARALLEL)
+        for what, known in (("chip", CHIPS), ("parallel", PARALLEL)):
+            if value := getattr(self, what):
+                _known(what, value, known)
         for rule in (*RULES, *kind.rules):
             _require(self, rule)
 

@@ -113,7 +113,7 @@ def why_not(case: Case, settings: Settings, beside: Iterable[Case] = ()) -> tupl
     tests skip where a GPU was declared, and where others of the session ask the GPU itself.
     """
     gpu, absent = gpus.detect()
-    in_use = gpu is not None and (is_kind(gpu, settings.gpu) if settings.declared else gpu.chip != "")
+    in_use = gpu is not None and (is_kind(gpu, settings.gpu) if settings.declared else is_for(case, gpu))
     if case.emulated:
         if settings.declared:
             return f"emulated: --fp8-gpu={settings.gpu} was declared, and an emulated test asks nothing of it", False
@@ -127,9 +127,17 @@ def why_not(case: Case, settings: Settings, beside: Iterable[Case] = ()) -> tupl
         seen = f"; this is {gpu.name}" if gpu is not None else f": {absent}"
         emulates = case.model == OWN and backend_type(case.backend).emulates and case.gpus == 1
         here = "; emulated=True in its mark runs it on the CPU" if emulates else ""
-        return f"needs a GPU with FP8 tensor cores{seen}{here}", False
+        wanted = f"needs a {case.chip} GPU" if case.chip else "needs a GPU with FP8 tensor cores"
+        return f"{wanted}{seen}{here}", False
+    if not is_for(case, gpu):
+        return f"case {case.id} is for {case.chip}; {gpu.name} is {gpu.chip}", False
     reason = _library(case) or _recipe(case, gpu) or _too_few(case)
     return reason, bool(reason) and settings.declared
+
+
+def is_for(case: Case, gpu: Gpu | None) -> bool:
+    """Whether a case is for this kind of GPU. Whether that can run its recipe is another matter."""
+    return gpu is not None and bool(gpu.chip) and case.chip in ("", gpu.chip)
 
 
 def require_one_folder(cases: Iterable[Case]) -> None:
@@ -148,12 +156,15 @@ def require_one_folder(cases: Iterable[Case]) -> None:
 
 
 def one_of_each(cases: Iterable[Case]) -> list[Case]:
-    """One case of each name, in their order. Of cases that are judged differently it has all their questions."""
-    first: dict[str, Case] = {}
+    """One case of each name, in their order, and one of those that are for another kind of GPU than this machine's. Of
+    cases that are judged differently it has all their questions."""
+    gpu = gpus.detect()[0]
+    first: dict[tuple[str, bool], Case] = {}
     for case in cases:
-        known = first.setdefault(case.id, case)
+        key = case.id, is_for(case, gpu)
+        known = first.setdefault(key, case)
         if more := tuple(question for question in case.questions if question not in known.questions):
-            first[case.id] = replace(known, questions=known.questions + more)
+            first[key] = replace(known, questions=known.questions + more)
     return list(first.values())
 
 

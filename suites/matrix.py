@@ -141,15 +141,15 @@ recompute some activations, and have eight H100s. Fewer GPUs do the same work ea
 costs. Those of one GPU were run: 83 GiB at the peak. By estimate an arm takes 61 GiB of each of eight GPUs, 67 of four
 and 78 of two."""
 
-ALL = EMULATED + HOPPER + PARALLEL + PUBLISHED + integrations.ALL
+ALL = integrations.on_hopper(EMULATED + HOPPER + PARALLEL + PUBLISHED + integrations.ALL)
 
-LONG = [Case("micro", "torchao", "tensorwise", emulated=True)]
+LONG = integrations.on_hopper([Case("micro", "torchao", "tensorwise", emulated=True)])
 """Whose loss is asked over hundreds of steps, too."""
 
 OWN = integrations.OWN
 """Asked in the test files that bring their workloads; listed here for `pytest-fp8 baselines`."""
 
-NULL = replace(Case("1b", "bf16", "none"), questions=("speedup",))
+NULL = replace(Case("1b", "bf16", "none"), questions=("speedup",), chip="hopper")
 """BF16 against BF16: what the gate reads where there is no difference."""
 
 GROUPS = {

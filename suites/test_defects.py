@@ -84,7 +84,9 @@ WRAPPED = "enable_fsdp_float8_all_gather, on by default, wraps weights into para
 
 
 @pytest.mark.fp8(
-    cases=[Case("micro", "trainer_torchao", "tensorwise", emulated=True), Case("tiny", "trainer_torchao", "tensorwise")]
+    cases=integrations.on_hopper(
+        [Case("micro", "trainer_torchao", "tensorwise", emulated=True), Case("tiny", "trainer_torchao", "tensorwise")]
+    )
 )
 @pytest.mark.usefixtures("healthy_alone")
 class TestTrainerWithTorchAO:
@@ -104,7 +106,9 @@ class TestTrainerWithTorchAO:
         assert decision.verdict.passes, decision.message
 
 
-@pytest.mark.fp8(cases=[Case("tiny", "accelerate_te", "delayed"), Case("tiny", "trainer_te", "delayed")])
+@pytest.mark.fp8(
+    cases=integrations.on_hopper([Case("tiny", "accelerate_te", "delayed"), Case("tiny", "trainer_te", "delayed")])
+)
 @known("accelerate", "amax_compute_algo='most_recent' is dropped; max is in force", Known)
 @pytest.mark.usefixtures("healthy_alone")
 def test_the_recipe_asked_for_is_in_force(fp8_pair):
@@ -130,7 +134,7 @@ def recomputed_step(model):
     return ""
 
 
-@pytest.mark.fp8(cases=[Case("tiny", "accelerate_te", "delayed", integrations.MOST)])
+@pytest.mark.fp8(cases=integrations.on_hopper([Case("tiny", "accelerate_te", "delayed", integrations.MOST)]))
 @known(
     "accelerate",
     "te.autocast around forward alone: what gradient checkpointing recomputes later runs in BF16, and fails",
@@ -141,10 +145,12 @@ def test_activations_can_be_recomputed(fp8_pair):
 
 
 @pytest.mark.fp8(
-    cases=[
-        Case("tiny", "unsloth_te", "delayed", integrations.MOST, lora=16),
-        Case("tiny", "accelerate_te", "delayed", integrations.MOST, lora=16),
-    ]
+    cases=integrations.on_hopper(
+        [
+            Case("tiny", "unsloth_te", "delayed", integrations.MOST, lora=16),
+            Case("tiny", "accelerate_te", "delayed", integrations.MOST, lora=16),
+        ]
+    )
 )
 @known("accelerate", "convert_model takes adapters for layers like any other", Known)
 @pytest.mark.usefixtures("healthy_alone")
@@ -152,7 +158,7 @@ def test_adapters_stay_in_high_precision(fp8_pair):
     judge(fp8_pair.layers(), L.LEFT_AND_CONVERTED)
 
 
-@pytest.mark.fp8(cases=[Case("1b", "accelerate_te", "delayed", integrations.MOST)])
+@pytest.mark.fp8(cases=integrations.on_hopper([Case("1b", "accelerate_te", "delayed", integrations.MOST)]))
 @pytest.mark.usefixtures("healthy_alone")
 class TestTiedHead:
     @known("accelerate", "convert_model copies weights, which unties a tied head", Known)
@@ -223,7 +229,7 @@ def scales_that_do_not_come_back(model):
 
 
 @pytest.mark.usefixtures("healthy_alone")
-@pytest.mark.fp8(cases=[Case("tiny", "transformer_engine", "delayed")], question="layers")
+@pytest.mark.fp8(cases=[Case("tiny", "transformer_engine", "delayed", chip="hopper")], question="layers")
 def test_scaling_state_comes_back_with_the_state_dict(fp8_pair):
     fp8_pair.layers()
     assert fp8_pair.fp8.call(scales_that_do_not_come_back) == []

@@ -6,8 +6,8 @@ from pytest_fp8 import Case
 
 CASES = [
     Case("micro", "torchao", "tensorwise", emulated=True),
-    Case("tiny", "torchao", "tensorwise"),
-    Case("tiny", "transformer_engine", "delayed"),
+    Case("tiny", "torchao", "tensorwise", chip="hopper"),
+    Case("tiny", "transformer_engine", "delayed", chip="hopper"),
 ]
 LIBRARY = {"torchao": "torchao.float8", "transformer_engine": "transformer_engine.pytorch"}
 

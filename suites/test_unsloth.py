@@ -6,7 +6,9 @@ import integrations
 from floor import assert_faster
 from pytest_fp8 import Case
 
-pytestmark = pytest.mark.fp8(cases=[Case("tiny", "unsloth", "rowwise", lora=16, lora_targets=integrations.ATTENTION)])
+pytestmark = pytest.mark.fp8(
+    cases=integrations.on_hopper([Case("tiny", "unsloth", "rowwise", lora=16, lora_targets=integrations.ATTENTION)])
+)
 
 
 def load(**arguments):
@@ -58,6 +60,7 @@ TWO_LIBRARIES = Case(
     lora=16,
     lora_targets=integrations.ATTENTION,
     questions=("speedup", "memory"),
+    chip="hopper",
 )
 """The other way to FP8 that Unsloth's users are told of. test_defects.py asks what happens to its layers."""
 

@@ -56,7 +56,9 @@ def test_what_changes_a_number_is_in_the_id_and_in_the_digest(fields, name):
     assert other.digest() != USUAL.digest()
 
 
-@pytest.mark.parametrize("fields", [{"backend": "transformer_engine"}, {"options": {"margin": 0}}, {"tolerance": 0.1}])
+@pytest.mark.parametrize(
+    "fields", [{"backend": "transformer_engine"}, {"options": {"margin": 0}}, {"chip": "hopper"}, {"tolerance": 0.1}]
+)
 def test_what_changes_no_number_is_in_neither(fields):
     other = replace(USUAL, **fields)
     assert (other.id, other.digest()) == (USUAL.id, USUAL.digest())
@@ -83,6 +85,7 @@ def test_the_digests_of_stored_baselines_stay():
         {"backend": "transformer_engine", "recipe": "current", "emulated": True},
         {"backend": "transformer_engine", "recipe": "delayed", "options": {"amax_history_len": "16"}},
         {"backend": "torchao", "recipe": "rowwise", "tolerance": 3},
+        {"backend": "torchao", "recipe": "rowwise", "chip": "volta"},
         {"backend": "torchao", "recipe": "rowwise", "checkpoint_formats": ("dpc",)},
         {"backend": "torchao", "recipe": "rowwise", "checkpoint_formats": ()},
         {"backend": "torchao", "recipe": "rowwise", "checkpoint_formats": "dcp"},

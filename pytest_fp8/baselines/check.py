@@ -17,7 +17,7 @@ from pytest_fp8.case import OWN, Case
 from pytest_fp8.ci import ci_variable
 from pytest_fp8.codes import B, Code
 from pytest_fp8.errors import BaselineError, refuse
-from pytest_fp8.gpu import KINDS
+from pytest_fp8.gpu import CHIP_OF_MAJOR, KINDS
 from pytest_fp8.recipes import unmet_need
 from pytest_fp8.stats.components import Components
 from pytest_fp8.stats.looks import processes_hold
@@ -156,6 +156,7 @@ def cases_for(cases: Iterable[Case], gpu: str) -> list[Case]:
 
     def runs(case: Case) -> bool:
         # 8.9 is the least of Ada; of the others any minor number is as good.
-        return not majors or any(not unmet_need(case.backend, case.recipe, (major, 9)) for major in majors)
+        on = [major for major in majors if not unmet_need(case.backend, case.recipe, (major, 9))]
+        return not majors or any(case.chip in ("", CHIP_OF_MAJOR[major]) for major in on)
 
     return [case for case in cases if not case.emulated and runs(case)]

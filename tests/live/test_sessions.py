@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.fakes import A100, B200, H100, H200, SUITE, FakeProcess, install
+from helpers.fakes import A100, B200, H100, H200, L40S, SUITE, FakeProcess, install
 from helpers.residence import run
 from helpers.sessions import CHECKPOINTS, UPDATE
 from pytest_fp8 import Case, markers
@@ -399,6 +399,8 @@ NEVER_ASKS = ONE.replace("fp8_pair.assert_layers()", "pytest.xfail('not today')"
 SET_UP_FAILS = "@pytest.fixture\ndef broken():\n    raise RuntimeError\n" + ONE.replace(
     "@pytest.mark.fp8", "@pytest.mark.xfail\n@pytest.mark.fp8"
 ).replace("(fp8_pair):", "(broken, fp8_pair):")
+HOPPER, ADA = (ONE.replace("floor=0.5", f"chip='{chip}'").replace("test_it", chip) for chip in ("hopper", "ada"))
+BY_CHIP = HOPPER.replace("def ", "def test_") + ADA.replace("def ", "def test_")
 STRICT = ("--fp8-strict",)
 NOTHING = "*no FP8 test ran on it: {}. A gate that ran nothing is not green*"
 NONE_RAN = "FP8-R44: no FP8 test ran under --fp8-strict: not today. A gate that ran nothing*"
@@ -419,6 +421,8 @@ SESSIONS = {
     "emulated beside a GPU": (H200, EMULATED, (), {"passed": 1}, 0, "*tiny-torchao-tensorwise-emulated*"),
     "emulated beside a test of it": (H200, EMULATED + ONE, ("-rs",), {"passed": 1, "skipped": 1}, 0, "* emulated: *"),
     "emulated, declared": (H200, EMULATED, (*GATE, "-rs"), {"skipped": 1}, 1, "*an emulated test asks nothing of it"),
+    # The first mark that asks the GPU itself is another chip's.
+    "marks of two chips": (L40S, BY_CHIP + EMULATED, ("-rs",), {"passed": 1, "skipped": 2}, 0, "* the NVIDIA L40S *"),
     "no chip in the mark": (B200, ONE, ("--fp8-gpu=b200",), {"passed": 1}, 0, "*tiny-torchao-tensorwise*"),
     "strict, nothing ran": (None, SKIPPED + EMULATED, STRICT, {"skipped": 1}, 1, NONE_RAN),
     "strict, no FP8 test": (None, OTHER, STRICT, {"passed": 1}, 0, "*1 passed*"),

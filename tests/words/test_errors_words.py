@@ -52,6 +52,7 @@ SETTINGS = {
     "unknown backend": (R.UNKNOWN_NAME, case(backend="torchoa")),
     "unknown recipe": (R.UNKNOWN_NAME, case(recipe="delayed")),
     "unknown option": (R.UNKNOWN_NAME, case(options={"margin": 1})),
+    "unknown chip": (R.UNKNOWN_NAME, case(chip="ampere")),
     "unknown question": (R.UNKNOWN_NAME, case(questions=("speed",))),
     "unknown argument": (R.BAD_MARK, mark(recipy="tensorwise")),
     "type of a field": (R.BAD_VALUE, case(steps="40")),
