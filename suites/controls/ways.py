@@ -33,10 +33,12 @@ class Converts(Control):
         super().build()
 
     def convert(self) -> Conversion:
+        from pytest_fp8.backends.base import Prepared
         from pytest_fp8.backends.linears import plan
 
         meant = plan(self.model)
         self.by(self.model)
+        self._prepared = Prepared(self.model, meant)
         return meant
 
     def by(self, model: Any) -> None:
