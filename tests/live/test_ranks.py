@@ -199,20 +199,6 @@ def test(fp8_pair):
     assert "nothing travelled between the ranks" in said
     assert "all ranks were given one and the same batch" in said
 """,
-    "the model gives the loss": """
-class Train(nn.Module):
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, x):
-        return loss(self.net, x)
-
-fp8_workload = workload(
-    loss=lambda model, x: model(x), parallelize=lambda model, mesh: DistributedDataParallel(Train(model))
-)
-"""
-    + asks("layers", "checkpoints"),
     "other numbers of micro-batches": """
 from contextlib import nullcontext
 
