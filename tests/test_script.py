@@ -142,9 +142,9 @@ LATE = {**RAN, "notes": [{"code": "FP8-W17", "text": "the optimizer holds other 
         (UNSEEN, RAN, {}, "INCONCLUSIVE", W.NO_PRODUCTS),
         (OFF, LATE, {}, "FAIL", W.CONVERTED_TOO_LATE),
         (OFF, RAN, {"least": 0.9}, "FAIL", W.BELOW_SHARE),
-        (OFF, RAN, {"stored_share": [0.9]}, "FAIL", L.LESS_THAN_BASELINE),
-        (OFF, RAN, {"stored_counts": {"fp8_wgrad": 3}}, "FAIL", L.LESS_THAN_BASELINE),
-        (OFF, RAN, {"stored_share": [0.8], "stored_counts": {"fp8_wgrad": 2}}, "PASS", None),
+        (OFF, RAN, {"stored": {"fp8_share": 0.9}}, "FAIL", L.LESS_THAN_BASELINE),
+        (OFF, RAN, {"stored": {"fp8_wgrad": 3}}, "FAIL", L.LESS_THAN_BASELINE),
+        (OFF, RAN, {"stored": {"fp8_share": 0.8, "fp8_wgrad": 2}}, "PASS", None),
     ],
 )
 def test_presence(bf16, fp8, more, verdict, code):
