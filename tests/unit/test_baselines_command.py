@@ -144,6 +144,7 @@ def test_a_sound_folder_has_no_errors_and_its_gaps_are_notes(run):
     [
         (B.UNREADABLE, lambda path: path.rename(path.with_name("1b-torchao-tensorwise.json"))),
         (B.ORPHANED, lambda path: write_baseline(path.parent.parent, baseline(Case("8b", "torchao", "rowwise")))),
+        (B.REDEFINED, lambda path: write_baseline(path.parent.parent, replace(baseline(), case_hash="0" * 16))),
     ],
 )
 def test_check_fails_on(run, project, code, broken):
