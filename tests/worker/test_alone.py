@@ -95,7 +95,7 @@ def test_layers_that_share_an_input_are_one_group_in_a_live_arm():
     classes = classes_of(layers)
     asked = [[each.layer, each.in_features, each.out_features, each.rows, list(each.owed)] for each in classes]
     found = from_plain(AloneEvidence, server.answer("alone", {"layers": asked, "recipes": ["tensorwise"]}))
-    assert [[classes[index].name for index in group.members] for group in found.groups] == [["q", "k"], ["o"]]
+    assert [[classes[index].pattern for index in group.members] for group in found.groups] == [["q", "k"], ["o"]]
     assert [len(group.recipes["tensorwise"].without) for group in found.groups] == [2, 1]
 
 
