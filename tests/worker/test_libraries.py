@@ -294,9 +294,11 @@ def test_the_learning_rate_of_adapters_is_the_users_or_their_default():
 
 
 def test_without_peft_a_case_with_adapters_is_skipped_with_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None if name == "peft" else object())
+    monkeypatch.setattr(
+        "pytest_fp8.markers.installed", lambda name, minimum: (False, f"pip install '{name}>={minimum}'")
+    )
     reason, failure = why_not(LORA, Settings())
-    assert "pip install 'peft>=0.17'" in reason
+    assert reason == "pip install 'peft>=0.17'"
     assert not failure
 
 
