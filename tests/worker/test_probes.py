@@ -103,6 +103,14 @@ def test_a_product_is_compared_with_the_exact_one():
     assert (found["gain"], found["noise"]) == (pytest.approx(2, abs=1e-5), pytest.approx(1, abs=1e-5))
 
 
+@pytest.mark.parametrize("bias", [None, torch.ones(64)])
+def test_an_error_that_is_one_row_is_a_bias_only_where_there_is_one(bias):
+    left, right = torch.randn(64, 128), torch.randn(64, 128)
+    operands = (Operand(each, each.abs().amax()) for each in (left, right))
+    found = Expected(*operands, None, torch.float32, bias).compare(left @ right.t() + 3 * torch.ones(64))
+    assert float(found["constant"]) == (0 if bias is None else pytest.approx(1, abs=1e-3))
+
+
 def test_torchaos_casts_are_the_librarys():
     for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
         config = torchao_config(recipe, emulated=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_fp8.case import Case
-from pytest_fp8.questions.layers.kernels import kernel_family
+from pytest_fp8.questions.layers.kernels import kernel_family, says_fp8
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, StepProducts, profiled_step, recorded_step
 from pytest_fp8.questions.ledger.evidence import OwnedProduct
 from pytest_fp8.recipes import FPROP, RECOMPUTE, ROLES, Reason, Role, known_backend, recipe_facts
@@ -147,7 +147,8 @@ class LayersEvidence:
         """The products, each FP8 one checked against the kernel that ran it.
 
         An operator that was given FP8 operands but launched a BF16 kernel counts as BF16. One whose kernel belongs to
-        no known family counts as ``unknown kernel``.
+        no known family counts as ``unknown kernel``, unless its own name says FP8, as CUTLASS's grouped products do:
+        ``..._GroupProblemShape...float_e4m3_t...``.
         """
         if self.families is None:
             return list(self.products)
@@ -155,7 +156,7 @@ class LayersEvidence:
 
         def kind_of(product: Product) -> str:
             family = kernel_family(product.kernel)
-            if product.kind != FP8 or family in fp8:
+            if product.kind != FP8 or family in fp8 or says_fp8(product.kernel):
                 return product.kind
             return "bfloat16 kernel" if family in bf16 else "unknown kernel"
 

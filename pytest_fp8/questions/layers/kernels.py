@@ -20,6 +20,11 @@ def kernel_family(name: str) -> str:
     return re.split(r"_(?:\d+x\d+|tilesize|knob_)", name)[0]
 
 
+def says_fp8(name: str) -> bool:
+    """Whether a kernel's name has the type of FP8 operands in it, as CUTLASS's have among their template arguments."""
+    return "float_e4m3_t" in name or "float_e5m2_t" in name
+
+
 def short_name(name: str) -> str:
     """A kernel's name as a reader needs it: without common namespaces, parameters and the numbers that torch's compiler
     gives, cut to ``LONGEST_NAME`` characters.
