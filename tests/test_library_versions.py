@@ -1,9 +1,8 @@
 """Versions of libraries: what is recent enough."""
 
-import importlib.metadata
-
 import pytest
 
+import pytest_fp8.libraries
 from pytest_fp8.libraries import installed
 
 
@@ -25,13 +24,13 @@ from pytest_fp8.libraries import installed
     ],
 )
 def test_a_version_is_ordered_as_pep_440_says(monkeypatch, found, recent):
-    monkeypatch.setattr(importlib.metadata, "version", lambda package: found)
+    monkeypatch.setattr(pytest_fp8.libraries, "version", lambda package: found)
     reason = f"thing {found}" if recent else f"thing {found} is older than 1.10"
     assert installed("thing", "1.10") == (recent, reason)
 
 
 def test_a_version_that_cannot_be_compared_is_not_recent_enough(monkeypatch):
-    monkeypatch.setattr(importlib.metadata, "version", lambda package: "main-abc")
+    monkeypatch.setattr(pytest_fp8.libraries, "version", lambda package: "main-abc")
     assert installed("thing", "1.10") == (False, "thing main-abc has no version that can be compared with 1.10")
 
 

@@ -48,6 +48,16 @@ def test_a_test_that_is_skipped_names_its_own_line_and_what_runs_here(pytester):
 
 
 def test_the_clone_runs_without_the_plugin():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:fp8", "-p", "no:cacheprovider", "tests/test_plain.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:fp8",
+        "-p",
+        "no:cacheprovider",
+        "tests/unit/test_plain.py",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
