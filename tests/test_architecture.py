@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pytest_fp8"
 FILES = sorted(PACKAGE.rglob("*.py"))
-TESTS = sorted(Path(__file__).parent.glob("test_*.py"))
+TESTS = sorted(Path(__file__).parent.rglob("test_*.py"))
 TORCH = (
     "torch",
     "torchao",

@@ -425,7 +425,7 @@ def test_no_further_seed_is_asked_after_one_that_none_can_mend():
 
 
 @pytest.mark.parametrize(("steps", "stored"), [(None, 1), (300, 0)])
-def test_a_long_look_asks_the_same_curves_over_more_steps_and_no_baseline_stores_its_gaps(steps, stored):
+def test_a_long_look_asks_curves_of_more_steps_and_no_baseline_stores_its_gaps(steps, stored):
     pair = CurvePair(losses(), losses())
 
     def answered(value):

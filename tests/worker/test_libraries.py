@@ -311,7 +311,7 @@ def test_a_head_of_which_peft_trains_a_copy_stays_a_head(name):
 # -- cases and rates --------------------------------------------------------------------------------------------------
 
 
-def test_autocast_is_in_a_case_s_name_and_hash_and_is_refused_where_weights_are_of_another_type():
+def test_autocast_is_in_a_case_s_name_and_hash_and_refused_with_weights_of_another_type():
     plain, under = (Case("micro", "torchao", "tensorwise", emulated=True, autocast=on) for on in (False, True))
     assert under.id == "micro-torchao-tensorwise-emulated-autocast"
     assert under.digest() != plain.digest()
