@@ -22,6 +22,7 @@ from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.recipes import DGRAD, RECOMPUTE, WGRAD, library_of
 from pytest_fp8.worker.answers.recorded import SEED, recorded
 from pytest_fp8.worker.record.profile import profile_step
+from pytest_fp8.worker.record.recorder import NOTHING
 from pytest_fp8.worker.training.preparation import under_autocast
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def sharing(engine: Engine, names: Sequence[str]) -> list[list[int]]:
     """The layers, by their index, in groups that are given one and the same input in the recorded step."""
     given: dict[str, int] = {}
     for call in recorded(engine, SEED).step.table.calls:
-        if call.phase != EVALUATION:
+        if call.phase != EVALUATION and call.given != NOTHING:
             given.setdefault(call.module, call.given)
     groups: dict[Any, list[int]] = {}
     for index, name in enumerate(names):

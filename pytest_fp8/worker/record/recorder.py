@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -53,7 +55,7 @@ class Call:
     """Its arguments that are tensors."""
     given: int
     """Equal for calls whose first tensor is the same: the number of the autograd node that made it; of what no node
-    made, its identity."""
+    made, a negative one. :data:`NOTHING` without a tensor."""
     training: bool
     outermost: bool
     """Whether no other module called it."""
@@ -137,8 +139,11 @@ COPIES = """
     clone contiguous _to_copy copy_ _copy_from empty empty_like empty_strided new_empty new_empty_strided zeros
     zeros_like ones ones_like full full_like new_zeros new_ones new_full scalar_tensor zero_ fill_ set_ resize_
     is_same_size record_stream pin_memory"""
+NOTHING = -1
+"""The source of a call that is given no tensor."""
 CASTS = ("_to_copy", "copy_")
-"""Copies that round where they give FP8 values. So they are counted, in the backward pass too."""
+"""Copies that round where they give FP8 values. In the backward pass they are counted. Forward, and after the step, a
+user's own FP8 casts what several layers are given, or its weights once for all micro-batches."""
 NOT_COUNTED = {*VIEWS.split(), *COPIES.split(), READ}
 MARKS = "profiler::"
 """Of what torch sets around an optimizer's step."""
@@ -173,6 +178,8 @@ class StepRecorder(TorchDispatchMode):
         modules = dict(model.named_modules())
         self._linears = {plain_name(name): modules[name] for name in linears or ()}
         self._names = {id(module): plain_name(name) for name, module in model.named_modules()}
+        self._leaves: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._numbers = itertools.count(NOTHING - 1, -1)
         self._stack: list[int] = []
         """Indices of the calls that run."""
         self._levels: list[tuple[int, list[Span]]] = [(0, [])]
@@ -266,7 +273,7 @@ class StepRecorder(TorchDispatchMode):
             phase=phase,
             part=self.part,
             tensors=[(shape_of(tensor), dtype_name(tensor)) for tensor in tensors],
-            given=_source(tensors[0]) if tensors else -1,
+            given=self._source(tensors[0]) if tensors else NOTHING,
             training=module.training,
             outermost=not self._calling,
             inside=self._stack[-1] if self._stack else -1,
@@ -369,7 +376,7 @@ class StepRecorder(TorchDispatchMode):
         event.waits = operator == READ or on_host
         if draws:
             event.state = before if random_state() != before else ""
-        casts = operator in CASTS and event.dtype.startswith("float8") and event.phase != EVALUATION
+        casts = operator in CASTS and event.dtype.startswith("float8") and event.phase == "backward"
         free = operator in NOT_COUNTED or operator.startswith(MARKS) or event.products or event.bytes
         if (casts or (event.phase == "forward" and not free)) and not _by_a_library():
             event.counted = True
@@ -378,6 +385,16 @@ class StepRecorder(TorchDispatchMode):
         if event.told:
             self.table.events.append(event)
         return result
+
+    def _source(self, tensor: torch.Tensor) -> int:
+        """What made a tensor: the number of its node of autograd; without one a negative number of the tensor's own."""
+        if tensor.grad_fn is not None:
+            return tensor.grad_fn._sequence_nr()
+        known = self._leaves.get(id(tensor))
+        # A later tensor may have the address of one that is gone.
+        if known is None or known[0]() is not tensor:
+            known = self._leaves[id(tensor)] = weakref.ref(tensor), next(self._numbers)
+        return known[1]
 
     def _weight(self, event: Event, operands: Sequence[torch.Tensor]) -> str:
         if not operands:
@@ -455,10 +472,6 @@ def note_of(tensor: torch.Tensor) -> TensorNote:
     """Without a digest where autograd computed it: products round it otherwise in each arm."""
     with unwatched():
         return TensorNote(shape_of(tensor), dtype_name(tensor), digest_of(tensor) if tensor.grad_fn is None else "")
-
-
-def _source(tensor: torch.Tensor) -> int:
-    return id(tensor) if tensor.grad_fn is None else tensor.grad_fn._sequence_nr()
 
 
 def _innermost(spans: list[Span], number: int) -> int:
