@@ -24,6 +24,7 @@ from pytest_fp8.questions.loss.evidence import RUNS_OF_ONE_CURVE, Curve, Product
 from pytest_fp8.stats.loss import MAX_LOSS_SEEDS
 from pytest_fp8.verdicts import Verdict
 from pytest_fp8.worker import curve as curves
+from pytest_fp8.worker.record import probe
 from pytest_fp8.worker.record.gradients import norm_of
 from pytest_fp8.worker.record.probe import LOOKED_AT, StepLooks
 from pytest_fp8.worker.record.tables import counted_step
@@ -194,6 +195,21 @@ def test_layers_that_multiply_in_bfloat16_are_counted_apart():
     layer.forward = lambda x: torch.nn.functional.linear(x, layer.weight, layer.bias)
     seen = calls(arm)
     assert (seen.fp8[1], seen.other[1]) == (13, 1)
+
+
+@pytest.mark.parametrize(("put", "exact"), [(0.0, False), (None, True)], ids=["dropped", "of BF16"])
+def test_what_a_users_hook_puts_in_the_output_s_place_is_looked_at_for_fp8_alone(monkeypatch, put, exact):
+    """A hook may drop an output now and then: its product is right all the same."""
+    monkeypatch.setattr(probe, "LOOKED_AT", 14)
+    arm, layer = changed()
+
+    def hook(module, args, made):
+        return made * put if put is not None else torch.nn.functional.linear(args[0], module.weight)
+
+    layer.register_forward_hook(hook)
+    looks = calls(arm).looks[CHANGED]
+    assert all(look.error <= LARGEST for look in looks)
+    assert all((look.of_finest < 0.01) is exact for look in looks)
 
 
 def test_one_value_that_takes_the_digits_of_the_others_is_no_fault_of_the_product():

@@ -73,6 +73,10 @@ class Call:
         return rows_of(x), weight.detach(), rows_of(output), added
 
 
+Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Of :meth:`Call.operands`."""
+
+
 class Probe:
     """An observer of a step (:class:`pytest_fp8.worker.answers.recorded.Observer`): hooks on layers."""
 
@@ -94,7 +98,7 @@ class Probe:
             handles.append(layer.register_forward_pre_hook(Hook(self._entered(name)), with_kwargs=True))
             # Products are compared before other hooks, which may change the output. Always, because an early end of a
             # recomputation is an exception, and the weight must be put back.
-            handles.append(layer.register_forward_hook(Hook(self._left), prepend=self.views, always_call=True))
+            handles.append(layer.register_forward_hook(Hook(self._left), prepend=True, always_call=True))
         return handles
 
     @contextmanager
@@ -479,8 +483,8 @@ COARSEST = Cast(E4M3, TENSOR), Cast(E4M3, TENSOR)
 
 class StepLooks(Probe):
     """The calls of the FP8 layers in forward passes that train, step by step: whether each multiplies in FP8, and a few
-    right values of what it gives after the user's hooks, one of which may put BF16's product in FP8's place. By hooks,
-    so where nothing is compiled. No number of the curve changes."""
+    right values of what it gives. Where a user's hook puts another tensor in its place, of that one too: BF16's product
+    may be in it. By hooks, so where nothing is compiled. No number of the curve changes."""
 
     def __init__(self, engine: Engine, seed: int) -> None:
         watched = not (engine.compiled or engine.backend.brings_model)
@@ -495,6 +499,10 @@ class StepLooks(Probe):
         self._looks: list[tuple[int, str, torch.Tensor]] = []
         """Step, layer, and mean squares: of the values' error, of the errors that :data:`FINEST` and :data:`COARSEST`
         give, of the exact values, of the whole output."""
+        self._replaced: dict[int, torch.Tensor] = {}
+        """Look, by its index -> the same of what a hook put in the output's place."""
+        self._last: tuple[torch.nn.Module, Any, Operands] | None = None
+        """The layer that was looked at, what it gave, its operands: until its hooks have run."""
 
     def next_step(self) -> None:
         """Called before each step of the curve."""
@@ -505,10 +513,13 @@ class StepLooks(Probe):
         """What was seen, after the last step."""
         found: dict[str, list[Look]] = {}
         rows = _numbers(numbers for _, _, numbers in self._looks)
-        for (step, name, _), (wrong, finest, coarsest, exact, made) in zip(self._looks, rows, strict=True):
+        after = dict(zip(self._replaced, _numbers(self._replaced.values()), strict=True))
+        for index, (wrong, finest, coarsest, exact, made) in enumerate(rows):
+            step, name, _ = self._looks[index]
             # Against the whole output too: rows of small numbers are rounded by the scale of the large ones.
             if power := max(exact, made):
-                of_finest = wrong / finest if finest else 1.0
+                # A hook may drop an output on purpose; none makes it more exact than FP8.
+                of_finest = min(wrong, after.get(index, [wrong])[0]) / finest if finest else 1.0
                 of_coarsest = wrong / coarsest if coarsest else math.inf
                 found.setdefault(name, []).append(Look(step, wrong / power, of_finest, of_coarsest))
         return LayerCalls([count[0] for count in self._calls], [count[1] for count in self._calls], found)
@@ -525,11 +536,32 @@ class StepLooks(Probe):
         if operands is not None:
             with unwatched(), torch.autocast(output.device.type, enabled=False):
                 self._looks.append((len(self._calls) - 1, call.name, self._look(*operands)))
+            self._last = call.layer, output, operands
+
+    def handles(self) -> list[Any]:
+        after = [layer.register_forward_hook(Hook(self._after)) for layer in self.layers.values()]
+        return [*super().handles(), *after]
+
+    def _after(self, layer: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """After the user's hooks."""
+        if self._last is None or self._last[0] is not layer:
+            return
+        (_, before, (given, weight, _, bias)), self._last = self._last, None
+        output = output[0] if isinstance(output, tuple) else output
+        if output is not before and type(output) is torch.Tensor and output.shape == before.shape:
+            with unwatched(), torch.autocast(output.device.type, enabled=False):
+                self._replaced[len(self._looks) - 1] = self._look(given, weight, rows_of(output), bias, -1)
 
     def _look(
-        self, given: torch.Tensor, weight: torch.Tensor, made: torch.Tensor, bias: torch.Tensor | None
+        self,
+        given: torch.Tensor,
+        weight: torch.Tensor,
+        made: torch.Tensor,
+        bias: torch.Tensor | None,
+        again: int = 0,
     ) -> torch.Tensor:
-        draw = len(self._looks) % DRAWS
+        """``again``: -1 for another look at the same rows."""
+        draw = (len(self._looks) + again) % DRAWS
         rows, columns = self.lines(len(made), ROWS, draw), self.lines(made.shape[1], COLUMNS, draw)
         operands = Operand(given[rows], given.abs().amax()), Operand(weight[columns], weight.abs().amax())
         added = bias[columns] if bias is not None else None
