@@ -115,10 +115,6 @@ class ZeroOptimizer(torch.optim.Optimizer):
 class Zero3(Way):
     """DeepSpeed's engine, which makes its optimizer itself, and goes backward itself."""
 
-    def __init__(self) -> None:
-        if Partitioned not in KINDS:
-            KINDS.append(Partitioned)
-
     def join(self, device: torch.device) -> None:
         """Ranks on a CPU speak through gloo alone. DeepSpeed would compile collectives through shared memory first,
         which takes a minute on two cores, and fails where there is no compiler."""
@@ -240,3 +236,6 @@ class Partitioned(Held):
         """DeepSpeed's placeholder, which ``load_state_dict()`` copies to itself."""
         self.fill(value)
         return self.tensor.detach()  # type: ignore[no-any-return]
+
+
+KINDS.append(Partitioned)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -195,9 +196,14 @@ class Sharded(Held):
 
 KINDS: list[type[Held]] = [Sharded]
 """How ranks share tensors; any other tensor is held whole."""
+BY_LIBRARY = {"deepspeed": "pytest_fp8.backends.zero"}
+"""Library -> the module that adds a kind once the library is loaded: a user's own script or set-up may use it, too."""
 
 
 def held(tensor: torch.Tensor) -> Held:
+    for library, module in BY_LIBRARY.items():
+        if library in sys.modules and module not in sys.modules:
+            import_module(module)
     return next((kind for kind in KINDS if kind.has(tensor)), Held)(tensor)
 
 
