@@ -86,6 +86,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         parametrize(metafunc, session_of(metafunc.config).settings)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A mark that no fixture reads is told as well: of a unittest's method, or of one parameter."""
+    if item.get_closest_marker("fp8") is not None:
+        session_of(item.config)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     """A test may also make a Case or a Workload without any fixture."""

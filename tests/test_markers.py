@@ -150,3 +150,22 @@ def test_a_mark_on_a_parameter_is_told(pytester):
     result = pytester.runpytest("--fp8-strict")
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["*has a mark fp8 that is not read*", "*seen: *the mark on a parameter*"])
+
+
+def test_a_mark_that_nothing_reads_is_told(pytester):
+    """pytest asks no plugin about the arguments of a unittest's method."""
+    pytester.makepyfile(
+        """
+        import unittest, pytest
+
+        class TestMine(unittest.TestCase):
+            @pytest.mark.fp8(emulated=True)
+            def test_mine(self): ...
+
+        @pytest.mark.parametrize("x", [pytest.param(1, marks=pytest.mark.fp8(emulated=True))])
+        def test_other(x): ...
+        """
+    )
+    result = pytester.runpytest("-W", "default")
+    result.stdout.fnmatch_lines([f"*{R.MARK_UNREAD}*"])
+    assert result.parseoutcomes()["warnings"] == 2
