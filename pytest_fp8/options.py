@@ -61,7 +61,7 @@ MARKERS = (
     'the page "options" of the documentation, which pytest-fp8 --help names, says what each means',
     "fp8_script(command, *, bf16=[], fp8=[], env={}, seed=[], share=0.0, name='', emulated=False, gpus=1, steps=0, "
     "seeds=0, tolerance=0.02, floor=1.0): a training command as it is, which the fixture fp8_script runs with the "
-    'words of bf16= and with those of fp8=. The page "script" says what each means',
+    'words of bf16= and with those of fp8=. The page "watch" says what each means',
 )
 
 

@@ -197,7 +197,9 @@ class ScriptProcess(ArmProcess):
             return self._error(R.OUT_OF_MEMORY, "ran out of GPU memory", "a smaller batch in both arms")
         if code is None and exit_code == 0:
             code, reason = (W.TOO_SHORT if self.ranks else W.NO_TRAINING), f"it ended {when}"
-        if code is W.TOO_SHORT and not exit_code:
+        if code is W.TOO_SHORT and exit_code:
+            code = None
+        if code is W.TOO_SHORT:
             more = "more steps in the mark's command, some two hundred: it is ended once all is measured"
             return self._error(code, f"has too few steps: {reason}", more)
         if code is not None:

@@ -69,6 +69,8 @@ def judge(evidence: Mapping[str, Any]) -> Training:
     training = Training(evidence)
     if evidence["code"]:
         return training.unknown(W(evidence["code"]), evidence["reason"])
+    if not evidence["events"]:
+        return training.unknown(W.NOT_OBSERVED, "the profile is empty")
     return judged(training, read_window(evidence["events"]))
 
 
