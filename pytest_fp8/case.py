@@ -13,7 +13,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pytest_fp8.codes import R
@@ -212,9 +212,6 @@ class Case:
         # Stored hashes have these. The second one is raised where what a case trains changes and no field says so.
         content |= {"chip": "hopper", "measurement": 2}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "options": dict(self.options)}
 
 
 _GATE_FIELDS = ("questions", "tolerance", "floor", "checkpoint_formats", "resume")

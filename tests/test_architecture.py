@@ -67,11 +67,6 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def place_of(path: Path) -> str:
-    """The same, or ``tests/helpers/fakes.py`` of a file outside the package."""
-    return name_of(path) if path.is_relative_to(PACKAGE) else str(path.relative_to(ROOT))
-
-
 @cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())

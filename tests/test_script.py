@@ -14,6 +14,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,6 +34,7 @@ from pytest_fp8.recipes import SCRIPT
 from pytest_fp8.script.command import QUESTIONS, Script, read
 from pytest_fp8.script.judge import check_losses, check_presence
 from pytest_fp8.script.pair import Fp8Script
+from pytest_fp8.script.process import ScriptProcess
 from pytest_fp8.verdicts import Verdict
 
 pytestmark = pytest.mark.slow
@@ -313,3 +315,16 @@ def test_a_script_is_timed_beside_that_of_base(tmp_path, monkeypatch, python_wit
         pool.close()
     assert found.decision.verdict.value == verdict, found.decision.message
     assert found.step_ms["head fp8"] - found.step_ms["base fp8"] == pytest.approx(1e3 * slower, abs=30)
+
+
+@pytest.mark.parametrize(("exit_code", "code"), [(0, W.TOO_SHORT), (1, R.ARM_DIED)])
+def test_a_script_that_crashes_in_its_first_steps_is_not_told_as_too_short(tmp_path, exit_code, code):
+    (tmp_path / "log").write_text("")
+    told = SimpleNamespace(
+        _failed=lambda: (W.TOO_SHORT, "it ended after 3 steps"),
+        _error=lambda code, *words: code,
+        log=tmp_path / "log",
+        ranks=[],
+        command=["python", "train.py"],
+    )
+    assert ScriptProcess._ended(told, exit_code, "before it was held") is code

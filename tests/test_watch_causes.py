@@ -111,3 +111,5 @@ def test_the_worst_rank_decides():
 def test_evidence_without_a_product_is_unknown():
     training = judge(evidence("c10::BFloat16") | {"events": rows("c10::BFloat16")[1:2]})
     assert (training.verdict, training.why.code) == ("UNKNOWN", W.NO_PRODUCTS)
+    empty = judge(evidence("c10::BFloat16") | {"events": []})
+    assert (empty.verdict, empty.why.code) == ("UNKNOWN", W.NOT_OBSERVED)

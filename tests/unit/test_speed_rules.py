@@ -111,7 +111,6 @@ def both_slower(*stored):
 COMPILED = Beside(turns=[Turn("BF16"), Turn("FP8", compilations=4)])
 WAITS = {"waits": {"cudaStreamSynchronize": 3}}
 FAST_KERNELS = {"floor": None, "history": sessions(0.59), "busy_history": sessions(1.154)}
-GAP = {"bf16_ms": 125.5, "fp8_ms": 110.0}
 
 DECIDED = [  # decision, verdict, code, what the message says
     (lambda: plain(floor=1.0), PASS, None, "1.250x"),
