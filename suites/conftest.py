@@ -22,7 +22,8 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Before ``-m`` is applied. Published cases are left out unless ``-m`` names them: they take long.
+    """Before ``-m`` is applied. Published cases are left out unless ``-m`` names them: they take long. Nightly tests of
+    a group's cases are no part of it: where FP8 pays takes two minutes a case and judges nothing.
 
     The controls run last: the arm of a control takes the GPU's memory from healthy arms, which would have to be built
     again.
@@ -37,7 +38,7 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="the suites ask through pytest-fp8, which -p no:fp8 leaves out"))
         case = case_of(item) if item.path.parent == HERE else None
         group = group_of(case) if case is not None else ""
-        if group:
+        if group and not item.get_closest_marker("nightly"):
             item.add_marker(group)
         if case is not None and case.emulated and not_each_commit(case, question_of(item)):
             item.add_marker("nightly")
