@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_fp8.codes import C, Code, D, L
+from pytest_fp8.codes import C, Code, D, L, N
 from pytest_fp8.floats import of_text
 from pytest_fp8.questions.findings import finding, some
 from pytest_fp8.questions.layers.products import EVALUATION, FP8
@@ -37,6 +37,9 @@ OF_DTYPES = (D.OTHER_PRECISION, D.OTHER_OPERATOR_SETTING)
 STANDS = frozenset({C.FP8_LOST, C.TOO_EXACT, C.WEIGHTS_STAND_STILL, C.NOT_ANEW})
 """Said before what the ledger finds, which may be a symptom: what leaves FP8, holds weights still or is kept from curve
 to curve has work of its own in one arm."""
+MAY_FOLLOW = frozenset({N.OUTLIER, N.GRADIENT_TIMES, N.BIAS_GRADIENT, N.OTHER_GRADIENT, D.OTHER_RANDOM_NUMBERS})
+"""Of gradients beside BF16's: other work in one arm explains them. A product beside its own operands, or what the
+optimizer is given beside the arm's own products, is wrong whatever else the arms do differently."""
 LIBRARIES = ("transformer_engine.", "torchao.", "unsloth")
 """How the class paths of FP8 libraries' own modules begin."""
 CLIPS = 1.5
@@ -96,10 +99,13 @@ def unless_unlike(decision: Decision, ledgers: TwoLedgers) -> Decision:
 
 
 def blame_in_ledger(decision: Decision, ledgers: TwoLedgers) -> Decision:
-    """A numerics ``decision`` that fails: where the arms did not do the same work, that difference is said first."""
+    """A numerics ``decision`` that fails: where the arms did not do the same work, and it may follow from that, the
+    difference is said first; else behind what numerics saw."""
     found = find_in_ledger(ledgers, LOSS)
     if found is None:
         return decision
+    if decision.code not in MAY_FOLLOW:
+        return replace(decision, seen=f"{decision.seen}; besides: {found.headline}: {found.seen}")
     seen = f"{found.seen}; it follows that {decision.headline}: {decision.seen}"
     return replace(found, verdict=decision.verdict, seen=seen).answer(decision.question, decision.figures)
 
