@@ -378,8 +378,9 @@ LETTERS: dict[type[Code], str] = {
 
 @cache
 def pages_of(letter: type[Code]) -> dict[str, Page]:
-    """Code -> page, of one letter."""
+    """Code -> page, of one letter; the retired ones, of which there is one line each, at the end."""
     import tomllib
 
-    file = Path(__file__).parent / f"{LETTERS[letter]}.toml"
-    return {name: Page(**fields) for name, fields in tomllib.loads(file.read_text()).items()}
+    stored = tomllib.loads((Path(__file__).parent / f"{LETTERS[letter]}.toml").read_text())
+    retired = {code: Page(means) for code, means in stored.pop("retired", {}).items()}
+    return {code: Page(**fields) for code, fields in stored.items()} | retired

@@ -77,5 +77,7 @@ def markdown() -> str:
     parts = [INTRODUCTION.rstrip()]
     for letter, name in LETTERS.items():
         parts.append(f"## {name.capitalize()}\n\n{letter.__doc__}")
-        parts += [f"### {code} {slug_of(letter, code)}\n\n{page.text()}" for code, page in pages_of(letter).items()]
-    return "\n\n".join(parts) + "\n"
+        pages = pages_of(letter)
+        parts += [f"### {code} {code.slug}\n\n{pages[code].text()}" for code in letter]
+        parts.append("\n".join(f"- {code}: {page.means}" for code, page in pages.items() if code not in list(letter)))
+    return "\n\n".join(filter(None, parts)) + "\n"
