@@ -35,7 +35,7 @@ def _loads_prefixed(arm: Any, model: Any) -> None:
 # The keys of the compiled wrapper, and strict=False.
 fault(
     "prefixed-keys",
-    K.NOTHING_LOADED,
+    K.WEIGHTS_MISSING,
     "prefixed keys loaded into nothing",
     converted=_loads_prefixed,
     breaks=BOTH,
@@ -96,14 +96,14 @@ def _weights(change: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> Any:
 # It then starts at step 0.
 fault(
     "schedule-restarts",
-    K.SCHEDULE_LOST,
+    K.STATE_LOST,
     "own save() without the schedule",
     lose=lambda arm, model, state: state.pop("schedule"),
 )
 # Running statistics are gone.
 fault(
     "buffers-lost",
-    K.BUFFERS_NOT_CARRIED,
+    K.WEIGHTS_MISSING,
     "own save() without buffers",
     lose=_weights(lambda model, held: {name: held[name] for name, _ in model.named_parameters()}),
 )
@@ -126,7 +126,7 @@ fault(
 # The optimizer keeps it as an attribute, which its state_dict() does not hold.
 fault(
     "average-lost",
-    K.ATTRIBUTES_LOST,
+    K.STATE_LOST,
     "an average of the weights is not saved",
     lose=lambda arm, model, state: state.pop("average"),
     nightly=True,

@@ -58,9 +58,9 @@ DECIDED = [  # transfers, verdict, code, what the message says
     # A model may be given what it computed itself: other inputs count only where the losses differ.
     ([losses(STEPS, STEPS, inputs=([1, 2], [1, 3]))], PASS, None, ""),
     ([losses(STEPS, OTHER, inputs=([1, 2], [1, 3]))], INVALID, K.DATA_NOT_CARRIED, ""),
-    ([transfer(), transfer(logit_distance=math.nan)], INVALID, K.OUTPUTS_NOT_FINITE, ""),
+    ([transfer(), transfer(logit_distance=math.nan)], INVALID, K.SOURCE_NOT_FINITE, ""),
     ([own(4, 8)], PASS, None, NOT_COMPARED),
-    ([own(0, 4)], FAIL, K.ATTRIBUTES_LOST, "count 4 -> 0"),
+    ([own(0, 4)], FAIL, K.STATE_LOST, "count 4 -> 0"),
 ]
 
 

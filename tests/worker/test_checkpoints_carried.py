@@ -385,7 +385,7 @@ def assigning(model, optimizer, folder):
     ("parts", "code"),
     [
         ({"save": halved_in_place, "load": from_model}, K.CHANGED_BY_SAVING),
-        ({"save": with_model, "load": rate_lost}, K.GROUPS_LOST),
+        ({"save": with_model, "load": rate_lost}, K.STATE_LOST),
         ({"save": with_model, "load": assigning}, K.STRAY_PARAMETERS),
         ({"save": with_model, "load": from_model, "optimizer": Masters}, K.DOES_NOT_GO_ON),
     ],

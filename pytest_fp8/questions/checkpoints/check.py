@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ RECOMPUTED = 0.1
 such as a gradient's norm, is then equal but for the precision: 5 to 11 % in emulated FP8 for whole gradients, less for
 their norm. A counter that began again after four steps is half of the source's after eight."""
 GONE = object()
-NOT_JUDGED = (K.OUTPUTS_NOT_FINITE, K.DATA_NOT_CARRIED, K.SOURCE_DIVERGED)
+NOT_JUDGED = (K.SOURCE_NOT_FINITE, K.DATA_NOT_CARRIED)
 """These are no fault of the checkpoint, and nothing can be said of it: INVALID."""
 
 
@@ -133,15 +133,10 @@ def _changed(t: Transfer) -> list[str]:
     return [key for key, digest in t.saved.digests.items() if t.loaded.digests.get(key) != digest]
 
 
-def _untouched(t: Transfer, only: Collection[str] | None = None) -> str:
-    """The changed weights that hold what they held before the load; empty where others changed than ``only``."""
-    changed, untouched = _changed(t), set(t.loaded.untouched)
-    these = [key for key in changed if key in untouched] if only is None or {*changed} <= {*only} else []
-    return _named("hold what they held before the load", these)
-
-
-def _nothing_loaded(t: Transfer) -> str:
-    return _untouched(t) if {*t.saved.digests} <= {*t.loaded.untouched} else ""
+def _untouched(t: Transfer) -> str:
+    """The changed weights that hold what they held before the load."""
+    untouched = set(t.loaded.untouched)
+    return _named("hold what they held before the load", [key for key in _changed(t) if key in untouched])
 
 
 def _cast(t: Transfer) -> str:
@@ -189,18 +184,23 @@ def _optimizer(t: Transfer) -> Seen | None:
     return {"want": len(source), "seen": seen} if lost and t.with_optimizer else None
 
 
-def _kept(what: str, close: float) -> Callable[[Transfer], str]:
+KEPT = {
+    "schedule": ("schedule", EXACT),
+    "groups": ("optimizer's parameter groups", EXACT),
+    "attributes": ("attributes of the optimizer", RECOMPUTED),
+}
+"""What an arm keeps beside its weights -> in words, and how close a value must be after both sides trained on."""
+
+
+def _state_lost(t: Transfer) -> Seen | None:
     """What is lost after loading, and still is after the steps that were trained on: a value that each step computes
     anew is none."""
-
-    def look(t: Transfer) -> str:
-        if not t.with_optimizer:
-            return ""
-        later = _differing(t.source.kept.get(what, {}), t.resumed.kept.get(what, {}), close)
-        lost = _differing(t.saved.kept.get(what, {}), t.loaded.kept.get(what, {}), EXACT)
-        return some([_change(key, *pair) for key, pair in lost.items() if key in later])
-
-    return look
+    for kind, (what, close) in KEPT.items() if t.with_optimizer else ():
+        later = _differing(t.source.kept.get(kind, {}), t.resumed.kept.get(kind, {}), close)
+        lost = _differing(t.saved.kept.get(kind, {}), t.loaded.kept.get(kind, {}), EXACT)
+        if seen := [_change(key, *pair) for key, pair in lost.items() if key in later]:
+            return {"what": what, "seen": some(seen)}
+    return None
 
 
 def _differing(source: Mapping[str, Any], target: Mapping[str, Any], close: float) -> dict[str, tuple[Any, Any]]:
@@ -312,9 +312,7 @@ def _losses(values: Sequence[float]) -> str:
     return "[" + ", ".join(f"{value:.4g}" for value in values) + "]"
 
 
-ALL = "all {count} weights and buffers of the source, each with one home"
 BIT_EQUAL = "bit-equal weights after loading"
-LIKE_THE_SOURCE = "after load() what the source had when it saved"
 ROWS = (
     Row(
         K.CHANGED_BY_SAVING,
@@ -323,9 +321,7 @@ ROWS = (
     ),
     Row(K.UNTIED, "{name} to stay one with {other}", _untied),
     Row(K.LOAD_REFUSED, "load_state_dict() takes the other arm's keys, without scaling state", _refused),
-    Row(K.NOTHING_LOADED, ALL, _nothing_loaded),
-    Row(K.BUFFERS_NOT_CARRIED, ALL, lambda t: _untouched(t, t.saved.buffers)),
-    Row(K.WEIGHTS_MISSING, ALL, _untouched),
+    Row(K.WEIGHTS_MISSING, "all {count} weights and buffers of the source, each with one home", _untouched),
     Row(K.STORED_IN_FP8, "high-precision weights on disk", _in_fp8),
     Row(K.CAST_ON_THE_WAY, BIT_EQUAL, _cast_on_the_way),
     Row(K.WEIGHTS_CHANGED, BIT_EQUAL, lambda t: _named("differ", _changed(t))),
@@ -335,22 +331,22 @@ ROWS = (
         lambda t: "others" if t.loaded.strays else "",
     ),
     Row(K.OPTIMIZER_LOST, "{want} optimizer tensors, bit-equal", _optimizer),
-    Row(K.SCHEDULE_LOST, LIKE_THE_SOURCE, _kept("schedule", EXACT)),
-    Row(K.GROUPS_LOST, LIKE_THE_SOURCE, _kept("groups", EXACT)),
-    Row(K.ATTRIBUTES_LOST, LIKE_THE_SOURCE, _kept("attributes", RECOMPUTED)),
+    Row(K.STATE_LOST, "after load() what the source had when it saved", _state_lost),
     Row(
         K.STALE_COPIES,
         "an evaluation after a load multiplies by the loaded weights",
         lambda t: _named("layers still multiply by the old weights", t.loaded.stale),
     ),
-    Row(K.OUTPUTS_NOT_FINITE, "finite outputs of the arm that saved, after a few steps of training", _not_finite),
+    Row(K.SOURCE_NOT_FINITE, "finite outputs of the arm that saved, after a few steps of training", _not_finite),
     Row(K.DATA_NOT_CARRIED, "the batches that the source trained on after saving", _other_data),
     Row(
         K.COMPUTES_OTHERWISE,
         "logits within {limit:.3f} of the source's (relative L2)",
         lambda t: f"{t.logit_distance:.3f}" if is_far(t) else "",
     ),
-    Row(K.SOURCE_DIVERGED, "finite losses of the arm that saved, to compare those of the other with", _source_diverged),
+    Row(
+        K.SOURCE_NOT_FINITE, "finite losses of the arm that saved, to compare those of the other with", _source_diverged
+    ),
     Row(K.DOES_NOT_GO_ON, "the source's losses {losses} within {within} on average", _goes_elsewhere),
 )
 """What a checkpoint can lose, in the order in which it is looked at: the first that is seen is the verdict."""

@@ -38,8 +38,6 @@ class Saved(Held):
 
     changed_by_saving: Sequence[str] = ()
     """Weights that the call itself changed in the live model."""
-    buffers: Sequence[str] = ()
-    """Those of the weights that are buffers."""
     scaling_state: Sequence[str] = ()
     """Scaling state that is left out on purpose."""
     on_disk: Mapping[str, int] = field(default_factory=dict)
