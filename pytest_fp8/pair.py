@@ -24,9 +24,8 @@ from pytest_fp8.questions.checkpoints.check import check_checkpoints
 from pytest_fp8.questions.layers.check import STORED, LayersFigures, check_layers
 from pytest_fp8.questions.ledger.compare import blame_in_ledger, unless_unlike
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
-from pytest_fp8.questions.loss.check import LossFigures, check_loss
+from pytest_fp8.questions.loss.check import LossFigures, check_loss, loss_of
 from pytest_fp8.questions.loss.evidence import LossEvidence, is_cross_entropy
-from pytest_fp8.questions.loss.question import loss_of
 from pytest_fp8.questions.memory import check_memory
 from pytest_fp8.questions.numerics.check import check_numerics, with_further_draws
 from pytest_fp8.questions.speed.evidence import TimingEvidence, timing_of

@@ -11,7 +11,7 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
 from pytest_fp8.plan import FP8, REFERENCE, Ask
-from pytest_fp8.questions.loss.question import loss_of
+from pytest_fp8.questions.loss.check import loss_of
 
 EMULATED = Case("tiny", "torchao", "tensorwise", emulated=True)
 

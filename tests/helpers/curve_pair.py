@@ -8,8 +8,8 @@ from typing import Any
 from helpers.stand_in import StandIn
 from pytest_fp8 import Case
 from pytest_fp8.plain import to_plain
+from pytest_fp8.questions.loss.check import loss_of
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
-from pytest_fp8.questions.loss.question import loss_of
 
 Losses = Callable[..., Sequence[float]]
 

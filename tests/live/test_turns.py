@@ -16,7 +16,7 @@ from pytest_fp8.compare.session import Model
 from pytest_fp8.compare.session import compare as compare_sides
 from pytest_fp8.questions.asks import fp8_layers, ledgers_of, memory_of, numerics_of
 from pytest_fp8.questions.checkpoints.carry import transfers_of
-from pytest_fp8.questions.loss.question import loss_of
+from pytest_fp8.questions.loss.check import loss_of
 from pytest_fp8.questions.speed.evidence import timing_for_baseline, timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer
 

@@ -1,18 +1,37 @@
-"""Is the loss still right? Whole curves of both arms over several seeds, judged together. Pure."""
+"""Is the loss still right? Whole curves of both arms over several seeds: asked for until they decide, and judged
+together. All but :func:`loss_of` and what it calls is pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+from pytest_fp8.case import Case
 from pytest_fp8.codes import C, D
+from pytest_fp8.plan import FP8, REFERENCE, Ask, Asking, TwoArms
 from pytest_fp8.questions.findings import finding, some
-from pytest_fp8.questions.loss.alike import does_not_restart, trained_otherwise
-from pytest_fp8.questions.loss.evidence import Curve, Look, LossEvidence, ProductCount
-from pytest_fp8.stats.loss import OF_NOISE, LossGap, compare_curves, loss_fall, tail_gap
+from pytest_fp8.questions.loss.evidence import (
+    START,
+    Course,
+    Curve,
+    Look,
+    LossEvidence,
+    ProductCount,
+    largest_number,
+)
+from pytest_fp8.stats.loss import (
+    MAX_LOSS_SEEDS,
+    OF_NOISE,
+    LossGap,
+    compare_curves,
+    loss_fall,
+    root_mean_square,
+    tail_gap,
+)
 from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict, passed
 
 QUESTION = "loss"
@@ -31,6 +50,15 @@ and does nothing besides. One product of it is wrong beyond WRONG."""
 COARSE = 4.0
 """Nor is one that FP8 itself explains, as where training diverges: off by so many times what a scale for each whole
 operand gives."""
+RATES = 1e-6
+"""Relative difference of two learning rates that is none: float32."""
+OTHER_RATE = 0.01
+"""The same of two that a schedule makes. A rate that is derived from the weights differs by their rounding, 2**-8 and
+less."""
+ANOTHER_START = 2.0
+"""Losses of a start that is trained again: another one from so many times what noise does to that start."""
+DRAWS = 4
+"""Ways in which noise moves a start. One can leave a loss where it is by chance."""
 CALLS = "calls of FP8 layers"
 Counts = Iterator[tuple[str, dict[int, ProductCount]]]
 """What is counted, and by step."""
@@ -75,7 +103,7 @@ def figures_of(evidence: LossEvidence) -> LossFigures:
         gaps=[tail_gap(evidence.fp8[s].losses, evidence.bf16[s].losses) for s in seeds],
         seeds=1 if evidence.one_curve else len(seeds),
         steps=len(evidence.fp8[seeds[0]].losses),
-        moved=_moved_share(evidence.bf16)[0],
+        moved=_moved_share(evidence.bf16),
         margin=evidence.least,
     )
 
@@ -240,11 +268,10 @@ def _stands_still(name: str, evidence: LossEvidence, seed: int) -> bool:
 def nothing_learnt(evidence: LossEvidence) -> Finding | None:
     """The reference's weights hardly move, or its loss does not fall: equal losses then show nothing."""
     curves = [evidence.bf16[s].losses for s in sorted(evidence.bf16)]
-    share, reached = _moved_share(evidence.bf16)
+    share = _moved_share(evidence.bf16)
     if share is not None and share < MOVED:
-        code = C.NO_GRADIENT if not reached else C.SMALL_STEPS if share else C.NOTHING_MOVES
         expected = f"at least {MOVED:.0%} of the weights with a gradient differ from their start at the end"
-        return finding(code, expected, f"{share:.1%} after {len(curves[0])} steps", Verdict.NOT_EXERCISED)
+        return finding(C.SMALL_STEPS, expected, f"{share:.1%} after {len(curves[0])} steps", Verdict.NOT_EXERCISED)
     fall = loss_fall(curves)
     if fall.learns:
         return None
@@ -254,14 +281,112 @@ def nothing_learnt(evidence: LossEvidence) -> Finding | None:
     return finding(C.NOTHING_LEARNT, expected, seen, Verdict.NOT_EXERCISED)
 
 
-def _moved_share(curves: Mapping[int, Curve]) -> tuple[float | None, float]:
-    """Share of an arm's weights that moved, of those with a gradient, 0 where none has one, ``None`` where no weight is
-    known; and the number of those with a gradient."""
+def _moved_share(curves: Mapping[int, Curve]) -> float | None:
+    """Share of an arm's weights that moved, of those with a gradient: 0 where none has one, ``None`` where no weight is
+    known."""
     every = [one for curve in curves.values() for one in curve.movement.values()]
     moved = sum(m.elements * m.moved for m in every)
     # A weight that decays moves without a gradient, too: it counts as reached where it moved.
     reached = sum(m.elements * max(m.reached, m.moved) for m in every)
-    return (moved / reached if reached else 0.0) if every else None, reached
+    return (moved / reached if reached else 0.0) if every else None
+
+
+# -- the whole course -------------------------------------------------------------------------------------------------
+
+
+def trained_otherwise(evidence: LossEvidence) -> Finding | None:
+    """The first difference between the arms' courses that FP8 does not explain, with any seed.
+
+    Not compared is what differs between BF16 and itself with noise of FP8's size: a schedule that looks at the loss.
+    """
+    for seed in sorted(evidence.fp8):
+        bf16, fp8 = evidence.bf16[seed].course, evidence.fp8[seed].course
+        if found := _other_course(bf16, fp8, evidence.noisy[seed].course if seed in evidence.noisy else bf16):
+            return found
+    # What the optimizer does not step and moves with every seed in one arm alone: a teacher, running statistics.
+    for code, in_bf16, seen in ((D.STANDS_STILL, True, "unchanged"), (D.FROZEN_MOVES, False, "changed")):
+        if names := _moving(evidence, in_bf16):
+            does = "change over a curve" if in_bf16 else "stay as it is over a curve"
+            expected = f"{names[0]} to {does}, as in BF16"
+            return finding(code, expected, f"{seen} in FP8: {some(names)}", count=len(names))
+    return None
+
+
+def _other_course(bf16: Course, fp8: Course, noisy: Course) -> Finding | None:
+    mine, theirs = list(fp8.stepped), list(bf16.stepped)
+    if mine != theirs == list(noisy.stepped):
+        step = next(i for i, (a, b) in enumerate(zip(theirs, mine, strict=False)) if a != b)
+        expected = f"as many steps of the optimizer in both arms; {sum(theirs)} in BF16"
+        seen = f"{sum(mine)} in FP8; in training step {step} {theirs[step]} in BF16 and {mine[step]} in FP8"
+        return finding(D.OTHER_STEPS, expected, seen, Verdict.INVALID)
+    # Rates that differ from the start are the ledger's, which knows whose they are.
+    if (at := _other_rates(bf16, fp8, RATES)) and _other_rates(bf16, noisy, RATES) is None:
+        expected = f"the same rates in both arms; after {at} training steps {_in_words(bf16.rates[at])} in BF16"
+        return finding(D.OTHER_RATES, expected, f"{_in_words(fp8.rates[at])} in FP8", Verdict.INVALID)
+    if other := [name for name in bf16.state if name in fp8.state and bf16.state[name] != fp8.state[name]]:
+        reference, seen = (arm.state[other[0]] or "no tensor" for arm in (bf16, fp8))
+        expected, seen = f"{other[0]}: {reference}, as in BF16", f"{seen}; so for {some(other)}"
+        return finding(D.OTHER_OPTIMIZER_STATE, expected, seen, Verdict.INVALID, count=len(other))
+    # A step may well leave all gradients, and clear them at its start.
+    if bool(bf16.left) != bool(fp8.left):
+        arm, names = ("FP8", fp8.left) if fp8.left else ("BF16", bf16.left)
+        expected = "gradients that are cleared in both arms after a step, or in neither"
+        return finding(D.GRADIENTS_LEFT, expected, f"left in {arm}: {some(list(names))}", Verdict.INVALID, arm=arm)
+    return None
+
+
+def _other_rates(one: Course, two: Course, by: float) -> int | None:
+    """Index of the first learning rates that differ by more than this share."""
+    for index, (a, b) in enumerate(zip(one.rates, two.rates, strict=False)):
+        if len(a) == len(b) and any(abs(x - y) > by * max(abs(x), abs(y)) for x, y in zip(a, b, strict=True)):
+            return index
+    return None
+
+
+def _in_words(rates: Sequence[float]) -> str:
+    return ", ".join(f"{rate:.6g}" for rate in dict.fromkeys(rates))
+
+
+def _moving(evidence: LossEvidence, in_bf16: bool) -> list[str]:
+    """What moves, or does not, with every seed in BF16, and with some seed otherwise in FP8."""
+    arms = [(evidence.bf16[s].course.alone, evidence.fp8[s].course.alone) for s in sorted(evidence.fp8)]
+    return [
+        name
+        for name in arms[0][0]
+        if all(b.get(name) is in_bf16 and name in f for b, f in arms) and any(f[name] is not in_bf16 for _, f in arms)
+    ]
+
+
+# -- the start of a curve, trained again ------------------------------------------------------------------------------
+
+
+def start_apart(first: Curve, again: Curve) -> float:
+    """The largest difference of a loss of the first curve's start to that of the same step, trained again."""
+    return max((abs(two - one) for one, two in zip(first.losses, again.losses, strict=False)), default=0.0)
+
+
+def does_not_restart(evidence: LossEvidence) -> Finding | None:
+    """The first steps of the reference's first curve against the same steps, trained again after all curves: other
+    data, other learning rates at the start, or losses further apart than noise of FP8's size takes them."""
+    again, first = evidence.again, evidence.bf16[min(evidence.bf16)]
+    if again is None:
+        return None
+    # From one draw to the next: an arm that keeps something from curve to curve trains none of these as it trained the
+    # first one, and each a little further than the one before.
+    draws = [two - one for pair in pairwise(evidence.noisy_starts) for one, two in zip(*pair, strict=True)]
+    apart, limit = start_apart(first, again), ANOTHER_START * root_mean_square(draws) / math.sqrt(2)
+    if first.data_at_start != again.data_at_start:
+        what, told = "batches", [f"checksum {curve.data_at_start:08x}" for curve in (first, again)]
+    elif _other_rates(first.course, again.course, OTHER_RATE) == 0:
+        what, told = "rates", [_in_words(curve.course.rates[0]) for curve in (first, again)]
+    elif apart > limit:
+        what = f"losses within {limit:.2g}"
+        told = [", ".join(f"{x:.5g}" for x in curve.losses[: len(again.losses)]) for curve in (first, again)]
+        told[1] += f": up to {apart:.2g} apart"
+    else:
+        return None
+    expected = f"the {what} of the first steps of seed {first.seed} again: {told[0]}"
+    return finding(C.NOT_ANEW, expected, f"{told[1]}, when these were trained again", Verdict.INVALID)
 
 
 # -- the gap at the end -----------------------------------------------------------------------------------------------
@@ -308,3 +433,88 @@ def _seen(gap: LossGap, evidence: LossEvidence) -> str:
     apart = f"{gap.gap:+{number}}{' nats' if evidence.in_nats else ''} +- {gap.bound:{number}}"
     end = fmean(curve.losses[-1] for curve in curves)
     return f"{apart} over {len(curves[0].losses)} steps of {len(curves)} {what} (BF16 ends at {end:.4g})"
+
+
+# -- what is asked ----------------------------------------------------------------------------------------------------
+
+
+def loss_of(arms: TwoArms, nats: bool, steps: int = 0) -> Asking[LossEvidence]:
+    """Curves that decide: first of the case's own number of seeds, then with one seed more at each look while the
+    verdict is INCONCLUSIVE.
+
+    It ends at the largest number of seeds, and at the first that no further one can mend: with other data in an arm, or
+    with numbers that are not finite. ``nats``: whether the loss is a cross-entropy. ``steps``: of each curve; 0:
+    the case's own. Where all seeds give one curve, both arms of all but the first start with their weights one rounding
+    away, another one for each seed.
+    """
+    case = replace(arms.case, steps=steps or arms.case.steps)
+    fp8: dict[int, Curve] = {}
+    bf16: dict[int, Curve] = {}
+    one = False
+    if arms.takes_turns:
+        yield from _reference_first(case)
+    for seed in range(max(case.seeds, MAX_LOSS_SEEDS)):
+        if seed:
+            one = yield from _one_curve(case)
+        # While the FP8 arm trains, the reference is done with all of its own that is wanted soon.
+        soon = [_curve(case, REFERENCE, 1)] if seed == 0 and case.seeds > 1 else []
+        # Each keeps all its threads: the sums of a convolution depend on their number, and the time does not.
+        own = _curve(case, FP8, seed, one, watch=True)
+        fp8[seed], bf16[seed], *_ = yield own, _curve(case, REFERENCE, seed, one), *soon
+        found = LossEvidence(dict(fp8), dict(bf16), nats=nats, one_curve=one)
+        if not (fp8[seed].finite and bf16[seed].finite):
+            return found
+        if fp8[seed].data != bf16[seed].data:
+            break
+        if seed + 1 < case.seeds:
+            continue
+        found = yield from _with_noise(case, found)
+        if judge_gap(found).verdict is not Verdict.INCONCLUSIVE or seed + 1 >= largest_number(one):
+            break
+    return (yield from _with_starts(case, found))
+
+
+def _with_noise(case: Case, found: LossEvidence) -> Asking[LossEvidence]:
+    """The evidence with the reference's noisy curves where a gap does not pass without, or where the arms trained
+    otherwise: a schedule that looks at the loss may do so with any noise."""
+    if judge_gap(found).verdict is Verdict.PASS and not trained_otherwise(found):
+        return found
+    seeds = sorted(found.bf16)
+    curves = yield tuple(_curve(case, REFERENCE, s, found.one_curve and s > 0, noise=0) for s in seeds)
+    return replace(found, noisy=dict(zip(seeds, curves, strict=True)))
+
+
+def _with_starts(case: Case, found: LossEvidence) -> Asking[LossEvidence]:
+    """The evidence with the reference's first steps again; and with noise where these lie apart. Most models' do not,
+    and their reference is not asked."""
+    again = yield _again(case)
+    starts: tuple[Curve, ...] = ()
+    if start_apart(found.bf16[0], again):
+        steps = min(START, case.steps)
+        starts = yield tuple(_curve(case, REFERENCE, 0, steps=steps, noise=1 + draw) for draw in range(DRAWS))
+    return replace(found, again=again, noisy_starts=[start.losses for start in starts])
+
+
+def _curve(case: Case, arm: str, seed: int, moved: bool = False, steps: int = 0, **more: Any) -> Ask:
+    """``moved``: from weights one rounding away; ``noise``: the number of a draw."""
+    return Ask(arm, "curve", Curve, seed=seed, steps=steps or case.steps, jitter=moved, **more)
+
+
+def _again(case: Case) -> Ask:
+    """The start of the reference's first curve. Asked in other words than the curve, or a short one's answer would be
+    given again."""
+    return Ask(REFERENCE, "curve", Curve, seed=0, steps=min(START, case.steps))
+
+
+def _one_curve(case: Case) -> Asking[bool]:
+    """Whether the reference's first two seeds give one curve, number by number: weights that are loaded or seeded by
+    ``build()``, and batches that depend on their step alone."""
+    first, second = yield _curve(case, REFERENCE, 0), _curve(case, REFERENCE, 1)
+    return bool(first.losses == second.losses)
+
+
+def _reference_first(case: Case) -> Asking[None]:
+    """Have all that the first look asks of the reference: it is asked before the FP8 arm is built."""
+    one = case.seeds > 1 and (yield from _one_curve(case))
+    yield tuple(_curve(case, REFERENCE, seed, one and seed > 0) for seed in range(case.seeds))
+    yield _again(case)
