@@ -130,10 +130,9 @@ def import_ahead(name: str) -> float:
 def _import_libraries(name: str) -> None:
     import torch
 
-    from pytest_fp8.backends import backend
+    from pytest_fp8.backends import LibraryError, backend, import_library
 
-    chosen = backend(name)
-    if not chosen.brings_model:
+    if not backend(name).brings_model:
         _raise_what_failed_ahead()
         if torch.cuda.is_available():
             compilers.start()
@@ -144,9 +143,8 @@ def _import_libraries(name: str) -> None:
         if torch.cuda.is_available():
             # The first compiled step would import it: 2.7 to 3.3 s of a build, on two cores.
             import torch._inductor.compile_fx
-    # Unsloth raises NotImplementedError when it is imported without an accelerator.
-    with contextlib.suppress(ImportError, NotImplementedError):
-        chosen.import_library()
+    with contextlib.suppress(LibraryError):
+        import_library(name)
 
 
 def _raise_what_failed_ahead() -> None:

@@ -40,7 +40,7 @@ with _silent():
         import_ahead("bf16")
     except Exception as error:
         failed = error
-    # The arm that needs it imports it again, and reports the error.
+    # The arm that needs it reports the error.
     with contextlib.suppress(Exception):
         # torchao's conversion imports it, compiled or not: a third of a second.
         import torch._inductor.codegen.triton  # noqa: F401

@@ -14,10 +14,12 @@ pytest.importorskip("peft")
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pytest_fp8 import Case
+from pytest_fp8 import Case, backends
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import unsloth
+from pytest_fp8.codes import R
 from pytest_fp8.worker.checkpoint import roundtrip
+from pytest_fp8.worker.error_trace import known_cause
 from pytest_fp8.worker.record.recorder import StepRecorder
 from pytest_fp8.worker.record.tables import layer_table
 from pytest_fp8.worker.run.engine import Engine
@@ -219,3 +221,14 @@ def test_its_own_arm_imports_the_library_before_transformers(tmp_path):
         [sys.executable, "-c", code + "import_ahead('unsloth_bf16')"], capture_output=True, text=True, check=True
     )
     assert out.stdout == "UNSLOTH BEFORE False\n"
+
+
+def test_a_wrong_installation_is_told_with_its_first_error(tmp_path, monkeypatch):
+    (tmp_path / "unsloth.py").write_text("raise RuntimeError('no xformers')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "unsloth", raising=False)
+    monkeypatch.setattr(backends, "_failed", {})
+    for _ in range(2):
+        with pytest.raises(backends.LibraryError, match="RuntimeError: no xformers") as error:
+            backends.import_library("unsloth_bf16")
+    assert known_cause(error.value)[0] is R.NOT_INSTALLED

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.backends import backend
+from pytest_fp8.backends import backend, import_library
 from pytest_fp8.backends.accelerate import accelerate_precision
 from pytest_fp8.backends.base import Backend, Conversion, Prepared
 from pytest_fp8.backends.linears import linears, mark_skipped, observed_conversion, other_names
@@ -76,7 +76,7 @@ class Engine:
         self.way.join(self.device)
         self.backend = backend(self.case.backend)
         # Before any other: one that brings models patches others, which it must find unchanged.
-        self.backend.import_library()
+        import_library(self.case.backend)
         if spec.threads:
             torch.set_num_threads(spec.threads)
         multiply_bfloat16_through_float32(self.device)
