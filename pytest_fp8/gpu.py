@@ -133,7 +133,7 @@ def detect() -> tuple[Gpu | None, str]:
     except ImportError:
         return None, "no GPU can be seen: nvidia-ml-py is not installed"
     except pynvml.NVMLError as error:
-        return None, f"no NVIDIA GPU ({error}): CUDA_VISIBLE_DEVICES names {names[0]!r}"
+        return None, f"no NVIDIA GPU: {names[0]!r} gives no answer ({error})"
 
 
 CLOCKS, NEIGHBOURS = "clocks", "other processes"
