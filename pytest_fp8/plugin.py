@@ -55,7 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_fp8.xdist import take_share
 
             take_share(config.workerinput)
-        if settings.asks:
+        # With workers of pytest-xdist this process collects nothing itself.
+        if settings.asks or config.getoption("tx", None):
             session_of(config)
     except Fp8Error as error:
         raise pytest.UsageError(error.message) from None
@@ -105,9 +106,3 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, An
     report = yield
     headline_first(report, error)
     return report
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodeready(node: Any) -> None:
-    """This process has workers of pytest-xdist, and collects nothing itself."""
-    session_of(node.config).endings.take()

@@ -241,6 +241,10 @@ class Session:
         return None
 
     @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodeready(self) -> None:
+        self.endings.take()
+
+    @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
         """With ``-n`` and no ``--dist``: on a declared GPU the tests of a case go to one worker."""
         if not self.settings.declared or config.getoption("dist") != "load":
