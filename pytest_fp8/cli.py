@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from pytest_fp8.baselines.command import OK, UNANSWERED, add_baselines
 from pytest_fp8.codes.pages import add_explain
-from pytest_fp8.compare.command import add_compare
 from pytest_fp8.doctor import add_doctor
 from pytest_fp8.ending import Endings
 from pytest_fp8.errors import Fp8Error
@@ -59,7 +58,6 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"pytest-fp8 {version}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     add_baselines(commands)
-    add_compare(commands)
     add_doctor(commands)
     add_explain(commands)
     add_report(commands)

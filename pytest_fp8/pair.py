@@ -37,7 +37,7 @@ from pytest_fp8.stats.looks import GATED_CASES
 from pytest_fp8.verdicts import Decision, Verdict, passed
 
 if TYPE_CHECKING:
-    from pytest_fp8.compare.session import Comparison
+    from pytest_fp8.compare import Comparison
 
 __tracebackhide__ = True
 """For pytest: a failure is the user's line, not one of this module's."""
@@ -243,7 +243,7 @@ class Fp8Pair:
         if question.ask == "_speed":
             self.notes.facts(timing=self.speed_question.timer.recording())
         if name == "speedup" and self._compare_with_base is not None:
-            from pytest_fp8.compare.session import with_base
+            from pytest_fp8.compare import with_base
 
             compared = self._arms.once(f"base {self.case.tolerance}", self._compare_with_base)
             decision = with_base(decision, compared)

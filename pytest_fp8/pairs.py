@@ -18,7 +18,7 @@ from pytest_fp8.report.record import CaseNotes, Notes
 if TYPE_CHECKING:
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.case import Case
-    from pytest_fp8.compare.session import Comparison, Sides
+    from pytest_fp8.compare import Comparison, Sides
     from pytest_fp8.pair import Fp8Pair
     from pytest_fp8.script.command import Script
     from pytest_fp8.script.pair import Fp8Script
@@ -155,12 +155,12 @@ class Pairs:
         """What times base's FP8 arm beside this session's; ``None`` where no base was named."""
         if not self.settings.base or not case.needs_gpu:
             return None
-        from pytest_fp8.compare.session import Model, compare, environments
+        from pytest_fp8.compare import compare, environments
 
         def compared() -> Comparison:
             if self._sides is None:
-                self._sides = environments(self.base_commit, "", self.root, self._held)
-            return compare(self.pool(), case, Model(shipped, model), self._sides, cases=self.gated_cases)
+                self._sides = environments(self.base_commit, self.root, self._held)
+            return compare(self.pool(), case, (shipped, model), self._sides, self.gated_cases)
 
         return compared
 

@@ -198,34 +198,3 @@ def case_digest(case: Case, workload: Workload | None, reference: Reference) -> 
     if not reference.facts:
         reference.request("park")
     return case.digest(workload.fingerprint(reference.facts["first_step"]))
-
-
-@dataclass(frozen=True)
-class WorkloadReference:
-    """A workload by name, ``package.module:attribute``: each arm imports it from its own code."""
-
-    text: str
-
-    def __post_init__(self) -> None:
-        module, separator, attribute = self.text.partition(":")
-        if not (separator and module and attribute.isidentifier()):
-            refuse(
-                R.BAD_VALUE,
-                f"{self.text!r} does not name a workload",
-                expected="package.module:attribute, e.g. my_project.fp8:workload",
-                seen=self.text,
-            )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return imported_workload, (self.text,)
-
-
-def imported_workload(text: str) -> Workload:
-    """The workload that ``package.module:attribute`` names here; called in the arm's process."""
-    from importlib import import_module
-
-    module, _, attribute = text.partition(":")
-    found = getattr(import_module(module), attribute)
-    if not isinstance(found, Workload):
-        raise TypeError(f"{text} is a {type(found).__name__}, not a pytest_fp8.Workload")
-    return found

@@ -295,7 +295,7 @@ def test_a_script_is_timed_beside_that_of_base(tmp_path, monkeypatch, python_wit
     """The same command, in a checkout of base and here. A host of two cores tells a tenth of a second."""
     from contextlib import ExitStack
 
-    from pytest_fp8.compare.session import Model, compare, environments
+    from pytest_fp8.compare import compare, environments
 
     path = tmp_path / "train.py"
     sleeps = Path(TRAIN).read_text().replace("time.sleep(given.sleep)", "time.sleep(0.05)")
@@ -307,14 +307,15 @@ def test_a_script_is_timed_beside_that_of_base(tmp_path, monkeypatch, python_wit
     subprocess.run([*git, "commit", "-qam", "head", "--allow-empty"], cwd=tmp_path, check=True)
     monkeypatch.chdir(tmp_path)
     script = Script((*python_with_torch.command, "train.py"), (), ("--fp8",))
-    case = Case(OWN, SCRIPT, "none", questions=QUESTIONS, name="train")
+    case = Case(OWN, SCRIPT, "none", questions=QUESTIONS, name="train", tolerance=0.2)
+    monkeypatch.setattr("pytest_fp8.compare.TOLERANCE", 0.2)
     pool = ArmPool(None)
     with ExitStack() as held:
-        sides = environments("HEAD~1", "", tmp_path, held)
-        found = compare(pool, case, Model(script.to_text(), script.identity), sides, tolerance=0.2)
+        sides = environments("HEAD~1", tmp_path, held)
+        found = compare(pool, case, (script.to_text(), script.identity), sides)
         pool.close()
     assert found.decision.verdict.value == verdict, found.decision.message
-    assert found.step_ms["head fp8"] - found.step_ms["base fp8"] == pytest.approx(1e3 * slower, abs=30)
+    assert found.step_ms["head"] - found.step_ms["base"] == pytest.approx(1e3 * slower, abs=30)
 
 
 @pytest.mark.parametrize(("exit_code", "code"), [(0, W.TOO_SHORT), (1, R.ARM_DIED)])

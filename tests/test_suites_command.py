@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fp8.compare.command import named_cases
-from pytest_fp8.suites_command import suites
-
 ROOT = Path(__file__).parent.parent
 COMMAND = "import sys; from pytest_fp8.cli import main; sys.exit(main())"
 QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:benchmark")
@@ -71,10 +68,6 @@ def test_from_a_clone_too(project):
     code, said = ran(ROOT, project, "--collect-only", "-k", "test_layers")
     assert code == 0, said
     assert "test_layers.py::" in said
-
-
-def test_the_cases_of_the_suites_can_be_compared_in_any_folder():
-    assert [case.id for case in named_cases(["1b-torchao-rowwise"], suites() / "matrix.py", own=False)]
 
 
 def test_without_the_plugin_the_suites_skip_and_say_so():

@@ -28,7 +28,7 @@ from pytest_fp8.stats.looks import BASELINE_BLOCKS, GATE, against_base, against_
 from pytest_fp8.verdicts import Verdict
 
 OURS, BESIDE = "pytest-fp8", "pytest-fp8, same session"
-ALONE = "pytest-fp8 compare, one case"
+ALONE = "base beside head, one case"
 CHANGES = (-0.01, -0.02, -0.03, -0.05, -0.08)
 SESSION = 30
 """Gated cases of a session."""

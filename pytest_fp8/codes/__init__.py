@@ -185,9 +185,6 @@ class S(Code):
     REFERENCE_WAITS = "FP8-S21"
     TOO_GOOD = "FP8-S22"
     SLOWER_THAN_BASE = "FP8-S23"
-    COMPARE_OPTIONS = "FP8-S24"
-    SAME_SIDES = "FP8-S25"
-    NO_GPU = "FP8-S26"
 
 
 class M(Code):

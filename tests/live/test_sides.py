@@ -3,6 +3,7 @@ is."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -11,15 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fp8 import Case
+from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.environment import checkout, instrument
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.compare.session import environments
+from pytest_fp8.compare import environments
 from pytest_fp8.errors import ArmError
 from pytest_fp8.own_code import own_code
-from pytest_fp8.shipping import ship
-from pytest_fp8.workload import WorkloadReference
 
 GIT = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
 MODEL = """
@@ -27,13 +26,15 @@ import sys
 sys.path.insert(0, {late!r})
 import torch
 import late
-from pytest_fp8 import Workload
 
-workload = Workload(
-    build=lambda: torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32)),
-    batch=lambda step: torch.randn(16, 32),
-    loss=lambda model, x: (model(x) - x).float().pow(2).mean(),
-)
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32))
+
+def batch(step):
+    return torch.randn(16, 32)
+
+def loss(model, x):
+    return (model(x) - x).float().pow(2).mean()
 """
 
 
@@ -88,14 +89,14 @@ def imported(side, folder, *modules):
 
 def test_each_side_imports_its_own_code(project, tmp_path):
     with ExitStack() as held:
-        base, head = environments("base", "", project, held)
+        base, head = environments("base", project, held)
         assert imported(base, tmp_path / "base", *EVERYWHERE) == ["base"] * 5 + ["nothing"]
         assert imported(head, tmp_path / "head", *EVERYWHERE) == ["head"] * 6
 
 
 def test_head_has_the_tests_own_folder_too(project):
     with ExitStack() as held:
-        _, head = environments("", "", project, held)
+        _, head = environments("base", project, held)
     assert {str(project / "tests"), str(project / "generated")} <= {*head.import_path}
     assert not [path for path in head.import_path if "site-packages" in path]
 
@@ -103,7 +104,7 @@ def test_head_has_the_tests_own_folder_too(project):
 def test_a_project_below_the_top_of_its_repository(project, tmp_path):
     """A monorepo: what lies beside the project is the commit's as well."""
     with ExitStack() as held:
-        base, _ = environments("base", "", project / "deep", held)
+        base, _ = environments("base", project / "deep", held)
         assert imported(base, tmp_path / "base", "in_lib") == ["base"]
 
 
@@ -121,16 +122,18 @@ def test_what_is_installed_inside_the_project_is_not_its_code(project, monkeypat
 
 
 @pytest.mark.slow
-def test_an_arm_of_base_that_has_heads_code_all_the_same_fails(project, tmp_path):
+def test_an_arm_of_base_that_has_heads_code_all_the_same_fails(project, tmp_path, monkeypatch):
     (project / "hidden").mkdir()
     (project / "hidden/late.py").write_text("")
     (project / "other_side.py").write_text(MODEL.format(late=str(project / "hidden")))
     git(project, "add", ".")
     git(project, "commit", "-qm", "with a model")
     git(project, "tag", "second")
-    workload = ship(WorkloadReference("other_side:workload"), "the workload")
+    monkeypatch.syspath_prepend(project)
+    own = importlib.import_module("other_side")
+    workload = Workload(own.build, own.batch, own.loss).ship()
     with ExitStack() as held:
-        base, _ = environments("second", "", project, held)
+        base, _ = environments("second", project, held)
         arm = ArmProcess(environment=base)
         try:
             with pytest.raises(ArmError, match=r"late came from .*which is not of this commit") as error:

@@ -12,8 +12,7 @@ from pytest_fp8.arms.environment import ArmEnvironment
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
-from pytest_fp8.compare.session import Model
-from pytest_fp8.compare.session import compare as compare_sides
+from pytest_fp8.compare import compare as compare_sides
 from pytest_fp8.questions.asks import fp8_layers, ledgers_of, memory_of, numerics_of
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.loss.check import loss_of
@@ -196,7 +195,7 @@ def test_sides_of_a_comparison_that_are_crowded_take_turns_and_the_case_s_pair_d
     beside_another(monkeypatch, world, operation, lambda process: process.side == "base")
 
     def compare():
-        return compare_sides(pair.pool, pair.case, Model(), sides, 0.01)
+        return compare_sides(pair.pool, pair.case, (None, ""), sides)
 
     found = pair.once("base", compare) if within_a_gate else compare()
     assert found.decision.verdict is Verdict.PASS

@@ -16,7 +16,6 @@ from pytest_fp8.markers import cases_of, require_one_folder
 from pytest_fp8.options import Settings
 from pytest_fp8.report.rows import Answer
 from pytest_fp8.report.terminal import unanswered
-from pytest_fp8.workload import WorkloadReference
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +59,6 @@ SETTINGS = {
     "floor": (R.BAD_VALUE, case(floor=0.0)),
     "stores": (R.BAD_VALUE, case(checkpoint_formats=("pickle",))),
     "a text as leave": (R.BAD_VALUE, workload(leave="*.router")),
-    "a workload's name": (R.BAD_VALUE, lambda: WorkloadReference("module")),
     "positional": (R.BAD_MARK, mark("torchao")),
     "both": (R.BAD_MARK, mark(cases=[], recipe="tensorwise")),
     "no list": (R.BAD_MARK, mark(cases=7)),

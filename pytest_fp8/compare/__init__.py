@@ -1,1 +1,0 @@
-"""Base against head in one session."""
