@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_fp8.arms.pair import PairArms
+from pytest_fp8.arms.pair import PairArms, beside_another
 from pytest_fp8.arms.pool import Arm
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.case import OWN, Case, field_value
@@ -140,13 +140,20 @@ class Fp8Pair:
         return self._decide("checkpoints")
 
     def where_it_pays(self) -> Decision:
-        """Which layers and which recipe gain time here. Judges nothing: it passes whatever pays."""
+        """Which layers and which recipe gain time here, and what measuring the recommended set said. Judges nothing: it
+        passes whatever pays."""
         if not self.case.asks("speedup"):
             return self._note(pays.QUESTION, cannot(self.case, "speedup"))
         if known_backend(self.case.backend).brings_model:
             return self._note(pays.QUESTION, pays.not_of(self.case))
-        asked = self.evidence(lambda: pays.pays_of(self._arms, self.speed_question.first_timing()))
-        return self._note(pays.QUESTION, asked)
+        evidence = self.evidence(lambda: pays.pays_of(self._arms, self.speed_question.first_timing()))
+        proof, why_not = None, ""
+        if evidence.measurable:
+            try:
+                proof = self._arms.once(f"pays {evidence.advice}", lambda: self._proved(evidence.advice))
+            except Fp8Error as error:
+                why_not = error.first_line
+        return self._note(pays.QUESTION, pays.told(self.case, evidence, proof, why_not))
 
     # -- assertions -----------------------------------------------------------------------------------------------
 
@@ -232,6 +239,13 @@ class Fp8Pair:
         decision, rows = yield from self.speed_question.decide(floor)
         ledgers = yield from self._ledgers()
         return unless_unlike(self._stored_now(decision), ledgers), rows
+
+    def _proved(self, advice: pays.Advice) -> pays.Proof:
+        arms = beside_another(self._arms, advice.recipe, advice.leave)
+        try:
+            return arms.run(lambda: pays.proof_of(arms, advice.leave))
+        finally:
+            arms.pool.renew(*arms.pair)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.spec import ArmSpec
@@ -27,6 +28,19 @@ class PairArms(TwoArms):
         self.fp8 = make_arm(case, pool, workload, fingerprint, fp8_control, own_process=case.backend == "bf16")
         self.bf16 = make_arm(case.reference(), pool, workload, fingerprint, reference_control)
         super().__init__(case, pool, self.bf16, self.fp8)
+
+
+def beside_another(arms: TwoArms, recipe: str, leave: tuple[str, ...]) -> TwoArms:
+    """The FP8 arm as the reference, and the same arm with another recipe or with Linears left in high precision, both
+    in fresh processes."""
+    _, fp8 = arms.pair
+    case = arms.case if recipe == arms.case.recipe else replace(arms.case, recipe=recipe, options={})
+    key = f"{fp8.key} {recipe} without {' '.join(leave)}"
+    other = replace(fp8, key=key, spec=replace(fp8.spec, case=case, leave=leave))
+    arms.pool.renew(fp8, other)
+    beside = TwoArms(arms.case, arms.pool, fp8, other)
+    beside.start()
+    return beside
 
 
 def make_arm(

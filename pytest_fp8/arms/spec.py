@@ -23,6 +23,8 @@ class ArmSpec:
     """CPU threads; ``None`` leaves torch's own choice."""
     control: str | None = None
     """Import path (``module:Class``) of the control that breaks this arm on purpose; ``None`` for a healthy arm."""
+    leave: tuple[str, ...] = ()
+    """Patterns of Linears that stay in high precision, beside the workload's own."""
     first_step: str = ""
     """The hash of the first step, where an earlier process of this arm has run it; see ``worker/first_step.py``."""
 

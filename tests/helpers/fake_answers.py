@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,8 @@ class FakeAnswers:
         case = self.spec.case
         roles = self.world.executed_roles or recipe_facts(case.backend, case.recipe).roles
         owed = [*ROLES, *([RECOMPUTE] if case.activation_checkpointing else [])]
-        calls = [LayerCall(n, i, o, ROWS, owed, fp8=self.is_fp8 and n != "lm_head") for n, (i, o) in SIZES.items()]
+        stays = ("lm_head", *(name for name in SIZES for left in self.spec.leave if fnmatchcase(name, left)))
+        calls = [LayerCall(n, i, o, ROWS, owed, fp8=self.is_fp8 and n not in stays) for n, (i, o) in SIZES.items()]
         products = []
         for call in calls:
             for role in call.owed:

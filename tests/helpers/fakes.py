@@ -100,6 +100,8 @@ class World:
     """All that were started, in order."""
     slower: dict[tuple[str, str], float] = field(default_factory=dict)
     """(``base`` or ``head``, ``fp8`` or ``bf16``) -> how much longer that arm's step takes, as a fraction."""
+    left: float = 0.0
+    """How much longer an FP8 arm's step takes with Linears left in high precision, as a fraction."""
     alone: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
     """(recipe, outputs) -> milliseconds of products and of the rest of a layer by itself: 0.6 and 0.2 elsewhere, in
     BF16 1.0 and 0.1."""
@@ -183,6 +185,7 @@ class FakeProcess(FakeAnswers):
     def blocks(self, count: int, steps: int, dropped: int) -> dict[str, Any]:
         base = 100.0 / (self.world.speedup if self.is_fp8 else 1.0)
         base *= 1 + self.world.slower.get((self.side, "fp8" if self.is_fp8 else "bf16"), 0.0)
+        base *= 1 + (self.world.left if self.spec.leave else 0.0)
         held_up = self.world.host if self.is_fp8 else 0.0
         times = [
             float(base * np.exp(self.noise.normal(0, 0.002) + held_up * self.noise.random())) for _ in range(count)

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers.fakes import H200, install
-from pytest_fp8 import Case, Verdict
+from helpers.fakes import H200, FakeProcess, install
+from pytest_fp8 import ArmError, Case, Verdict
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.codes import R
 from pytest_fp8.pair import Fp8Pair
 from pytest_fp8.questions.pays import (
     BF16,
@@ -21,6 +22,7 @@ from pytest_fp8.questions.pays import (
     InRecipe,
     LayerClass,
     advised,
+    fused_share,
     gains_of,
 )
 from pytest_fp8.recipes import ROLES
@@ -75,6 +77,13 @@ def test_a_class_gains_what_leaving_it_out_would_lose_in_all_of_its_calls():
     assert [gain.casts for gain in found.gains] == pytest.approx([16 * 0.1, 16 * 0.3])
     assert found.shared == pytest.approx(16 * (0.8 - 0.4))
     assert found.all == pytest.approx(16 * (0.7 - 0.8))
+    assert found.fused(0.5).all == pytest.approx(16 * (0.7 - 0.4))
+
+
+@pytest.mark.parametrize(("casts", "share"), [(5.0, 0.5), (20.0, 1.0), (0.0, 0.1), (None, 1.0)])
+def test_a_step_pays_no_more_for_casts_than_layers_alone(casts, share):
+    account = SimpleNamespace(casts=casts) if casts is not None else None
+    assert fused_share(account, [GroupGain((0, 1), [Gain(9.0, 3.0), Gain(9.0, 5.0)], 2.0)]) == share
 
 
 # -- the question, with fake arms -------------------------------------------------------------------------------------
@@ -100,22 +109,58 @@ def ask(monkeypatch):
         pool.close()
 
 
-def test_a_class_that_costs_more_than_it_earns_is_to_be_left(ask):
-    pair, notes = ask(alone=UP_LOSES)
+def built():
+    return [process for process in FakeProcess.world.processes if process.spec is not None]
+
+
+@pytest.mark.parametrize(("left", "word"), [(-0.03, "measured faster"), (0.03, "measured slower"), (0.0, "measured")])
+def test_the_recommended_set_is_measured(ask, left, word):
+    pair, notes = ask(alone=UP_LOSES, left=left)
     decision = pair.where_it_pays()
     assert decision.verdict is Verdict.PASS
-    assert "; leave=['layers.*.up_proj'] promises " in decision.headline
-    assert [each["pattern"] for each in decision.numbers["classes"]] == ["layers.*.q_proj", "layers.*.up_proj"]
+    assert decision.headline.startswith("leaving up_proj in BF16 promises ")
+    assert f"; {word}: " in decision.headline
+    assert decision.numbers["advice"]["leave"] == ["layers.*.up_proj"]
+    assert decision.numbers["change"] == pytest.approx(1 / (1 + left) - 1, abs=0.005)
+    assert 0 < decision.numbers["change_error"] < 0.02
     assert [each.verdict for each in notes.answers] == ["PASS"]
+    assert pair.where_it_pays().headline == decision.headline
+    assert not any(process.alive for process in built() if process.spec.leave)
 
 
-def test_nothing_is_recommended_where_nothing_more_is_promised(ask):
-    assert "no other set of layers or recipe promises more" in ask()[0].where_it_pays().headline
+def test_nothing_is_measured_where_nothing_more_is_promised(ask):
+    pair, _ = ask()
+    decision = pair.where_it_pays()
+    assert "no other set of layers or recipe promises more" in decision.headline
+    assert decision.numbers["change"] is None
+    assert [each["pattern"] for each in decision.numbers["classes"]] == ["layers.*.q_proj", "layers.*.up_proj"]
+    assert not any(process.spec.leave for process in built())
 
 
-def test_another_recipe_is_recommended(ask):
-    decision = ask(alone={("rowwise", size): (0.1, 0.1) for size in (256, 768)})[0].where_it_pays()
+def test_another_recipe_is_measured(ask):
+    pair, _ = ask(alone={("rowwise", size): (0.1, 0.1) for size in (256, 768)})
+    decision = pair.where_it_pays()
     assert decision.numbers["advice"]["recipe"] == "rowwise"
+    assert {process.spec.case.recipe for process in built()} == {"none", "tensorwise", "rowwise"}
+
+
+def test_an_arm_that_cannot_be_built_is_said_and_is_no_error(ask, monkeypatch):
+    pair, _ = ask(alone=UP_LOSES)
+    real = FakeProcess.receive
+
+    def fails(self, timeout=0):
+        if self.asked is None and self.spec.leave:
+            raise ArmError(R.ARM_RAISED, "the arm cannot leave these")
+        return real(self, timeout)
+
+    monkeypatch.setattr(FakeProcess, "receive", fails)
+    assert "not measured: " in pair.where_it_pays().headline
+
+
+def test_layers_that_are_in_fp8_all_the_same_are_no_proof(ask, monkeypatch):
+    pair, _ = ask(alone=UP_LOSES)
+    monkeypatch.setattr("helpers.fake_answers.fnmatchcase", lambda name, pattern: False)
+    assert "layers.0.up_proj is in FP8 all the same" in pair.where_it_pays().headline
 
 
 @pytest.mark.parametrize(
@@ -139,4 +184,6 @@ def test_a_session_shows_the_table_below_its_cases(pytester, monkeypatch):
     )
     result = pytester.runpytest("--fp8-gpu=h200")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*1b-torchao-tensorwise: *leave=*up_proj*promises*", "*earned - casts = net ms*"])
+    result.stdout.fnmatch_lines(
+        ["*1b-torchao-tensorwise: leaving up_proj in BF16 promises*", "*earned - casts = net ms*"]
+    )

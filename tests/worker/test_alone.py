@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -89,7 +90,7 @@ class Attention(torch.nn.Module):
 
 
 def test_layers_that_share_an_input_are_one_group_in_a_live_arm():
-    server = ArmServer(spec(build=Attention, loss=of_a_batch))
+    server = ArmServer(replace(spec(build=Attention, loss=of_a_batch), leave=("nothing",)))
     layers = from_plain(LayersEvidence, server.answer("layers", {}))
     classes = classes_of(layers)
     asked = [[each.layer, each.in_features, each.out_features, each.rows, list(each.owed)] for each in classes]
@@ -112,9 +113,18 @@ class Frozen(torch.nn.Module):
 
 
 def test_inputs_without_a_gradient_are_told_apart():
-    server = ArmServer(spec(build=Frozen, loss=of_a_batch))
+    server = ArmServer(replace(spec(build=Frozen, loss=of_a_batch), leave=("nothing",)))
     assert alone.sharing(server.engine, ["up", "down", "o"]) == [[0], [1], [2]]
 
 
 def of_a_batch(model, batch):
     return model(batch).float().square().mean()
+
+
+def test_a_live_arm_leaves_what_it_is_told_to():
+    server = ArmServer(replace(spec(), leave=("2",)))
+    layers = from_plain(LayersEvidence, server.answer("layers", {}))
+    assert layers.converted == ["0"]
+    assert str(layers.skipped["2"]) == "filter: the workload leaves '2'"
+    [only] = classes_of(layers)
+    assert (only.pattern, only.in_features, only.out_features, only.rows, only.count) == ("*", 32, 64, 16, 1)

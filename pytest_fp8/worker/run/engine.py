@@ -112,7 +112,8 @@ class Engine:
         self.definition = definition_of(self.model)
         buffers = {name for name, _ in self.model.named_buffers()}
         self.originals = {name: (m.in_features, m.out_features) for name, m in linears(self.model).items()}
-        self.unmatched = mark_skipped(self.model, own.leave if own is not None else ())
+        leave = (*(own.leave if own is not None else ()), *self.spec.leave)
+        self.unmatched = mark_skipped(self.model, leave)
         """Patterns of what is to be left that match no Linear."""
         self.compiled = self.case.compile
         with self._timed("conversion"):
