@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import takewhile
@@ -155,9 +156,12 @@ class Conditions:
 def conditions(own: set[int], contexts: int, count: int = 1) -> Conditions:
     """The state now of the first ``count`` GPUs that CUDA programs see: the slowest clock, and what any of them says.
     ``own`` are the process ids of this session's arms and of those that wait to become one; ``contexts`` of these use
-    each of the GPUs."""
+    each of the GPUs. A test that holds a model in this process, as ``fp8_model`` does, makes it one of them."""
     import pynvml
 
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        own, contexts = own | {os.getpid()}, contexts + 1
     try:
         each = [_conditions(_handle(name), own, contexts) for name in visible()[:count]]
     except pynvml.NVMLError:

@@ -101,3 +101,14 @@ def test_arms_count_gpus_as_nvml_does(monkeypatch, nvml, tmp_path):
         assert gpus.detect()[0].name == name
         assert arm_env("bf16", tmp_path)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", os.environ
     gpus.detect.cache_clear()
+
+
+@pytest.mark.parametrize(("held", "strange"), [(True, ()), (False, (9001,))])
+def test_a_model_in_pytests_own_process_is_no_stranger(monkeypatch, nvml, held, strange):
+    """As the fixture ``fp8_model`` holds one; also where the driver gives other process ids than those seen here."""
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: held))
+    monkeypatch.setitem(__import__("sys").modules, "torch", torch)
+    nvml.nvmlDeviceGetComputeRunningProcesses = on_gpu(9001)
+    assert conditions(set(), 0).strangers == strange
+    nvml.nvmlDeviceGetComputeRunningProcesses = on_gpu(os.getpid(), 7)
+    assert conditions({7}, 1).strangers == (() if held else (os.getpid(),))
