@@ -159,8 +159,7 @@ def conditions(own: set[int], contexts: int, count: int = 1) -> Conditions:
     each of the GPUs. A test that holds a model in this process, as ``fp8_model`` does, makes it one of them."""
     import pynvml
 
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if torch_in_use() is not None:
         own, contexts = own | {os.getpid()}, contexts + 1
     try:
         each = [_conditions(_handle(name), own, contexts) for name in visible()[:count]]
@@ -175,6 +174,12 @@ def conditions(own: set[int], contexts: int, count: int = 1) -> Conditions:
         strangers=tuple(sorted({pid for one in each for pid in one.strangers})),
         unknown=tuple(dict.fromkeys(what for one in each for what in one.unknown)),
     )
+
+
+def torch_in_use() -> Any:
+    """torch, where this process uses a GPU itself; or ``None``. Imports nothing."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_initialized() else None
 
 
 def _handle(name: str) -> Any:

@@ -6,6 +6,7 @@ imports torch; arms start when a test first asks (:mod:`pytest_fp8.pairs`).
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -234,6 +235,12 @@ class Session:
         for line in self.record.add(getattr(report, "fp8", ())):
             if isinstance(line, Answer):
                 self.config.hook.pytest_fp8_answer(config=self.config, report=report, answer=line)
+
+    def pytest_runtest_logfinish(self) -> None:
+        """Leaves the arms the GPU memory of a model that the test held in this process."""
+        if (torch := gpus.torch_in_use()) is not None:
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def pytest_report_teststatus(self, report: Any) -> tuple[str, str, str] | None:
         if getattr(report, "when", "") == "call" and report.passed:

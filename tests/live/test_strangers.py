@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from pytest_fp8 import gpu as gpus
 from pytest_fp8.arms.environment import arm_env
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.gpu import CLOCKS, NEIGHBOURS, Conditions, conditions, strangers
+from pytest_fp8.session import Session
 
 
 class NvmlError(Exception):
@@ -112,3 +114,17 @@ def test_a_model_in_pytests_own_process_is_no_stranger(monkeypatch, nvml, held, 
     assert conditions(set(), 0).strangers == strange
     nvml.nvmlDeviceGetComputeRunningProcesses = on_gpu(os.getpid(), 7)
     assert conditions({7}, 1).strangers == (() if held else (os.getpid(),))
+
+
+def test_a_test_leaves_no_memory_of_its_model(monkeypatch):
+    class Model:
+        def __init__(self):
+            self.itself = self
+
+    model, given_back = Model(), []
+    alive = weakref.ref(model)
+    del model
+    cuda = SimpleNamespace(is_initialized=lambda: True, empty_cache=lambda: given_back.append(alive()))
+    monkeypatch.setitem(__import__("sys").modules, "torch", SimpleNamespace(cuda=cuda))
+    Session.pytest_runtest_logfinish(SimpleNamespace())
+    assert given_back == [None], "what holds itself is collected first"
