@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from benchmarks.healthy import (  # noqa: F401
-    attention,
     batches,
-    experts,
-    fields,
     habits,
     huggingface,
-    layers,
-    loops,
-    objectives,
     optimizers,
     own_fp8,
-    recurrent,
-    users,
+    sequences,
+    structures,
+    training,
     vision,
 )
 from benchmarks.healthy.sound import CATALOGUE

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.healthy.sound import entry, of, pictures, text
+from benchmarks.healthy.sound import entry, module, of, pictures, text
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 ENCODER = {**SMALL, "vocab_size": 256, "max_position_embeddings": 64}
@@ -40,33 +40,15 @@ def pretrained(name, what, model, batch=lines, learning_rate=None, **settings):
     entry(name, what, build=made(model, config, **settings), batch=batch, loss=None, learning_rate=learning_rate)
 
 
-pretrained("hf_llama", "Llama, grouped queries, its own loss.", "LlamaForCausalLM", **DECODER)
-
-
-pretrained(
-    "hf_qwen3",
-    "Qwen3: norms on queries and keys, tied embeddings.",
-    "Qwen3ForCausalLM",
-    **DECODER,
-    head_dim=16,
-    tie_word_embeddings=True,
-)
-
-
-class Headed(nn.Module):
+@module(lambda body, head: {"body": body(), "head": head})
+def Headed(self, ids):
     """A body of transformers under a head of the user's own, for each place."""
-
-    def __init__(self, body, head):
-        super().__init__()
-        self.body, self.head = body(), head()
-
-    def forward(self, ids):
-        return self.head(self.body(input_ids=ids).last_hidden_state)
+    return self.head(self.body(input_ids=ids).last_hidden_state)
 
 
 def valued():
     body = made("GPT2Model", "GPT2Config", n_embd=64, n_layer=2, n_head=4, vocab_size=256, n_positions=64)
-    return Headed(body, lambda: nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 1)))
+    return Headed(body, nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 1)))
 
 
 @of("loss", build=valued, batch=lambda step: {"ids": ids(32, 16)}, learning_rate=1e-4)
@@ -87,7 +69,7 @@ pretrained("hf_bert", "BERT fills masked tokens; most labels are ignored.", "Ber
 
 
 def tagging():
-    return Headed(made("BertModel", "BertConfig", **ENCODER), lambda: nn.Linear(64, 2))
+    return Headed(made("BertModel", "BertConfig", **ENCODER), nn.Linear(64, 2))
 
 
 @of("loss", build=tagging, batch=lambda step: ids())
@@ -144,25 +126,29 @@ WHAT = "ViT: 17 places a picture, a classifier of ten."
 pretrained("hf_vit", WHAT, "ViTForImageClassification", drawings, **PATCHES, num_labels=10)
 
 
-pretrained(
-    "hf_mixtral",
-    "Mixtral: experts in one 3-D parameter.",
-    "MixtralForCausalLM",
-    **DECODER,
-    num_local_experts=4,
-    num_experts_per_tok=2,
-)
-
-
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 16}
-pretrained(
-    "hf_qwen_mixture",
-    "Qwen3-MoE: small experts, and a loss that balances them.",
-    "Qwen3MoeForCausalLM",
-    **DECODER,
-    **EXPERTS,
-    output_router_logits=True,
-)
+for _name, _what, _model, _more in (
+    ("hf_llama", "Llama, grouped queries, its own loss.", "Llama", {}),
+    (
+        "hf_qwen3",
+        "Qwen3: norms on queries and keys, tied embeddings.",
+        "Qwen3",
+        {"head_dim": 16, "tie_word_embeddings": True},
+    ),
+    (
+        "hf_mixtral",
+        "Mixtral: experts in one 3-D parameter.",
+        "Mixtral",
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    (
+        "hf_qwen_mixture",
+        "Qwen3-MoE: small experts, and a loss that balances them.",
+        "Qwen3Moe",
+        {**EXPERTS, "output_router_logits": True},
+    ),
+):
+    pretrained(_name, _what, f"{_model}ForCausalLM", **DECODER, **_more)
 
 
 def sounds(step):

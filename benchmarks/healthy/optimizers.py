@@ -1,4 +1,4 @@
-"""Optimizers and schedules of a user's own."""
+"""Optimizers and schedules of a user's own, and steps that treat them otherwise than most."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch.optim import lr_scheduler as schedulers
 
-from benchmarks.healthy.sound import entry, of
+from benchmarks.healthy.sound import Net, apart, entry, finish, of, trained, vectors
 
 
 def with_schedule(make):
@@ -186,4 +186,150 @@ entry(
     optimizer=MasterCopies,
     save=save_copies,
     load=load_copies,
+)
+
+
+# -- steps and wrappers -----------------------------------------------------------------------------------------------
+
+
+def first_frozen():
+    model = Net()
+    model.up.requires_grad_(False)
+    model.seen = 0
+    return model
+
+
+def trained_weights(parameters):
+    return torch.optim.AdamW([p for p in parameters if p.requires_grad], lr=1e-3)
+
+
+# No stored state fits a new optimizer that lacks a group, for torch as for these stores.
+@of("step", build=first_frozen, optimizer=trained_weights, case={"questions": ("layers", "numerics", "loss")})
+def gradual_unfreezing(model, batch, optimizer, precision):
+    """The step adds a layer's parameters to the optimizer once it unfreezes them."""
+    model.seen += 1
+    if model.seen > 3 and len(optimizer.param_groups) == 1:
+        model.up.requires_grad_(True)
+        optimizer.add_param_group({"params": list(model.up.parameters()), "lr": 5e-4})
+    return trained(apart)(model, batch, optimizer, precision)
+
+
+KNOWN = {}
+
+
+@of("step")
+def step_looked_up_once(model, batch, optimizer, precision):
+    """The loop keeps optimizer.step in a variable."""
+    with precision():
+        loss = apart(model, batch)
+    loss.backward()
+    KNOWN.setdefault(id(optimizer), (optimizer, optimizer.step))[1]()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Every third step goes back half the way to the slow weights (Zhang et al. 2019)."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.counter = optimizer, 0
+        super().__init__(optimizer.param_groups, {})
+        self.param_groups = optimizer.param_groups
+        self.slow = [[p.detach().clone() for p in group["params"]] for group in self.param_groups]
+
+    def step(self, closure=None):
+        loss = self.optimizer.step(closure)
+        self.counter += 1
+        if self.counter % 3 == 0:
+            with torch.no_grad():
+                for group, slow in zip(self.param_groups, self.slow, strict=True):
+                    for fast, kept in zip(group["params"], slow, strict=True):
+                        kept.lerp_(fast, 0.5)
+                        fast.copy_(kept)
+        return loss
+
+
+entry(
+    "lookahead",
+    "An optimizer that wraps another one and keeps slow weights.",
+    optimizer=lambda p: Lookahead(torch.optim.AdamW(p, lr=1e-3)),
+)
+
+
+class SAM(torch.optim.Optimizer):
+    """With its two halves, first_step() and second_step(), as most copies of it have them."""
+
+    def __init__(self, parameters, rho=0.02):
+        super().__init__(parameters, {"rho": rho})
+        self.base_optimizer = torch.optim.AdamW(self.param_groups, lr=1e-3)
+        self._old = {}
+        self.param_groups, self.base_optimizer.state = self.base_optimizer.param_groups, self.state
+
+    def _gradients(self):
+        return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+
+    @torch.no_grad()
+    def first_step(self):
+        size = self.param_groups[0]["rho"] / (torch.nn.utils.get_total_norm([p.grad for p in self._gradients()]) + 1e-6)
+        for p in self._gradients():
+            self._old[p] = p.detach().clone()
+            p.add_(p.grad * size)
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self):
+        for p in self._gradients():
+            p.copy_(self._old.pop(p))
+        self.base_optimizer.step()
+        self.zero_grad()
+
+    def step(self, closure=None):
+        raise RuntimeError("SAM has two steps")
+
+
+@of("step", optimizer=SAM)
+def sam_of_two_steps(model, batch, optimizer, precision):
+    """SAM, whose step() is never called: the loop calls its two halves."""
+    for half in (optimizer.first_step, optimizer.second_step):
+        with precision():
+            loss = apart(model, batch)
+        loss.backward()
+        half()
+    return loss.detach()
+
+
+@of("step", batch=lambda step: vectors(192), optimizer=lambda weights: torch.optim.AdamW(weights, lr=2e-3))
+def reptile(model, batch, optimizer, precision):
+    """Three inner steps, then the weights go a part of the way (Reptile)."""
+    before = [p.detach().clone() for p in model.parameters()]
+    total = 0.0
+    for part in batch.chunk(3):
+        with precision():
+            loss = apart(model, part)
+        loss.backward()
+        finish(optimizer)
+        total = total + loss.detach() / 3
+    with torch.no_grad():
+        for p, old in zip(model.parameters(), before, strict=True):
+            p.copy_(old.lerp(p, 0.5))
+    return total
+
+
+class Warmup:
+    """A schedule of ten lines, without state_dict() and get_last_lr()."""
+
+    def __init__(self, optimizer, steps):
+        self.optimizer, self.steps, self.now = optimizer, steps, 0
+        self.step()
+
+    def step(self):
+        self.now += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 2e-3 * min(1.0, self.now / self.steps)
+
+
+entry(
+    "schedule_of_ten_lines",
+    "A learning-rate schedule of a class of the user's own.",
+    optimizer=with_schedule(lambda made: Warmup(made, 5)),
 )

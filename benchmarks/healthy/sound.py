@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.nn.functional import gelu
+from torch.nn.functional import cross_entropy, gelu
 
 from pytest_fp8 import Workload
 from pytest_fp8.case import Case
@@ -59,16 +59,6 @@ CATALOGUE: list[Sound] = []
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def sound(**case: Any) -> Callable[[Callable[[], Workload]], Callable[[], Workload]]:
-    """Enter the workload that a function makes, under the function's name; the docstring says what is special."""
-
-    def enter(make: Callable[[], Workload]) -> Callable[[], Workload]:
-        CATALOGUE.append(Sound(make.__name__, (make.__doc__ or "").strip(), make, case))
-        return make
-
-    return enter
-
-
 def entry(
     name: str, what: str, case: Mapping[str, Any] | None = None, recipes: Collection[str] = (), **functions: Any
 ) -> None:
@@ -82,7 +72,8 @@ def entry(
 
 
 def of(kind: str, **more: Any) -> Callable[[F], F]:
-    """Enter a workload whose ``kind`` (``step``, ``loss``, ``batch``, ``build``, ``optimizer``) is the function."""
+    """Enter a workload whose ``kind`` (``step``, ``loss``, ``batch``, ``build``, ``optimizer``) is the function, under
+    the function's name; the docstring says what is special."""
 
     def enter(function: F) -> F:
         entry(function.__name__, (function.__doc__ or "").strip(), **{kind: function}, **more)
@@ -91,12 +82,36 @@ def of(kind: str, **more: Any) -> Callable[[F], F]:
     return enter
 
 
-def built(name: str, what: str, **more: Any) -> Callable[[F], F]:
-    """Enter a workload whose model is the class."""
+Parts = Callable[..., Mapping[str, Any]]
+"""Gives a model's parts by name: modules, parameters, tensors (which become buffers) and plain attributes."""
 
-    def enter(model: F) -> F:
-        entry(name, what, build=model, **more)
-        return model
+
+def module(parts: Parts = dict, base: type[nn.Module] = nn.Module) -> Callable[[Callable[..., Any]], type[nn.Module]]:
+    """A class of modules that has these parts and computes the function; its arguments are those of ``parts``."""
+
+    def make(forward: Callable[..., Any]) -> type[nn.Module]:
+        def build(self: nn.Module, *given: Any) -> None:
+            base.__init__(self)
+            for name, part in parts(*given).items():
+                if type(part) is torch.Tensor:
+                    self.register_buffer(name, part)
+                else:
+                    setattr(self, name, part)
+
+        names = {"__module__": forward.__module__, "__doc__": forward.__doc__}
+        return type(forward.__name__, (base,), {**names, "__init__": build, "forward": forward})
+
+    return make
+
+
+def model(parts: Parts = dict, base: type[nn.Module] = nn.Module, **more: Any) -> Callable[[Any], type[nn.Module]]:
+    """Enter a workload whose model is :func:`module`'s of the function, under its name; the docstring says what is
+    special."""
+
+    def enter(forward: Any) -> type[nn.Module]:
+        made = module(parts, base)(forward)
+        entry(made.__name__, (made.__doc__ or "").strip(), build=made, **more)
+        return made
 
     return enter
 
@@ -117,13 +132,28 @@ def mlp(inside: int = 64, hidden: int = 128, outside: int = 64) -> nn.Module:
     return nn.Sequential(nn.Linear(inside, hidden), nn.GELU(), nn.Linear(hidden, outside))
 
 
-def apart(model: Any, x: torch.Tensor) -> Any:
-    """How far the model is from a smooth function of its input."""
-    return (model(x) - x.sin()).float().square().mean()
+def toward(wanted: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """A loss: how far the model is from a function of its input."""
+
+    def loss(model: Any, x: Any) -> Any:
+        return (model(x) - wanted(x)).float().square().mean()
+
+    return loss
+
+
+apart = toward(torch.sin)
+
+
+def next_byte(model: Any, batch: Mapping[str, torch.Tensor]) -> Any:
+    return cross_entropy(model(batch["input_ids"]).float().flatten(0, 1), batch["labels"].flatten())
 
 
 def rows(step: int) -> torch.Tensor:
     return vectors(128)
+
+
+def lines(step: int) -> dict[str, torch.Tensor]:
+    return text(8, 16)
 
 
 def finish(optimizer: Any) -> None:
