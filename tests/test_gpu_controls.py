@@ -32,11 +32,8 @@ def runner(monkeypatch, pool):
     return ControlRunner(Settings(baseline_dir=ROOT / "baselines"), lambda: pool, "h200")
 
 
-@pytest.mark.parametrize(
-    "control", [c for c in CATALOGUE if c.runs() == GPU and c.id != "tf32-alone"], ids=lambda control: control.id
-)
+@pytest.mark.parametrize("control", [c for c in CATALOGUE if c.runs() == GPU], ids=lambda control: control.id)
 def test_a_gpu_control_is_caught_where_its_arm_does_what_it_says(runner, control):
-    """But for TF32, whose switch alone is told: these arms tell of times and products."""
     outcome = runner.run(control)
     assert outcome.caught, outcome.message
 

@@ -42,7 +42,6 @@ fault(
     "the FP8 arm's forward pass runs without the autocast that the reference has",
     precision_context=lambda arm: arm.backend.precision(arm.case),
     case=UNDER_AUTOCAST,
-    nightly=False,
 )
 fault(
     "weights-in-bf16",
@@ -135,7 +134,6 @@ fault(
     converted=lambda arm, model: on_gradients(
         [model.get_input_embeddings().weight], lambda given: given.to(torch.float8_e4m3fn).to(given.dtype)
     ),
-    nightly=False,
 )
 
 
@@ -178,7 +176,6 @@ fault(
     "the FP8 arm's learning rate doubles on the way",
     before_step=lambda arm, seed, step: set_rate(arm.optimizer, 2e-3 if step >= 10 else 1e-3),
     question="loss",
-    nightly=True,
 )
 
 
@@ -193,7 +190,6 @@ fault(
     "float32 master weights in the FP8 arm alone",
     stepped=_float32_copies,
     question="loss",
-    nightly=True,
 )
 
 
@@ -222,7 +218,7 @@ fault(
 )
 
 
-@control("gradients-left", D.GRADIENTS_LEFT, "gradients that no zero_grad() reaches", question="loss", nightly=True)
+@control("gradients-left", D.GRADIENTS_LEFT, "gradients that no zero_grad() reaches", question="loss")
 class GradientsLeft(Control):
     """Gradients of the norms are never cleared, so that those of all steps add up."""
 

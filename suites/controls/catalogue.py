@@ -12,6 +12,19 @@ from controls import arms, checkpoints, conversion, loss, products, ranks, scrip
 from controls.control import CONTROLS, GPU, Control
 
 CATALOGUE: tuple[type[Control], ...] = tuple(sorted(CONTROLS.values(), key=lambda control: str(control.code)))
+EACH_COMMIT = """
+env-unread model-unprepared odd-layer-stops second-name recipe-dropped head-converted hook-dropped weight-scaled
+weights-in-bf16 bias-dropped layer-bypassed forward-only wgrad-bf16 half-in-bf16 recompute-bf16 eval-off
+other-data half-batch-step gradient-through-e4m3 tf32-one-arm no-autocast reference-waits fp8-arm-in-eval
+head-float32 recomputes-alone recomputes-otherwise epsilon-of-an-own-norm seeds-again other-rate gradients-rounded
+teacher-stands-still rank-in-bf16 e5m2-for-e4m3 dgrad-infinite dgrad-x2 dgrad-zeros wgrad-rows-permuted
+gradient-underflow input-of-the-step-before bias-gradient-mean gradients-x4 scaled-gradient fp8-off bf16-by-hooks
+off-after-ten-steps nan-step-40 one-weight-frozen batches-carry-on stored-in-fp8 optimizer-lost tie-broken
+schedule-restarts buffers-lost save-leaves-eval script-off script-batch script-hangs foreign-baseline all-skipped
+"""
+"""Of those that need no GPU: one of each kind. The others run each night."""
+for _control in CATALOGUE:
+    _control.nightly = _control.runs() != GPU and _control.id not in EACH_COMMIT.split()
 PAGE = Path(__file__).parents[2] / "docs/controls.md"
 BLOCK = re.compile(r"(?<=<!-- catalogue -->\n).*?(?=<!-- end -->)", re.S)
 

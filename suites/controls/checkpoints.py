@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from controls.control import ACCELERATE, BOTH, control, micro, torch
-from controls.models import TIED
-from controls.ways import Forwards, OwnFunctions, fault, renew_weights
+from controls.control import ACCELERATE, BOTH, Control, control, micro, torch
+from controls.models import TIED, squares
+from controls.ways import WAYS, Forwards, fault, renew_weights
 from pytest_fp8.codes import K
+from pytest_fp8.workload import Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +41,6 @@ fault(
     "prefixed keys loaded into nothing",
     converted=_loads_prefixed,
     breaks=BOTH,
-    nightly=True,
 )
 fault(
     "optimizer-lost",
@@ -58,7 +59,7 @@ fault(
 )
 
 
-@control("copy-not-renewed", K.STALE_COPIES, "a cached FP8 weight that a load does not renew", nightly=True)
+@control("copy-not-renewed", K.STALE_COPIES, "a cached FP8 weight that a load does not renew")
 class CopyNotRenewed(Forwards):
     """Made in the first evaluation and dropped when the optimizer has stepped: evaluate, load, evaluate computes with
     the old weights."""
@@ -82,6 +83,90 @@ class CopyNotRenewed(Forwards):
 
 
 # -- functions of the user's own --------------------------------------------------------------------------------------
+
+STATE = "state.pt"
+
+
+def build() -> Any:
+    """Two Linears around a BatchNorm. The last starts small, as the ends of residual branches do: with values that
+    float16 does not hold."""
+    nn = torch.nn
+    last = nn.Linear(128, 32)
+    nn.init.normal_(last.weight, std=1e-3)
+    return nn.Sequential(nn.Linear(32, 128), nn.BatchNorm1d(128), nn.GELU(), last)
+
+
+def batch(step: int) -> Tensor:
+    return torch.randn(96, 32)
+
+
+def optimizer(parameters: Any) -> torch.optim.Optimizer:
+    """AdamW that keeps an average of the weights as an attribute, with a warm-up at ``scheduler``."""
+
+    class Averaging(torch.optim.AdamW):
+        def __init__(self, weights: list[torch.nn.Parameter]) -> None:
+            super().__init__(weights, lr=2e-3)
+            self.average = [weight.detach().float().clone() for weight in weights]
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            given = super().step(closure)
+            for mean, weight in zip(self.average, self.param_groups[0]["params"], strict=True):
+                mean.lerp_(weight.float(), 0.01)
+            return given
+
+    made = Averaging(list(parameters))
+    made.scheduler = torch.optim.lr_scheduler.LinearLR(made, 0.1, 1.0, total_iters=6)  # type: ignore[attr-defined]
+    return made
+
+
+def save(model: Any, optimizer: Any, folder: Any) -> None:
+    """One file with everything in it."""
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    state |= {"schedule": optimizer.scheduler.state_dict(), "average": optimizer.average}
+    torch.save(state, folder / STATE)
+
+
+def load(model: Any, optimizer: Any, folder: Any) -> None:
+    """Loads what it finds, as scripts do that also read older checkpoints."""
+    state = torch.load(folder / STATE, weights_only=True)
+    model.load_state_dict(state["model"], strict=False)
+    if "optimizer" in state:
+        optimizer.load_state_dict(state["optimizer"])
+    if "schedule" in state:
+        optimizer.scheduler.load_state_dict(state["schedule"])
+    if "average" in state:
+        optimizer.average = state["average"]
+
+
+SAVED = Workload(build=build, batch=batch, loss=squares, optimizer=optimizer, save=save, load=load)
+
+
+class OwnFunctions(Control):
+    """A workload whose own ``save()`` and ``load()`` lose something, in both arms."""
+
+    case, workload, breaks = micro(model="own", name="saved"), SAVED, BOTH
+    loaded = False
+
+    def build(self) -> None:
+        self.setup.own = replace(SAVED, save=self.save, load=self.load)
+        super().build()
+
+    def save(self, model: Any, optimizer: Any, folder: Any) -> None:
+        save(model, optimizer, folder)
+        state = torch.load(folder / STATE, weights_only=True)
+        self.lose(model, state)
+        torch.save(state, folder / STATE)
+
+    def lose(self, model: Any, state: dict[str, Any]) -> None:
+        """Take something out of what was saved: ``model``, ``optimizer``, ``schedule``, ``average``."""
+
+    def load(self, model: Any, optimizer: Any, folder: Any) -> None:
+        self.loaded = True
+        load(model, optimizer, folder)
+
+
+WAYS["lose"] = OwnFunctions
 
 
 def _weights(change: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> Any:
@@ -111,8 +196,7 @@ fault(
     "keys-renamed",
     K.WEIGHTS_MISSING,
     "renamed keys, strict=False",
-    lose=_weights(lambda _, held: {name.replace("up.", "expand."): value for name, value in held.items()}),
-    nightly=True,
+    lose=_weights(lambda _, held: {name.replace("0.", "first."): value for name, value in held.items()}),
 )
 # Its smallest numbers are larger than bfloat16's.
 fault(
@@ -121,7 +205,6 @@ fault(
     "own save() in float16",
     about="float16",
     lose=_weights(lambda _, held: {name: w.half() if w.is_floating_point() else w for name, w in held.items()}),
-    nightly=True,
 )
 # The optimizer keeps it as an attribute, which its state_dict() does not hold.
 fault(
@@ -129,7 +212,6 @@ fault(
     K.STATE_LOST,
     "an average of the weights is not saved",
     lose=lambda arm, model, state: state.pop("average"),
-    nightly=True,
 )
 fault(
     "save-leaves-eval",
@@ -146,7 +228,6 @@ fault(
     "a resumed run draws another order of data",
     breaks=("fp8",),
     verdicts=("INVALID",),
-    nightly=True,
 )
 class OtherOrderOfData(OwnFunctions):
     def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:

@@ -94,7 +94,7 @@ class Control(Engine):
     needs: ClassVar[tuple[str, ...]] = ()
     """Packages beyond the backend's own."""
     nightly: ClassVar[bool] = False
-    """Whether it runs each night alone: another control above it, or a test, asserts its code for each commit."""
+    """Whether it runs each night alone; :mod:`controls.catalogue` names those that run for each commit."""
     now = 0
     """The step of the curve that runs, or ran last."""
 
@@ -183,9 +183,7 @@ def control(id: str, code: Code, title: str = "", **stated: Any) -> Callable[[Br
 
     def enter(broken: Broken) -> Broken:
         letter = str(code)[4]
-        case = stated.get("case", broken.case)
-        again = any(other.code is code for other in CONTROLS.values())
-        facts: dict[str, Any] = {"nightly": broken.nightly or (again and (case is None or case.emulated))}
+        facts: dict[str, Any] = {}
         if letter == "D":
             facts["verdicts"] = ("INVALID",)
         if letter in QUESTIONS:

@@ -45,7 +45,6 @@ fault(
     environment="fp8",
     by=_prepared_by_the_trainer,
     needs=("accelerate",),
-    nightly=True,
 )
 
 
@@ -120,7 +119,6 @@ fault(
     L.NOTHING_CONVERTED,
     "weights are stored in FP8, and multiplied in BF16",
     by=_stored_in_fp8,
-    nightly=True,
 )
 fault(
     "recipe-dropped",
@@ -146,7 +144,6 @@ fault(
     about="adapter",
     by=lambda arm, model: by_torchao(arm, arm.case.recipe, takes=lambda name: not name.endswith("lm_head")),
     **ADAPTERS,
-    nightly=True,
 )
 fault(
     "wrong-library",
@@ -173,7 +170,6 @@ fault(
     "the optimizer knows the weights from before the conversion",
     source=f"[Accelerate, AORecipeKwargs]({ACCELERATE}/utils/dataclasses.py)",
     question="loss",
-    nightly=True,
 )
 class OptimizerMadeBefore(Control):
     def convert(self) -> Conversion:
@@ -195,7 +191,6 @@ fault(
     source=f"[Accelerate, convert_model]({TRANSFORMER_ENGINE})",
     converted=lambda arm, model: renew_weights(arm.fp8_layers()),
     **ADAPTERS,
-    nightly=True,
 )
 
 

@@ -49,11 +49,10 @@ fault(
     C.TOO_EXACT,
     "torchao's own function without casts in two of three steps",
     before_step=_casts_off,
-    nightly=True,
 )
 
 
-@control("rare-tile", C.RARE_PRODUCT, "one call in 41 loses a tile of its output", nightly=True)
+@control("rare-tile", C.RARE_PRODUCT, "one call in 41 loses a tile of its output")
 class RareTile(Forwards):
     """A quarter of the output stays zero, as in a race."""
 
@@ -107,7 +106,6 @@ fault(
     converted=lambda arm, model: on_gradients(
         [layer.weight for layer in arm.fp8_layers()], lambda dw: dw.masked_fill(dw.abs() < 0.45 * dw.abs().max(), 0.0)
     ),
-    nightly=True,
 )
 
 
@@ -155,7 +153,6 @@ fault(
     "the FP8 arm trains each batch twice",
     before_step=_again,
     verdicts=("INCONCLUSIVE",),
-    nightly=True,
 )
 # 3 % of them can move.
 fault(
@@ -166,7 +163,6 @@ fault(
     optimizer_made=lambda arm, made: set_rate(made, 2e-6),
     breaks=BOTH,
     verdicts=("NOT_EXERCISED",),
-    nightly=True,
 )
 NOT_ANEW: dict[str, Any] = {"breaks": BOTH, "verdicts": ("INVALID",)}
 

@@ -177,27 +177,6 @@ WIDE = _own("wide", 20, build_wide, rows_of_64, squares)
 STUDENT = _own("student", 20, build_student, rows_of_64, step=follow, leave=("teacher",), learning_rate=2e-3)
 
 
-def build_float_head() -> nn.Module:
-    """Eight Linears and a product in float32 at the end, which takes most of the step without TF32."""
-
-    class FloatHead(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(8)))
-            self.head = torch.nn.Parameter(torch.randn(4096, 4096) / 64)
-
-        def forward(self, given: Tensor) -> Any:
-            return (self.layers(given).float() @ self.head.float()).square().mean()
-
-    return FloatHead()
-
-
-def wide_rows(step: int) -> Tensor:
-    return torch.randn(8192, 4096)
-
-
-FLOAT_HEAD = Workload(build=build_float_head, batch=wide_rows)
-
 # -- a loop -----------------------------------------------------------------------------------------------------------
 
 

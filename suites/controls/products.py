@@ -75,7 +75,6 @@ fault(
     L.FPROP_NOT_IN_FP8,
     "FP8 layers give half of their outputs in BF16",
     forward=_half_in_bf16,
-    nightly=False,
 )
 
 
@@ -95,7 +94,6 @@ fault(
     C.TOO_EXACT,
     "hooks put BF16's product in the place of each FP8 layer's output",
     converted=_bf16_by_hooks,
-    nightly=False,
 )
 
 
@@ -155,7 +153,6 @@ class RecomputeOutsideAutocast(Control):
     L.FPROP_NOT_IN_FP8,
     "eval() switches FP8 off",
     source=f"[Accelerate, use_autocast_during_eval]({ACCELERATE}/utils/dataclasses.py)",
-    nightly=False,
 )
 class EvalSwitchesOff(Forwards):
     """An evaluation leaves the model in eval mode, and training goes on."""
@@ -244,7 +241,6 @@ fault(
     about="evaluation",
     at=0,
     weight=_kept_copy,
-    nightly=True,
     **WIDE,
 )
 
@@ -254,7 +250,6 @@ fault(
     N.STALE,
     "one layer's wgrad uses the input of the step before, from step 2 on",
     about=WGRAD,
-    nightly=False,
 )
 class InputOfTheStepBefore(Products):
     """As from a buffer that is swapped too late."""
@@ -277,7 +272,6 @@ fault(
     "one layer adds its bias twice",
     layers=lambda arm: arm.fp8_layers()[:1],
     forward=lambda arm, layer, own, x: own(x) + layer.bias,
-    nightly=True,
     **STUDENT,
 )
 fault(
@@ -294,7 +288,6 @@ fault(
     converted=lambda arm, model: on_gradients(
         [layer.weight for layer in arm.fp8_layers()], lambda dw: dw.to(torch.float8_e4m3fn).to(dw.dtype)
     ),
-    nightly=True,
     **STUDENT,
 )
 # A loss scale that is never divided out. AdamW hides it, and each layer's products are right.

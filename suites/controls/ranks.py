@@ -37,7 +37,6 @@ fault(
     ),
     case=DDP,
     question="loss",
-    nightly=True,
 )
 # FP8 was switched on by a variable that its launcher did not pass on.
 fault(
@@ -61,7 +60,6 @@ fault(
     case=DDP,
     question="loss",
     ends_arms=True,
-    nightly=True,
 )
 class GradientsNotReduced(Control):
     """The step calls the model inside DistributedDataParallel: each rank trains a model of its own."""
@@ -97,7 +95,6 @@ fault(
         {name: value * 0 if second_rank() else value for name, value in state.items()}, **more
     ),
     case=FSDP2,
-    nightly=True,
 )
 # Each rank casts its shards by their own largest magnitude, and the gathered weight is read by its own scale.
 fault(
@@ -109,7 +106,6 @@ fault(
     name="hp_tensor_to_float8_dynamic",
     instead=lambda arm, own, *given, **more: own(*given, **{**more, "reduce_amax": False}),
     case=GATHERED,
-    nightly=True,
 )
 
 
@@ -125,7 +121,6 @@ fault(
     "FP8 all-gather gathers BF16",
     converted=_plain_parameters,
     case=GATHERED,
-    nightly=True,
 )
 
 

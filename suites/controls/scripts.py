@@ -31,7 +31,6 @@ class Run(Control):
 
     question = "layers"
     case = Case(OWN, SCRIPT, "none", emulated=True, questions=QUESTIONS, name="train")
-    nightly = True
 
 
 class Ends(Run):
@@ -51,7 +50,7 @@ class Hangs(Ends):
         return super().ask(pair)
 
 
-fault("script-off", W.FP8_OFF, "a script whose --fp8 does nothing", Run, script=runs("--layers 0"), nightly=False)
+fault("script-off", W.FP8_OFF, "a script whose --fp8 does nothing", Run, script=runs("--layers 0"))
 fault(
     "script-part", W.BELOW_SHARE, "a script with a half of the layers in FP8", Run, script=runs("--layers 2", share=0.8)
 )
@@ -71,7 +70,7 @@ fault(
     Run,
     script=runs("--late"),
 )
-fault("script-batch", D.OTHER_WORK, "a script with half the batch in FP8", Run, script=runs("--batch 2"), nightly=False)
+fault("script-batch", D.OTHER_WORK, "a script with half the batch in FP8", Run, script=runs("--batch 2"))
 fault("script-seed", D.OTHER_MODEL, "a script with another seed in FP8", Run, script=runs("--seed 1"))
 fault(
     "script-data",
@@ -104,5 +103,5 @@ fault("script-killed", R.ARM_DIED, "a script that is killed", Ends, script=runs(
 fault("script-memory", R.OUT_OF_MEMORY, "a script that runs out of memory", Ends, script=runs("--then memory"))
 fault("script-ends", W.TOO_SHORT, "a script that has too few steps", Ends, script=runs("--then exit"))
 fault("script-no-step", W.NO_TRAINING, "a script that makes no step", Ends, script=runs("--steps 0"))
-fault("script-hangs", R.ARM_HUNG, "a script that hangs in the middle", Hangs, script=runs("--then hang"), nightly=False)
+fault("script-hangs", R.ARM_HUNG, "a script that hangs in the middle", Hangs, script=runs("--then hang"))
 fault("script-missing", R.NOT_STARTED, "a command that is not there", Ends, script=Script(("no-such-command", TRAIN)))

@@ -9,10 +9,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from controls.control import BOTH, TORCHAO, Control, control, tiny, torch
-from controls.models import FLOAT_HEAD
 from controls.ways import fault
 from pytest_fp8.case import Case
-from pytest_fp8.codes import D, M, S
+from pytest_fp8.codes import M, S
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -177,20 +176,6 @@ class MemoryUpByTwoThirds(Control):
 class HalfTheBatch(OneB):
     def timing_batch(self, step: int) -> Any:
         return {name: rows[: len(rows) // 2] for name, rows in super().timing_batch(step).items()}
-
-
-@control(
-    "tf32-alone",
-    D.OTHER_SWITCH,
-    "the FP8 arm alone multiplies float32 in TF32",
-    question="faster",
-    case=Case("own", "torchao", "tensorwise", name="float_head", questions=("layers", "speedup")),
-    workload=FLOAT_HEAD,
-)
-class Tf32Alone(Control):
-    def build(self) -> None:
-        torch.backends.cuda.matmul.allow_tf32 = True
-        super().build()
 
 
 def _reads_and_logs(arm: Any) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from controls.control import BOTH, Control, control, micro, torch
+from controls.control import Control, control, micro, torch
 from controls.models import LOOPED
-from controls.own_checkpoints import CASE, SAVED, STATE, load, save
 
 if TYPE_CHECKING:
     from pytest_fp8.backends.base import Conversion
@@ -203,37 +202,12 @@ class Optimizers(Control):
         return made
 
 
-class OwnFunctions(Control):
-    """A workload whose own ``save()`` and ``load()`` lose something, in both arms."""
-
-    case, workload, breaks = CASE, SAVED, BOTH
-    loaded = False
-
-    def build(self) -> None:
-        self.setup.own = replace(SAVED, save=self.save, load=self.load)
-        super().build()
-
-    def save(self, model: Any, optimizer: Any, folder: Any) -> None:
-        save(model, optimizer, folder)
-        state = torch.load(folder / STATE, weights_only=True)
-        self.lose(model, state)
-        torch.save(state, folder / STATE)
-
-    def lose(self, model: Any, state: dict[str, Any]) -> None:
-        """Take something out of what was saved: ``model``, ``optimizer``, ``schedule``, ``average``."""
-
-    def load(self, model: Any, optimizer: Any, folder: Any) -> None:
-        self.loaded = True
-        load(model, optimizer, folder)
-
-
 WAYS: dict[str, type[Control]] = {
     **dict.fromkeys(("input", "weight", "output_gradient", "dgrad", "wgrad"), Products),
     **dict.fromkeys(("forward", "layers"), Forwards),
     **dict.fromkeys(("by", "environment"), Converts),
     "does": Loop,
     "optimizer_made": Optimizers,
-    "lose": OwnFunctions,
 }
 """What a row states -> the way that it is."""
 

@@ -13,7 +13,6 @@ from pytest_fp8.baselines.store import load_baseline, read_baseline
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.layers.check import STORED
 from pytest_fp8.questions.layers.evidence import WireTime
-from pytest_fp8.questions.layers.products import Product
 
 ROOT = Path(__file__).parents[2]
 BY_ID = {control.id: control for control in CATALOGUE}
@@ -33,7 +32,6 @@ FACTORS = {
     "both-slower": 1.1,
     "no-compile": 2.7,
     "half-the-batch": 0.55,
-    "tf32-alone": 0.5,
     "reference-reads": 1.33,
     "reference-sleeps": 1.5,
     "no-optimizer-step": 0.94,
@@ -95,11 +93,6 @@ class BrokenProcess(FakeProcess):
             row = WireTime("all-gather", "bfloat16", 24, 10**9, 2 * 10**9, gathered)
             found.update(wire=[to_plain(row)], exposed_ms=gathered, compute_ms=[113.0 - gathered] * 5)
             spent.update(communication=gathered)
-        if self.spec.case.name == "float_head":
-            head = 10.0 if control == "tf32-alone" else 60.0
-            product = Product("forward", 4096, (4096, 8192), "float32", "mm", milliseconds=head)
-            found["products"].append(to_plain(product))
-            spent.update({"other products": spent["other products"] + head, "busy": spent["busy"] + head})
         if control == "reference-reads":
             found["waits"] = {"cudaStreamSynchronize": 1}
         if control in ("reference-reads", "reference-sleeps"):

@@ -13,7 +13,7 @@ pytest.importorskip("torchao")
 
 import torch
 
-from controls import own_checkpoints as saved
+from controls import checkpoints as saved
 from helpers.carried import CASE, carried, from_model, loss, through, with_model
 from helpers.loops import batch, build, loop, serve
 from pytest_fp8 import Verdict, Workload
