@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from matrix import GROUPS, group_of
+from matrix import GROUPS, OWN_MODEL, group_of
 from pytest_fp8.gpu import visible
 from pytest_fp8.items import case_of, question_of
 
@@ -103,17 +103,22 @@ def pytest_runtest_makereport(item, call):
 
 
 @pytest.fixture
+def fp8_workload(fp8_case):
+    """The workload of a case whose model is a user's own. TRL's need TRL and peft."""
+    if fp8_case.model != OWN_MODEL:
+        return None
+    for package in ("trl", "peft") if fp8_case.name.startswith("sft_") else ():
+        if find_spec(package) is None:
+            pytest.skip(f"needs {package}: pip install pytest-fp8[sft]")
+    from workloads import workload_of
+
+    return workload_of(fp8_case)
+
+
+@pytest.fixture
 def healthy_alone(request):
     """Skips in an update of baselines: no baseline is stored of a case that is broken on purpose or known to fail."""
     from pytest_fp8.options import SETTINGS
 
     if request.config.stash[SETTINGS].update:
         pytest.skip("an update of baselines measures healthy arms alone")
-
-
-@pytest.fixture(scope="session")
-def with_accelerate():
-    """Skips where Accelerate or torchao is not installed. Neither is imported: pytest's process loads no torch."""
-    for package in ("torchao", "accelerate"):
-        if find_spec(package) is None:
-            pytest.skip(f"needs {package}: pip install {package}")

@@ -5,10 +5,7 @@ import pytest
 from pytest_fp8 import ArmError, CheckFailed, Verdict
 from pytest_fp8 import gpu as gpus
 from pytest_fp8.codes import S
-from pytest_fp8.questions.asks import ledgers_of
-from pytest_fp8.questions.ledger.compare import unless_unlike
 from pytest_fp8.questions.speed.causes import launch_bound
-from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.verdicts import Decision
 
 SLOWER = {
@@ -34,14 +31,13 @@ def assert_faster(request, fp8_pair):
     """Fail where FP8 does not exceed the case's floor; as expected, where it is among :data:`SLOWER`, or where
     this machine's host is too slow for it."""
     because = SLOWER.get(fp8_pair.case.id, "")
-    expects = not request.config.option.runxfail
     if not because:
-        if expects and (slow := slow_host(fp8_pair)):
-            raise known_to_fail(fp8_pair, slow)
+        if not request.config.option.runxfail and (slow := slow_host(fp8_pair)):
+            known = Decision(S.COSTS_MORE_THAN_IT_SAVES, Verdict.FAIL, slow, question="faster")
+            fp8_pair.notes.answer("faster", known)
+            pytest.xfail(slow)
         fp8_pair.assert_faster()
         return
-    if expects and fp8_pair.baseline is not None and seen_slower(fp8_pair):
-        raise known_to_fail(fp8_pair, because)
     # Strict: the test fails on the day FP8 becomes faster. A disturbed measurement is neither faster nor slower.
     gpu, _ = gpus.detect()
     here = gpu is not None and gpu.key == MEASURED_ON
@@ -55,26 +51,6 @@ def assert_faster(request, fp8_pair):
         raise Slower(str(failed)) from None
     if decision.verdict in (Verdict.PASS, Verdict.IMPROVED):
         request.applymarker(known)
-
-
-def known_to_fail(fp8_pair, reason):
-    """What ``pytest.xfail(reason)`` raises; the report names the question."""
-    fp8_pair.notes.answer("faster", Decision(S.COSTS_MORE_THAN_IT_SAVES, Verdict.FAIL, reason, question="faster"))
-    return pytest.xfail.Exception(reason)
-
-
-def seen_slower(fp8_pair):
-    """Whether the first pair of processes is slower than the floor beyond its noise. A verdict would take a second one;
-    what is known and stored is not proved anew in each run."""
-    try:
-        timed = fp8_pair.timing_evidence(look=0)
-        ledgers = fp8_pair.evidence(lambda: ledgers_of(fp8_pair.case.backend))
-    except ArmError:
-        return False  # asked for the floor, it is reported
-    case = fp8_pair.case
-    decision = check_speedup(timed, floor=case.floor, tolerance=case.tolerance)
-    decision = unless_unlike(decision, ledgers)
-    return decision.verdict is not Verdict.INVALID and decision.numbers["high"] < case.floor
 
 
 def slow_host(fp8_pair):

@@ -1,10 +1,6 @@
 """Known defects of libraries, each asserted as it should be. Strict: a release without the defect fails here."""
 
-import json
-import subprocess
-import sys
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import pytest
 
@@ -34,51 +30,6 @@ def judge(decision, code):
             raise Known(decision.message)
         pytest.fail(decision.message, pytrace=False)
 
-
-@pytest.fixture(scope="module")
-def accelerate(with_accelerate):
-    """Accelerate's answers, from a process of its own: pytest's process imports nothing heavy."""
-    program = Path(__file__).with_name("accelerate_answers.py")
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=180, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@known("accelerate", "to_kwargs() drops amax_compute_algo='most_recent', its own default; max is in force")
-def test_the_algorithm_asked_for_is_passed_on(accelerate):
-    assert accelerate["most_recent"] == "most_recent"
-
-
-@known("accelerate", "convert_model returns at the first Linear whose sizes are not multiples of 16")
-def test_an_odd_linear_does_not_end_the_conversion(accelerate):
-    assert accelerate["converted"] == [True, False, True]
-
-
-@known("accelerate", "convert_model copies weights, which unties a tied head")
-def test_a_tied_head_stays_tied(accelerate):
-    assert accelerate["tied"]
-
-
-@known("accelerate", "convert_model makes new parameters, and the frozen base under adapters takes gradients again")
-def test_a_frozen_weight_stays_frozen(accelerate):
-    assert accelerate["frozen"]
-
-
-@known("accelerate", "accelerate launch --fp8_backend takes te, Accelerator takes TE alone")
-def test_the_backend_is_taken_as_the_launcher_spells_it(accelerate):
-    assert accelerate["te"] == "TE"
-
-
-@known("transformers", "bf16=True wins over ACCELERATE_MIXED_PRECISION=fp8 without a word")
-def test_bf16_of_the_trainer_does_not_take_fp8_away(accelerate):
-    assert accelerate["trainer"] == "fp8"
-
-
-@known("accelerate", "accelerate launch without a config file sets ACCELERATE_MIXED_PRECISION=no over the user's")
-def test_the_launcher_leaves_the_environment_alone(accelerate):
-    assert accelerate["launched"] == "fp8"
-
-
-# -- in a pair of arms: the same, and what only training shows --------------------------------------------------------
 
 WRAPPED = "enable_fsdp_float8_all_gather, on by default, wraps weights into parameters that the optimizer never gets"
 

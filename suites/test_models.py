@@ -1,8 +1,11 @@
-"""Are the two variants of a model the same but for FP8?"""
+"""Which layers are FP8, and are the two variants of a model the same but for them?"""
 
 import pytest
 
+from integrations import LOOP, MOE, VIT
 from pytest_fp8 import Case
+from pytest_fp8.questions.asks import fp8_layers
+from workloads import EXPERTS, MICRO_BATCHES
 
 CASES = [
     Case("micro", "torchao", "tensorwise", emulated=True),
@@ -11,10 +14,8 @@ CASES = [
 ]
 LIBRARY = {"torchao": "torchao.float8", "transformer_engine": "transformer_engine.pytorch"}
 
-pytestmark = pytest.mark.fp8(cases=CASES, question="layers")
 
-
-def fp8_layers(model, backend):
+def layers_of(model, backend):
     """Names of the layers whose class is the library's, or a subclass of one."""
     library = LIBRARY[backend]
     return {
@@ -24,11 +25,34 @@ def fp8_layers(model, backend):
     }
 
 
+@pytest.mark.fp8(cases=CASES, question="layers")
 def test_fp8_layers_are_there_and_hold_the_weights_of_bf16(fp8_case, bf16_model, fp8_model):
     """All Linears of the blocks, and no other; each with its BF16 sister's weight to the bit."""
-    converted = fp8_layers(fp8_model, fp8_case.backend)
+    converted = layers_of(fp8_model, fp8_case.backend)
     linears = {name for name, layer in bf16_model.named_modules() if type(layer).__name__ == "Linear"}
     assert converted == linears - {"lm_head"}
-    assert not fp8_layers(bf16_model, fp8_case.backend)
+    assert not layers_of(bf16_model, fp8_case.backend)
     for name, weight in bf16_model.named_parameters():
         assert fp8_model.get_parameter(name).equal(weight)
+
+
+@pytest.mark.fp8(cases=VIT, question="layers")
+def test_the_classifier_and_the_patches_stay_and_all_else_is_fp8(fp8_pair):
+    decision = fp8_pair.assert_layers()
+    assert decision.numbers["skipped"] == {"head: output projections stay in high precision": 1}
+    assert fp8_pair.evidence(fp8_layers).skipped.keys() == {"classifier"}
+
+
+@pytest.mark.fp8(cases=MOE, question="layers")
+def test_the_router_stays_with_its_reason_and_each_expert_is_fp8(fp8_pair):
+    decision = fp8_pair.assert_layers()
+    assert decision.numbers["skipped"] == {"size: out_features=5 is not a multiple of 16": 2}
+    assert decision.numbers["converted"] == 2 + 2 * 2 * EXPERTS
+
+
+@pytest.mark.fp8(cases=LOOP, question="layers")
+def test_each_product_of_the_loop_runs_in_fp8(fp8_pair):
+    decision = fp8_pair.assert_layers()
+    # Seven Linears in each of the two blocks of micro; two micro-batches.
+    if fp8_pair.case.emulated:
+        assert decision.numbers["roles"]["wgrad"] == {"expected": 7 * 2 * MICRO_BATCHES, "fp8": 7 * 2 * MICRO_BATCHES}

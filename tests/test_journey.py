@@ -122,7 +122,7 @@ def test_a_broken_model_fails_in_the_same_test_and_says_where(tmp_path, installe
 def test_the_suites_come_with_the_wheel(tmp_path, installed):
     code, output = python(tmp_path, installed, "-m", "pytest_fp8.cli", "suites", "--collect-only", "-q")
     assert code == 0, output
-    assert "suites/test_layers.py::" in output
+    assert "suites/test_questions.py::test_layers" in output
     assert "suites/test_controls.py::" in output
 
 

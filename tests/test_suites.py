@@ -11,7 +11,8 @@ SUITES = Path(__file__).parent.parent / "suites"
 
 def asked(pytester, *options):
     """The layers of 8B in Transformer Engine and torchao, asked in a process of its own folder."""
-    tests = [f"{SUITES / 'test_layers.py'}::test_layers[{case}]" for case in ("8b-te-delayed", "8b-torchao-tensorwise")]
+    questions = SUITES / "test_questions.py"
+    tests = [f"{questions}::test_layers[{case}]" for case in ("8b-te-delayed", "8b-torchao-tensorwise")]
     # Neither the report that the repository's ini file names, nor its baselines: fake arms have two layers.
     options = ("--fp8-report=", "--fp8-baselines=none", *options)
     return pytester.runpytest("-p", "no:cacheprovider", *tests, *options)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from helpers.fakes import H200, SUITE, FakeProcess, install
-from helpers.sessions import UPDATE
 from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError
 
@@ -30,15 +29,6 @@ KNOWN = f"""
     @pytest.mark.fp8(cases=[TINY], question="speedup")
     def test_faster(request, fp8_pair):
         assert_faster(request, fp8_pair)
-"""
-STORED_TOO = """
-    @pytest.mark.fp8(cases=[TINY], question="speedup")
-    def test_speedup(fp8_pair):
-        fp8_pair.assert_speedup()
-
-    @pytest.mark.fp8(cases=[TINY], question="layers")
-    def test_layers(fp8_pair):
-        fp8_pair.assert_layers()
 """
 SLOW_HOST = {"speedup": 0.8, "busy": 60.0, "kernels_alone": True}
 """A gate run: its first look is one pair of processes, which proves nothing, while busy times would pass."""
@@ -76,20 +66,6 @@ def test_what_is_known_to_be_slower_fails_for_that_alone(pytester, monkeypatch, 
     assert ("fails as known: faster" in summary) is ("xfailed" in outcome)
     assert "no FP8 test ran" not in result.stdout.str()
     assert re.search(re.escape(says), result.stdout.str())
-
-
-def test_what_is_known_and_stored_to_be_slower_is_not_proved_by_a_second_pair(pytester, monkeypatch):
-    install(monkeypatch, H200, speedup=0.8)
-    pytester.makepyfile(KNOWN + STORED_TOO)
-    pytester.runpytest(*UPDATE).assert_outcomes(passed=2, xfailed=1)
-    for strangers, outcome in (((), {"passed": 1, "xfailed": 1}), ((4242,), {})):
-        world = install(monkeypatch, H200, speedup=0.8, strangers=strangers)
-        result = pytester.runpytest(*GATE, "-k", "not layers", "--fp8-report=out")
-        result.assert_outcomes(**outcome)
-        assert world.built.count("tiny-torchao-rowwise") == 1
-        summary = (pytester.path / "out" / "summary.md").read_text()
-        assert ("fails as known: faster" in summary) is (not strangers), "a disturbed measurement shows nothing"
-        assert ("slower, known" in summary) is ("slower, known" in result.stdout.str()) is (not strangers)
 
 
 @pytest.mark.parametrize(("kernels", "outcome"), [(1.2, "xfailed"), (0.9, "failed")])

@@ -1,20 +1,16 @@
-"""Users' own models and loops: a vision transformer, a mixture of five experts, and a loop as people write it:
-accumulation, clipping, evaluation, lengths that are no multiple of 16.
+"""The workloads of users' own models and loops that the suite asks: a vision transformer, a mixture of five experts, a
+loop as people write it (accumulation, clipping, evaluation, lengths that are no multiple of 16), TRL's SFTTrainer.
 
 On a GPU the loop that is timed runs on 1b, those that are not on 182m, torchao's with activation checkpointing: there
-the loss has an answer in a tenth of the time.
+the loss has an answer in a tenth of the time. Stored baselines hold a hash of the text of these functions.
 """
 
-import pytest
+from functools import partial
 
-from floor import assert_faster
-from integrations import LOOP, MOE, VIT
 from pytest_fp8 import Workload, pad_to_multiple
-from pytest_fp8.questions.asks import fp8_layers
 from pytest_fp8.zoo import data, models, training
 from pytest_fp8.zoo.shapes import SHAPES
 
-CASES = LOOP + VIT + MOE
 EXPERTS = 5
 CLASSES = 10
 MICRO_BATCHES = 2
@@ -179,61 +175,78 @@ def _size(case):
     return "1b" if case.asks("speedup") else "182m"
 
 
-WORKLOADS = {"vit": vision_transformer, "moe": mixture_of_experts, "loop": loop, "loop_ac": loop}
+# -- SFTTrainer: sequences padded, packed, and adapters on a frozen base -----------------------------------------------
+
+SEQUENCES = 256
+LONGEST = 64
 
 
-@pytest.fixture
-def fp8_workload(fp8_case):
-    return WORKLOADS[fp8_case.name](fp8_case)
+def build(size):
+    import torch
+
+    from pytest_fp8.zoo import models
+
+    device = "cpu" if size == "micro" else "cuda"
+    return models.build(size, seed=torch.initial_seed(), device=device, dtype=torch.bfloat16)
 
 
-@pytest.mark.fp8(cases=VIT, question="layers")
-def test_the_classifier_and_the_patches_stay_and_all_else_is_fp8(fp8_pair):
-    decision = fp8_pair.assert_layers()
-    assert decision.numbers["skipped"] == {"head: output projections stay in high precision": 1}
-    assert fp8_pair.evidence(fp8_layers).skipped.keys() == {"classifier"}
+def sequences():
+    """Bytes that grow by one to three, 24 to 64 of them in a row: already tokens, as SFTTrainer takes them too."""
+    import torch
+    from datasets import Dataset
+
+    draws = torch.Generator().manual_seed(0)
+    lengths = torch.randint(24, LONGEST + 1, (SEQUENCES,), generator=draws).tolist()
+    return Dataset.from_dict(
+        {"input_ids": [(torch.randint(1, 4, (n,), generator=draws).cumsum(0) % 254 + 2).tolist() for n in lengths]}
+    )
 
 
-@pytest.mark.fp8(cases=MOE, question="layers")
-def test_the_router_stays_with_its_reason_and_each_expert_is_fp8(fp8_pair):
-    decision = fp8_pair.assert_layers()
-    assert decision.numbers["skipped"] == {"size: out_features=5 is not a multiple of 16": 2}
-    assert decision.numbers["converted"] == 2 + 2 * 2 * EXPERTS
+def tokenizer():
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<eos>"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
 
 
-@pytest.mark.fp8(cases=LOOP, question="layers")
-def test_each_product_of_the_loop_runs_in_fp8(fp8_pair):
-    decision = fp8_pair.assert_layers()
-    # Seven Linears in each of the two blocks of micro; two micro-batches.
-    if fp8_pair.case.emulated:
-        assert decision.numbers["roles"]["wgrad"] == {"expected": 7 * 2 * MICRO_BATCHES, "fp8": 7 * 2 * MICRO_BATCHES}
+def make_trainer(model, name):
+    import tempfile
+
+    from peft import LoraConfig
+    from trl import SFTConfig, SFTTrainer
+
+    # SFTConfig's own defaults are bf16=True, which wins over FP8, and recomputation, which ends no step in FP8 of
+    # Transformer Engine through Accelerate.
+    arguments = SFTConfig(
+        output_dir=tempfile.gettempdir(),
+        bf16=False,
+        gradient_checkpointing=False,
+        learning_rate=1e-3,
+        per_device_train_batch_size=8,
+        max_length=LONGEST,
+        packing=name == "sft_packed",
+        packing_strategy="wrapped",
+        pad_to_multiple_of=16,
+    )
+    adapters = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    return SFTTrainer(
+        model,
+        args=arguments,
+        train_dataset=sequences(),
+        processing_class=tokenizer(),
+        peft_config=adapters if name == "sft_lora" else None,
+    )
 
 
-@pytest.mark.fp8(cases=CASES, question="numerics")
-def test_numerics(fp8_pair):
-    fp8_pair.assert_numerics()
+def fine_tuning(case):
+    """On a CPU the model is micro, on a GPU tiny."""
+    size = "micro" if case.emulated else "tiny"
+    return Workload(partial(build, size), trainer=partial(make_trainer, name=case.name))
 
 
-@pytest.mark.fp8(cases=CASES, question="loss")
-def test_the_loss_is_right(fp8_pair):
-    fp8_pair.assert_loss()
-
-
-@pytest.mark.fp8(cases=CASES, question="speedup")
-def test_it_is_faster(request, fp8_pair):
-    assert_faster(request, fp8_pair)
-
-
-@pytest.mark.fp8(cases=CASES, question="speedup")
-def test_it_holds_its_baseline(fp8_pair):
-    fp8_pair.assert_speedup()
-
-
-@pytest.mark.fp8(cases=CASES, question="memory")
-def test_its_memory(fp8_pair):
-    fp8_pair.assert_memory()
-
-
-@pytest.mark.fp8(cases=CASES, question="checkpoints")
-def test_it_switches_back(fp8_pair):
-    fp8_pair.assert_checkpoints()
+def workload_of(case):
+    """The workload of a case of an own model."""
+    if case.name.startswith("sft_"):
+        return fine_tuning(case)
+    return {"vit": vision_transformer, "moe": mixture_of_experts, "loop": loop, "loop_ac": loop}[case.name](case)
