@@ -45,18 +45,33 @@ class Product(torch.autograd.Function):
         return dx, dw
 
 
+class AtRandom(Product):
+    """Gradients are rounded up or down at random."""
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> Any:
+        apart = torch.finfo(E5M2).eps * given[0].float().abs().log2().floor().exp2()
+        return Product.backward(ctx, (given[0] + apart * (torch.rand_like(apart) - 0.5)).to(given[0].dtype))
+
+
 class Float8Linear(nn.Linear):
     """nanochat's: an nn.Linear whose products are its own function's."""
 
+    product = Product
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = Product.apply(x.reshape(-1, x.shape[-1]), self.weight).reshape(*x.shape[:-1], -1)
+        out = self.product.apply(x.reshape(-1, x.shape[-1]), self.weight).reshape(*x.shape[:-1], -1)
         return out + self.bias
 
 
-def with_own_layers(model: nn.Module) -> nn.Module:
+class Float8AtRandom(Float8Linear):
+    product = AtRandom
+
+
+def with_own_layers(model: nn.Module, kind: type[Float8Linear] = Float8Linear) -> nn.Module:
     for name, old in [(name, each) for name, each in model.named_modules() if type(each) is nn.Linear]:
         with torch.device("meta"):
-            new = Float8Linear(old.in_features, old.out_features)
+            new = kind(old.in_features, old.out_features)
         new.weight, new.bias = old.weight, old.bias
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, new)
@@ -89,6 +104,14 @@ entry(
     "nanochat's layers: own autograd function over _scaled_mm.",
     recipes=TENSORWISE,
     convert=with_own_layers,
+)
+entry(
+    "own_fp8_at_random",
+    "The same, with gradients that are rounded at random.",
+    # 3 dB coarser than the nearest values: docs/own-models.md.
+    {"questions": ("layers", "loss", "checkpoints")},
+    recipes=TENSORWISE,
+    convert=lambda model: with_own_layers(model, Float8AtRandom),
 )
 entry(
     "own_fp8_function",

@@ -102,6 +102,7 @@ UNDER_AUTOCAST = {
 }
 ALIKE = {
     "equal arms": {},
+    "an FP8 layer draws": {"random": "other", "draws": [replace(DRAW, owner="q")]},
     "an FP8 layer waits": {"waits": {"q": {"forward": 3}}},
     "casts": {"operators": {**HEALTHY.operators, "q": {"amax float32": 2}}},
     "FP8 products": {"products": [*head(), OwnedProduct("q", replace(MATMUL, kind="fp8"))]},
@@ -157,6 +158,7 @@ DIFFERENCES = [  # changes of the FP8 arm, code, what the message names
     ({"loss_dtype": "bfloat16"}, D.OTHER_PRECISION, "bfloat16"),
     ({"random": "other"}, D.OTHER_RANDOM_NUMBERS, "state other"),
     ({"random": "other", "draws": [DRAW]}, D.OTHER_RANDOM_NUMBERS, "native_dropout of 48x64 by norm"),
+    ({"random": "other", "draws": [replace(DRAW, owner="q"), DRAW]}, D.OTHER_RANDOM_NUMBERS, "by norm"),
     ({"switches": {**HEALTHY.switches, TF32: "True"}}, D.OTHER_SWITCH, "True"),
     ({"switches": {**HEALTHY.switches, "autocast on cuda": "torch.bfloat16"}}, D.OTHER_SWITCH, "bfloat16"),
     ({"switches_after": {}}, D.OTHER_SWITCH, "none"),

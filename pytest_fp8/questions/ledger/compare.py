@@ -444,20 +444,26 @@ def clipped_alike(reference: ArmLedger, fp8: ArmLedger, explained: Explained) ->
 
 def random_alike(reference: ArmLedger, fp8: ArmLedger, explained: Explained) -> Differences:
     """The draws of random numbers, and the generators' state after the step: the first that differs. A router that
-    sends other rows through a dropout draws other numbers."""
+    sends other rows through a dropout draws other numbers. Draws of FP8 layers alone, as of casts that round at random,
+    count where others follow them, from another state."""
     if explained.other_modules or explained.routed or reference.random == fp8.random:
         return
+    drawing = {draw.owner for draw in reference.draws}
+    others = [draw for draw in fp8.draws if draw.owner in drawing or not explained.owner(draw.owner)]
+    end = ", and the generator's state {} after them" * (len(others) == len(fp8.draws))
     one, two = (
         [
             f"{draw.operator} of {size(draw.shape)} by {draw.owner or 'the model itself'} in the {draw.phase} pass, "
             f"draw {number}, from the generator's state {draw.state}"
-            for number, draw in enumerate(arm.draws, 1)
+            for number, draw in enumerate(draws, 1)
         ]
-        + [f"{len(arm.draws)} draws, and the generator's state {arm.random} after them"]
-        for arm in (reference, fp8)
+        + [f"{len(draws)} draws" + end.format(state)]
+        for draws, state in ((reference.draws, reference.random), (others, fp8.random))
     )
-    values = next((ours, theirs) for ours, theirs in zip(one, two, strict=False) if ours != theirs)
-    yield differ(D.OTHER_RANDOM_NUMBERS, "random numbers", values)
+    for ours, theirs in zip(one, two, strict=False):
+        if ours != theirs:
+            yield differ(D.OTHER_RANDOM_NUMBERS, "random numbers", (ours, theirs))
+            return
 
 
 # -- the work inside the step -----------------------------------------------------------------------------------------
