@@ -21,7 +21,7 @@ from pytest_fp8.errors import Fp8Error
 from pytest_fp8.libraries import documentation
 from pytest_fp8.plain import finite
 from pytest_fp8.report.files import properties, read_report, write_beside, write_report
-from pytest_fp8.report.page import render, ticks
+from pytest_fp8.report.page import render
 from pytest_fp8.report.record import SCHEMA
 from pytest_fp8.report.rows import Answer, Curve, Evidence
 
@@ -211,7 +211,6 @@ def test_a_case_has_its_charts_figures_and_layers():
     assert f'<td class="n">{NAME}</td><td class="n">fp8 28.5 dB (28.6)</td>' in text
     assert re.findall("<th>(.*?)</th>", text)[-3:] == ["layer", "fprop", "gradient off BF16 (limit)"], "none is empty"
     assert '<td class="n">0.08 (&lt;0.25)</td>' in text
-    assert "&#34;forward&#34;: 1.0" in text, "all figures of an answer, to copy"
 
 
 def test_a_baseline_of_busy_time_is_not_drawn_beside_step_times():
@@ -300,13 +299,6 @@ def test_two_hundred_cases_are_one_page():
     text = page(*map(case_of, names))
     assert all(text.count(f">{name}<") == 1 for name in names)
     assert len(text) < 3_000_000
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (0.001, 0.0011), (-5, 4000), (1e-9, 1)])
-def test_an_axis_has_a_few_round_ticks(low, high):
-    found = ticks(low, high)
-    assert 2 <= len(found) <= 7
-    assert all(low <= tick <= high for tick in found)
 
 
 def test_a_page_goes_into_a_pipe_or_through_a_link_and_leaves_both(tmp_path, capsys):

@@ -17,10 +17,6 @@ from pytest_fp8.report.table import BAD, COLUMNS, answered, cell_of, notes_of, t
 
 OPEN = ("FAIL", "ERROR", "INVALID", "UNFINISHED")
 """Verdicts of cases that are open when the page is."""
-WIDTH, HEIGHT = 560, 190
-"""Of a panel, in the units of its SVG."""
-LEFT, RIGHT, ABOVE, BELOW = 58, 10, 8, 34
-"""Room beside the axes, for tick labels of eight letters and a line below them."""
 LEGEND = {
     "PASS": "what was asked is shown",
     "IMPROVED": "better than the baseline: store a new one",
@@ -38,12 +34,18 @@ LEGEND = {
 
 
 class Series(NamedTuple):
-    """Points of one kind: a line, or marks. ``style`` is a class of the template's style sheet."""
+    """Points of one kind, drawn as a line or as marks. ``style``: classes of the template's style sheet."""
 
     name: str
     style: str
     points: Sequence[tuple[float, float]]
-    marks: bool = False
+
+    @property
+    def path(self) -> str:
+        # A mark is a line of no length with a round end.
+        marks = "marks" in self.style
+        points = [f"{a:.7g} {-b:.7g}" for a, b in self.points if math.isfinite(b)]
+        return f"M{('h0M' if marks else 'L').join(points)}" + "h0" * marks
 
 
 def panel(
@@ -54,47 +56,21 @@ def panel(
     band: tuple[str, float, float] | None = None,
     form: str = "{:.4g}",
 ) -> dict[str, Any]:
-    """A pair of axes, drawn. ``levels``: name, style and height of lines across; ``band``: heights between which is
-    shaded; ``form``: of the labels beside the axis. Raises ``ValueError`` and ``ArithmeticError`` for numbers that no
-    axis can show."""
+    """A pair of axes as paths in the units of its figures, which SVG stretches. ``levels``: name, style and height of
+    lines across; ``band``: heights between which is shaded; ``form``: of the ends of the axis. Raises ``ValueError``
+    where there is nothing to show."""
     points = [point for each in series for point in each.points if math.isfinite(point[1])]
     heights = [b for _, b in points] + [level for *_, level in levels] + list(band[1:] if band else ())
-    room = 0.06 * (max(heights) - min(heights)) or abs(heights[0]) * 0.01 or 1.0
-    low, high = min(heights) - room, max(heights) + room
-    first, last = min(a for a, _ in points), max(a for a, _ in points)
-    across, up = (WIDTH - LEFT - RIGHT) / (last - first or 1), (HEIGHT - ABOVE - BELOW) / (high - low)
-
-    def right(value: float) -> str:
-        return f"{LEFT + (value - first) * across:.1f}"
-
-    def down(value: float) -> str:
-        return f"{HEIGHT - BELOW - (value - low) * up:.1f}"
-
-    def path(each: Series) -> str:
-        # A mark is a line of no length with a round end.
-        step = "h0M" if each.marks else "L"
-        return f"M{step.join(f'{right(a)} {down(b)}' for a, b in each.points if math.isfinite(b))}" + "h0" * each.marks
-
-    return {
-        "x": x,
-        "y": y,
-        "paths": [(each.style + " marks" * each.marks, path(each)) for each in series],
-        "levels": [(style, down(level)) for _, style, level in levels],
-        "band": (down(band[2]), f"{(band[2] - band[1]) * up:.1f}") if band else None,
-        "heights": [(down(tick), form.format(tick)) for tick in ticks(low, high)],
-        "places": [(right(tick), f"{tick:g}") for tick in ticks(first, last) if tick == round(tick)],
-        "legend": [(each.style, each.name) for each in series if each.name]
-        + [(style, name) for name, style, _ in levels]
-        + ([("band", band[0])] if band else []),
-    }
-
-
-def ticks(low: float, high: float) -> list[float]:
-    """Round numbers between the ends, four or so."""
-    span = max(high - low, 1e-12)
-    step = 10.0 ** math.floor(math.log10(span / 4))
-    step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= 5)
-    return [round(index * step, 12) for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    low, high, first, last = min(heights), max(heights), min(points)[0], max(points)[0]
+    paths = [(each.style, each.path) for each in series]
+    paths += [(f"{style} level", f"M{first} {-level:.7g}H{last}") for _, style, level in levels]
+    named = [(each.style, each.name) for each in series] + [(style, name) for name, style, _ in levels]
+    if band:
+        paths.insert(0, ("band", f"M{first} {-band[1]:.7g}H{last}V{-band[2]:.7g}H{first}Z"))
+        named.append(("band", band[0]))
+    box = f"{first} {-high:.7g} {last - first or 1} {high - low or 1:.7g}"
+    ends = {"first": first, "last": last, "low": form.format(low), "high": form.format(high)}
+    return {"x": x, "y": y, "box": box, "paths": paths, "legend": named, **ends}
 
 
 def curves(row: Row) -> dict[str, Any]:
@@ -125,7 +101,8 @@ def blocks(row: Row) -> dict[str, Any]:
     series, start = [], 1
     for index, process in enumerate(ratios):
         points = [(start + place, math.exp(value)) for place, value in enumerate(process)]
-        series.append(Series(f"process {index + 1}", ("fp8", "good", "bf16", "slow")[index % 4], points, marks=True))
+        style = ("fp8", "good", "bf16", "slow")[index % 4]
+        series.append(Series(f"process {index + 1}", f"{style} marks", points))
         start += len(process)
     numbers = row.speed.numbers if row.speed else {}
     low, high, baseline = (number(numbers, name) for name in ("low", "high", "baseline"))
@@ -138,18 +115,6 @@ def blocks(row: Row) -> dict[str, Any]:
     band = ("99 % interval", low, high) if low is not None and high is not None else None
     panels = [panel("block", "BF16 time / FP8 time", series, levels, band, form="{:.3f}x")]
     return {"title": "Speedup of each block of steps", "reads": reads, "panels": panels}
-
-
-def memory_by_kind(row: Row) -> dict[str, Any]:
-    """What is in each arm's memory at the peak of its step."""
-    numbers = row.decisions["memory"].numbers
-    bf16, fp8 = numbers["bf16_kinds"], numbers["kinds"]
-    return {
-        "title": "Memory at the peak of a step, in GiB",
-        "heads": ["", "BF16", "FP8", "FP8 - BF16"],
-        "rows": [[kind, f"{bf16[kind]:.2f}", f"{fp8[kind]:.2f}", f"{fp8[kind] - bf16[kind]:+.2f}"] for kind in bf16],
-        "reads": "All but the cache add up to the peak that is judged. Other: held for a moment, and workspaces.",
-    }
 
 
 def drawn(row: Row, *figures: Any) -> list[dict[str, Any]]:
@@ -217,7 +182,6 @@ def page_of(name: str, report: Record) -> dict[str, Any]:
                 "cells": [cell_of(row, question) for question in shown],
                 "notes": notes_of(row),
                 "charts": drawn(row, curves, blocks),
-                "tables": drawn(row, memory_by_kind),
                 "layers": layers_in(row),
             }
             for row in rows
