@@ -33,8 +33,8 @@ class Verdict(StrEnum):
         return self in (Verdict.PASS, Verdict.IMPROVED)
 
 
-WORST_FIRST = ("FAIL", "ERROR", "INVALID", "INCONCLUSIVE", "UNFINISHED", "NOT_EXERCISED", "IMPROVED", "PASS")
-"""Verdicts, the error of an arm, and a case of which not all tests ran."""
+WORST_FIRST = ("FAIL", "ERROR", "INVALID", "INCONCLUSIVE", "UNFINISHED", "NOT_EXERCISED", "KNOWN", "IMPROVED", "PASS")
+"""Verdicts, the error of an arm, a case of which not all tests ran, and a failure that was expected."""
 SHOWN_AS = {
     "IMPROVED": ("improved", "+", "IMPROVED"),
     "INCONCLUSIVE": ("inconclusive", "?", "INCONCLUSIVE"),

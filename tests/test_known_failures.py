@@ -1,4 +1,4 @@
-"""What fails as known, in a run's report: said beside the case's verdict, never in its place or for another failure."""
+"""What fails as known, in a run's report: it is KNOWN, and hides no other failure."""
 
 from __future__ import annotations
 
@@ -71,35 +71,35 @@ def own(body):
 
 SESSIONS = {
     # name: (tests, the arms' faults, first line of the summary after its title, what the row says)
-    "beside what else was asked": ((LAYERS,), {}, "1 PASS", "PASS; fails as known: layers"),
-    "another failure is not known": ((LAYERS,), {"nan_at": 3}, "1 FAIL", "FAIL; fails as known: layers"),
-    "all of another case": ((LAYERS.replace("**CASE", "**OTHER"),), {}, "1 FAIL as known, 1 PASS", "PASS"),
-    "asks nothing": ((ASKS_NOTHING,), {}, "1 PASS", "PASS; a test fails as known"),
-    "a later look": ((LAYERS, LOOK), {}, "1 PASS", "PASS; fails as known: layers"),
-    "hidden after": ((LAYERS, AGAIN), {}, "1 FAIL", "FAIL; a test fails as known"),
-    "hidden before": ((AGAIN, LAYERS), {}, "1 FAIL", "FAIL; a test fails as known"),
-    "hidden in a set-up": ((LAYERS, IN_SET_UP), {}, "1 FAIL, 1 NOT EXERCISED", "FAIL; a test fails as known"),
+    "beside what else was asked": ((LAYERS,), {}, "1 KNOWN", "KNOWN"),
+    "another failure is not known": ((LAYERS,), {"nan_at": 3}, "1 FAIL", "FAIL"),
+    "all of another case": ((LAYERS.replace("**CASE", "**OTHER"),), {}, "1 KNOWN, 1 PASS", "PASS"),
+    "asks nothing": ((ASKS_NOTHING,), {}, "1 PASS", "PASS"),
+    "a later look": ((LAYERS, LOOK), {}, "1 KNOWN", "KNOWN"),
+    "hidden after": ((LAYERS, AGAIN), {}, "1 FAIL", "FAIL"),
+    "hidden before": ((AGAIN, LAYERS), {}, "1 FAIL", "FAIL"),
+    "hidden in a set-up": ((LAYERS, IN_SET_UP), {}, "1 FAIL, 1 NOT EXERCISED", "FAIL"),
     "its only failure": (
         (own("assert fp8_pair.layers().verdict.passes"),),
         {},
-        "1 PASS",
-        "PASS; fails as known: layers",
+        "1 KNOWN",
+        "KNOWN",
     ),
     "one of several": (
         (own("fp8_pair.layers(); fp8_pair.loss(); assert False"),),
         {"nan_at": 3},
         "1 FAIL",
-        "FAIL; fails as known: layers",
+        "FAIL",
     ),
-    "looked at": ((own("fp8_pair.layers(); pytest.xfail('no')"),), {}, "1 PASS", "PASS; fails as known: layers"),
+    "looked at": ((own("fp8_pair.layers(); pytest.xfail('no')"),), {}, "1 KNOWN", "KNOWN"),
     "no answer is never known": (
         (own("fp8_pair.assert_speedup(); assert False"),),
         {"strangers": (4242,), "executed_roles": None},
         "1 INVALID",
-        "INVALID; a test fails as known",
+        "INVALID",
     ),
-    "an arm": ((DIES.format("fp8_pair", "fp8_pair"),), DEAD, "1 ERROR as known, 1 PASS", "PASS"),
-    "an arm in a set-up": ((DIES.format("checked", "checked"),), DEAD, "1 ERROR as known, 1 PASS", "PASS"),
+    "an arm": ((DIES.format("fp8_pair", "fp8_pair"),), DEAD, "1 KNOWN, 1 PASS", "PASS"),
+    "an arm in a set-up": ((DIES.format("checked", "checked"),), DEAD, "1 KNOWN, 1 PASS", "PASS"),
     "an arm, and otherwise": ((DIES.format("fp8_pair", "fp8_pair"), DIES_AGAIN), DEAD, "1 ERROR, 1 PASS", "PASS"),
 }
 RED = {
@@ -126,7 +126,7 @@ def test_what_a_run_says_of_it(pytester, monkeypatch, name):
     ("ended", "known"),
     [
         (("known",), True),
-        (("known", "passed"), True),
+        (("known", "passed"), False),
         (("known", "failed"), False),
         (("failed", "known"), False),
         (("skipped", "known"), False),
@@ -137,7 +137,7 @@ def test_a_question_is_known_that_no_test_failed_with_but_such_as_were_expected_
     told = Told()
     for test, outcome in enumerate(ended):
         told.notes.begin(str(test))
-        told.answer("case", Decision(L.NOTHING_CONVERTED, Verdict.FAIL, "no", question="layers"))
+        told.answer("case", Decision(L.NOTHING_CONVERTED, Verdict.FAIL, "no", question="layers"), asserted=True)
         told.ended(str(test), "case", outcome)
     assert told.entries["case"].known == ["layers"] * known
 

@@ -25,6 +25,7 @@ LEGEND = {
     "INVALID": "the measurement was disturbed, or the arms differ in more than FP8: no answer",
     "INCONCLUSIVE": "the evidence does not decide: no answer",
     "NOT_EXERCISED": "there is nothing to compare with: no answer",
+    "KNOWN": "a test failed as it was expected to",
     "UNFINISHED": "not all tests of the case ran",
     "SLOWER": "no failure, and FP8 is slower than BF16",
 }
@@ -158,7 +159,7 @@ def page_of(name: str, report: Record) -> dict[str, Any]:
     """What ``page.html.j2`` reads beside the record itself."""
     rows = sorted(report.entries.values(), key=lambda row: row.place)
     shown = answered(rows)
-    found = {word for row in rows for word in (row.verdict, *(said.verdict for said in row.decisions.values()))}
+    found = {word for row in rows for word in (row.verdict, *(said.word for said in row.decisions.values()))}
     found |= {"SLOWER"} if any(row.slower for row in rows) else set()
     return {
         "title": f"FP8 report: {len(rows)} case{'s' if len(rows) != 1 else ''}",
@@ -175,7 +176,7 @@ def page_of(name: str, report: Record) -> dict[str, Any]:
         "cases": [
             {
                 "row": row,
-                "open": len(rows) <= 3 or (row.verdict in OPEN and not row.all_known) or bool(row.slower),
+                "open": len(rows) <= 3 or row.verdict in OPEN or bool(row.slower),
                 "style": "SLOWER"
                 if row.slower and row.verdict in ("PASS", "IMPROVED", "NOT_EXERCISED")
                 else row.verdict,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.plain import finite, from_plain, to_plain
-from pytest_fp8.report.rows import ERROR, Answer, Evidence, Row
+from pytest_fp8.report.rows import ERROR, FAILS, Answer, Evidence, Row
 
 if TYPE_CHECKING:
     from pytest_fp8.baselines.review import Revision
@@ -28,7 +28,7 @@ NAMES = 3
 """Shown of several tests or cases."""
 JOURNAL = "journal.jsonl"
 """In the report's folder: a JSON line each."""
-SCHEMA = 4
+SCHEMA = 5
 """The number of what the journal and ``report.json`` hold; it grows where a field that readers use changes its meaning
 or goes."""
 
@@ -170,25 +170,22 @@ class Record:
         is chance. A further model under one case id is numbered."""
         places = {test: place for place, test in enumerate(self.tests)}
         about = [line for line in self.lines if isinstance(line, Answer | CaseFacts)]
-        told: dict[tuple[str, str], list[Answer | CaseFacts | Ended]] = {}
+        told: dict[tuple[str, str], list[Answer | CaseFacts]] = {}
         for line in sorted(about, key=lambda line: places.get(line.test, len(places))):
             told.setdefault((line.case, line.model), []).append(line)
-        model_of = {line.test: line.model for line in about}
-        firsts = dict(reversed(told))
         outcomes: dict[str, list[str]] = {}
         for ended in self._of(Ended):
             outcomes.setdefault(ended.test, []).append(ended.outcome)
-            if ended.outcome == "known":
-                # What failed before its model was known belongs to the case's first.
-                model = model_of.get(ended.test, firsts.get(ended.case, ""))
-                told.setdefault((ended.case, model), []).append(ended)
+        known = {line.test: line.reason for line in self._of(Ended) if {*outcomes[line.test]} - {"passed"} == {"known"}}
         models, numbers, open_tests = Counter(case for case, _ in told), Counter[str](), self.open_tests
         rows: dict[str, Row] = {}
         for (case, _), lines in told.items():
             numbers[case] += 1
             name = f"{case} #{numbers[case]}" if numbers[case] > 1 else case
-            row = rows[name] = Row(name, [line for line in lines if isinstance(line, Answer)], outcomes)
-            row.expected = list(dict.fromkeys(line.reason for line in lines if isinstance(line, Ended)))
+            answers = [line for line in lines if isinstance(line, Answer)]
+            answers = [replace(line, known=line.verdict in FAILS and line.test in known) for line in answers]
+            row = rows[name] = Row(name, answers, outcomes)
+            row.expected = list(dict.fromkeys(known[line.test] for line in lines if line.test in known))
             row.namesakes = models[case] if models[case] > 1 else 0
             row.open_tests = len(open_tests.get(case, ()))
             for facts in (line for line in lines if isinstance(line, CaseFacts)):

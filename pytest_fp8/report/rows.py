@@ -12,8 +12,8 @@ from pytest_fp8.verdicts import WORST_FIRST
 
 MOST = 1e300
 """No figure of a report is larger."""
-ERROR = "ERROR"
-"""In place of a verdict: an arm failed, which ended a question."""
+ERROR, KNOWN = "ERROR", "KNOWN"
+"""In place of a verdict: an arm failed, which ended a question; a test failed as it was expected to."""
 FAILS = ("FAIL", ERROR)
 NO_ANSWER = ("INVALID", "INCONCLUSIVE", "NOT_EXERCISED")
 
@@ -46,6 +46,14 @@ class Answer:
     asserted: bool = False
     """Whether the test asserted it. One that a test only looked at is its own affair."""
 
+    known: bool = False
+    """Whether it fails, and its test was expected to."""
+
+    @property
+    def word(self) -> str:
+        """The verdict, as reports show and sort it."""
+        return KNOWN if self.known else self.verdict
+
     @property
     def said(self) -> str:
         """The verdict and its code."""
@@ -62,7 +70,7 @@ class Answer:
 
 
 def worst_first(answers: Iterable[Answer]) -> list[Answer]:
-    return sorted(answers, key=lambda each: WORST_FIRST.index(each.verdict))
+    return sorted(answers, key=lambda each: WORST_FIRST.index(each.word))
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,7 @@ class Row:
     timing: Mapping[str, Any] = field(default_factory=dict)
     evidence: Evidence = Evidence()
     expected: Sequence[str] = ()
-    """Why tests of this case were expected to fail, and did: a library's known defect."""
+    """Why its tests were expected to fail, and did: a library's known defect."""
     namesakes: int = 0
     """Number of distinct models under one case id; 0 where there is one."""
     open_tests: int = 0
@@ -114,16 +122,10 @@ class Row:
             )[0]
         return found
 
-    @cached_property
+    @property
     def known(self) -> list[str]:
-        """Questions that fail, and with which no test failed that was not expected to. One without an answer is never
-        known: no test can be expected to end so."""
-        ended: dict[str, set[str]] = {}
-        for each in self.answers:
-            if each.verdict in FAILS:
-                ended.setdefault(each.question, set()).update(self.outcomes.get(each.test, ()))
-        failing = [question for question, said in self.decisions.items() if said.verdict in FAILS]
-        return [question for question in failing if ended[question] - {"passed"} == {"known"}]
+        """Questions that fail in tests that were expected to, and in no other."""
+        return [question for question, said in self.decisions.items() if said.known]
 
     @cached_property
     def metrics(self) -> dict[str, dict[str, Any]]:
@@ -156,34 +158,15 @@ class Row:
     # -- its verdict ------------------------------------------------------------------------------------------------
 
     @property
-    def _verdicts(self) -> list[str]:
-        """Without those of what fails as known."""
-        found = [said.verdict for question, said in self.decisions.items() if question not in self.known]
-        return found + ["UNFINISHED"] * bool(self.open_tests)
-
-    @property
-    def all_known(self) -> bool:
-        """Whether it has no answer besides those that are known to be no better."""
-        return bool(self.known) and not self._verdicts
-
-    @property
     def verdict(self) -> str:
-        """The worst of its answers; tests that were not run count as one. What fails as known does not count beside
-        others."""
-        found = self._verdicts or [self.decisions[question].verdict for question in self.known]
+        """The worst of its answers; tests that were not run count as one."""
+        found = [said.word for said in self.decisions.values()] + ["UNFINISHED"] * bool(self.open_tests)
         return min(found, key=WORST_FIRST.index, default="NOT_EXERCISED")
 
     @property
-    def place(self) -> float:
-        """To sort cases by: the worst first, those of which all fails as known before what is green."""
-        return WORST_FIRST.index("IMPROVED") - 0.5 if self.all_known else WORST_FIRST.index(self.verdict)
-
-    @property
-    def as_known(self) -> str:
-        """What fails as known, in words; empty where nothing does."""
-        if self.known:
-            return f"fails as known: {', '.join(self.decisions[question].what for question in self.known)}"
-        return "a test fails as known" if self.expected else ""
+    def place(self) -> int:
+        """To sort cases by: the worst first."""
+        return WORST_FIRST.index(self.verdict)
 
     @property
     def speed(self) -> Answer | None:
@@ -194,10 +177,10 @@ class Row:
     def slower(self) -> str:
         """Whether FP8 is slower than BF16 by the clock of whoever trains, though its answer is no failure."""
         speed = self.speed
-        if speed is None or not (speed.passes or speed.verdict == "NOT_EXERCISED" or speed.question in self.known):
+        if speed is None or not (speed.passes or speed.word in ("NOT_EXERCISED", KNOWN)):
             return ""
         high = number(speed.numbers, "high")
-        return "slower, known" if "faster" in self.known else "slower" if high is not None and high < 1 else ""
+        return "slower" if high is not None and high < 1 else ""
 
     def plain(self) -> dict[str, Any]:
         """As ``report.json`` has it."""

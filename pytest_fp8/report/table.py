@@ -150,7 +150,7 @@ def cell_of(row: Row, question: str) -> Cell:
     if question == "checkpoints" and said.verdict == "PASS":
         figures = "yes"
     more = [text for text in column.more(said.numbers) if text]
-    return Cell(f"{figures} {slower}".strip(), "SLOWER" if slower else said.verdict, more)
+    return Cell(f"{figures} {slower}".strip(), "SLOWER" if slower else said.word, more)
 
 
 def answered(rows: Iterable[Row]) -> list[str]:
@@ -159,10 +159,9 @@ def answered(rows: Iterable[Row]) -> list[str]:
     return [each for each in COLUMNS if each in found or (each == "speedup" and "faster" in found)]
 
 
-def tally(rows: Iterable[Row]) -> list[tuple[str, bool, int]]:
-    """(verdict, whether it is known, number of cases), the worst first."""
-    counts = Counter((row.verdict, row.all_known) for row in sorted(rows, key=lambda row: row.place))
-    return [(verdict, known, count) for (verdict, known), count in counts.items()]
+def tally(rows: Iterable[Row]) -> dict[str, int]:
+    """Verdict -> number of cases, the worst first."""
+    return Counter(row.verdict for row in sorted(rows, key=lambda row: row.place))
 
 
 def notes_of(row: Row) -> list[str]:
@@ -181,25 +180,25 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> lis
 
 def markdown(report: Record) -> str:
     """The table of cases, the worst first; then what every answer that is not green expected, saw, and advises."""
-    rows, counted = sorted(report.entries.values(), key=lambda row: row.place), tally(report.entries.values())
-    found = [f"{n} {_words(verdict)}{' as known' if known else ''}" for verdict, known, n in counted]
+    rows = sorted(report.entries.values(), key=lambda row: row.place)
+    found = [f"{count} {_words(verdict)}" for verdict, count in tally(rows).items()]
     unfinished = ", not finished" if report.left or not report.finished else ""
     lines = [f"## FP8{unfinished}: {', '.join(found) or 'nothing ran'}", ""]
     for text in report.beside:
         lines += [f"**{_cell(text)}**", ""]
     shown, table = answered(rows), []
     for row in rows:
-        verdict = "; ".join(filter(None, (_words(row.verdict), row.slower, row.as_known)))
+        verdict = "; ".join(filter(None, (_words(row.verdict), row.slower)))
         cells = [cell_of(row, question) for question in shown]
         marks = [f"**{_words(each.verdict)}** " if each.verdict in BAD else "" for each in cells]
         table.append([_cell(row.case), verdict, *(f"{m}{_cell(c.text)}" for m, c in zip(marks, cells, strict=True))])
     heads = [COLUMNS[question].head.replace("\n", " ") for question in shown]
     lines += markdown_table(["case", "verdict", *heads], table) if rows else []
-    answers = [(row, question, said) for row in rows for question, said in row.decisions.items() if not said.passes]
+    answers = [(row, said) for row in rows for said in row.decisions.values() if not said.passes]
     # What nobody knows of first: further ones are left out.
-    answers.sort(key=lambda answer: answer[1] in answer[0].known)
-    for row, question, said in answers[:EXPLAINED]:
-        what = f"{said.what}, as known" if question in row.known else said.what
+    answers.sort(key=lambda answer: answer[1].known)
+    for row, said in answers[:EXPLAINED]:
+        what = f"{said.what}, as known" if said.known else said.what
         message = escape(said.message[:LONGEST]).replace("\n\n", "\n")
         lines += ["", f"**{_cell(row.case)}**, {_cell(what)}", "", f"<pre>{message}</pre>"]
     if len(answers) > EXPLAINED:
@@ -210,7 +209,7 @@ def markdown(report: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
-BAD = ("FAIL", "ERROR", "INVALID", "INCONCLUSIVE")
+BAD = ("FAIL", "ERROR", "INVALID", "INCONCLUSIVE", "KNOWN")
 """Verdicts that a cell of the summary and of the page names."""
 
 

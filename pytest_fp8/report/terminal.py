@@ -32,6 +32,7 @@ MARKS = {
     "INCONCLUSIVE": ("yellow", " ?"),
     "INVALID": ("yellow", " invalid"),
     "NOT_EXERCISED": ("dim", ""),
+    "KNOWN": ("yellow", " known"),
     "SLOWER": ("magenta", ""),
     "": ("dim", ""),
 }
