@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import pytest
 
 from pytest_fp8.codes import W
 from pytest_fp8.watch.judge import asked, judge
+from pytest_fp8.watch.model import recipes_in_force
 from pytest_fp8.watch.report import groups, verdict_of
 from pytest_fp8.watch.trace import ENGINE
-
-DELAYED = "DelayedScaling(fp8_format=HYBRID, margin=0, amax_history_len=1024, amax_compute_algo=max)"
 
 
 def rows(dtype: str) -> list[list[Any]]:
@@ -48,7 +49,7 @@ def found(dtype: str, **told: Any) -> tuple[str, list[str]]:
 
 def test_autocast_that_is_off():
     assert found("c10::BFloat16", recipes={"off": 1}) == ("OFF", [W.SWITCHED_OFF])
-    assert found("c10::Float8_e4m3fn", recipes={DELAYED: 1}) == ("ON", [])
+    assert found("c10::Float8_e4m3fn", recipes={"DelayedScaling(margin=0)": 1}) == ("ON", [])
 
 
 @pytest.mark.parametrize(
@@ -86,16 +87,15 @@ def test_arguments_that_ask_for_fp8(arguments, expected):
     assert asked(judge(evidence("c10::BFloat16", arguments=arguments))) == expected
 
 
-def test_a_recipe_says_the_options_that_its_own_text_leaves_out():
-    from enum import Enum
-    from types import SimpleNamespace
+def test_a_recipe_says_its_options():
+    @dataclass
+    class DelayedScaling:
+        fp8_format: Enum = Enum("Format", {"HYBRID": ("e4m3", "e5m2")}).HYBRID
+        margin: int = 0
 
-    from pytest_fp8.watch.model import recipe_told
-
-    format_ = Enum("Format", {"HYBRID": ("e4m3", "e5m2")})
-    recipe = type("DelayedScaling", (SimpleNamespace,), {})
-    options = {"margin": 0, "amax_history_len": 1024, "amax_compute_algo": "max"}
-    assert recipe_told(recipe(fp8_format=format_.HYBRID, **options)) == DELAYED
+    layer = type("Linear", (), {"__module__": "transformer_engine.pytorch", "fp8": True})()
+    layer.fp8_meta, layer.modules = {"recipe": DelayedScaling()}, lambda: [layer]
+    assert recipes_in_force([layer]) == {"DelayedScaling(fp8_format=hybrid, margin=0)": 1}
 
 
 def test_the_worst_rank_decides():

@@ -125,7 +125,7 @@ def test_an_evaluation_is_told_from_the_step(tmp_path, python_with_torch, withou
     text = EVALUATES.format(without=without, on=on, compiled=compiled)
     training = python_with_torch.watched(script(tmp_path, text))
     assert training.share == pytest.approx(32 / 35), training.why
-    assert training.window.tokens == 96
+    assert training.found.rows == 96
     assert [len(products) for each in training.found.classes for products in each.products.values()] == 6 * [2] + 3 * [
         1
     ]

@@ -127,8 +127,8 @@ def test_gradients_of_several_passes_and_two_optimizers(start, evidence, capsys)
     training = judge(evidence())
     assert (training.verdict, training.evidence["optimizers_a_step"]) == ("ON", 2), training.why
     assert training.window is not None
-    assert (training.window.backward_passes, training.window.tokens) == (3, 3 * 96)
     assert training.found is not None
+    assert (training.window.backward_passes, training.found.rows) == (3, 96)
     assert len(training.found.classes[0].products["fprop"]) == 6
 
 

@@ -117,7 +117,7 @@ def test_forks_and_workers_stay_silent_and_a_healthy_script_has_no_finding(run):
     (training,) = told["trainings"]
     assert (training["verdict"], training["notes"]) == ("ON", []), done.stderr
     assert training["roles"] == pytest.approx({"fprop": 16 / 19, "dgrad": 16 / 19, "wgrad": 16 / 19}, abs=0.2)
-    assert training["tokens"] == training["rows"] == 96
+    assert training["rows"] == 96
     assert [(each["layers"], each["products"]) for each in training["classes"]] == [
         (["blocks.0.up", "blocks.1.up"], {role: {"fp8": 2} for role in ("fprop", "dgrad", "wgrad")}),
         (["blocks.0.down", "blocks.1.down"], {role: {"fp8": 2} for role in ("fprop", "dgrad", "wgrad")}),

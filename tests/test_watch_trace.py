@@ -8,6 +8,7 @@ from pytest_fp8.watch.attribution import attribute
 from pytest_fp8.watch.trace import ENGINE, read_window
 
 MAIN, ENGINE_S = 1, 2
+SWAPPED = {"up": (64, 128), "down": (128, 64)}
 FP8, BF16 = "c10::Float8_e4m3fn", "c10::BFloat16"
 
 
@@ -105,15 +106,6 @@ def test_two_backward_passes_are_told_apart_by_what_runs_between_them():
     assert read_window(events.rows).backward_passes == 2
 
 
-def test_tokens_are_not_positions():
-    """A small vocabulary has fewer rows than there are positions, and more ids."""
-    events = Events()
-    events.host("aten::embedding", shapes=((37, 64), (4, 48)), dtypes=("float", "long int"))
-    events.host("aten::embedding", shapes=((48, 64), (48,)), dtypes=("float", "long int"))
-    events.backward("A", lambda: events.host("aten::embedding", ENGINE_S, ((37, 64), (4, 48)), ("float", "long int")))
-    assert read_window(events.rows).tokens == 4 * 48
-
-
 def test_a_product_kernel_of_no_operator_is_loose():
     events = Events()
     events.host("cudaGraphLaunch-like", kernel="nvjet_sm90_qqtst_64x8")
@@ -139,3 +131,15 @@ def test_layers_of_swapped_sizes(sure):
     }
     assert kinds == {"up": {"fp8"}, "down": {"bfloat16"}}
     assert found.others == []
+
+
+def test_layers_of_swapped_sizes_in_two_models_of_which_one_is_in_fp8():
+    events = Events()
+    for dtype in (FP8, BF16):
+        events.product((16, 64), (64, 128), dtype)
+        events.product((16, 128), (128, 64), dtype)
+        events.backward("W", lambda dtype=dtype: events.product((64, 16), (16, 128), dtype, ENGINE_S))
+        events.backward("W", lambda dtype=dtype: events.product((128, 16), (16, 64), dtype, ENGINE_S))
+    layers = [layer(f"{name}{model}", *sizes, 0) for model in "ab" for name, sizes in SWAPPED.items()]
+    found = attribute(read_window(events.rows).products, layers)
+    assert [each.kinds("wgrad") for each in found.classes] == [{"fp8": 1, "bfloat16": 1}] * 2

@@ -17,6 +17,7 @@ from pytest_fp8.recipes import DGRAD, FPROP, HEADS, RECOMPUTE, WGRAD, Role
 from pytest_fp8.watch.trace import BACKWARD
 
 Layer = Mapping[str, Any]
+BACK = (DGRAD, WGRAD, RECOMPUTE)
 PROJECTIONS = (*HEADS, "out_proj_head", "unembed")
 
 
@@ -94,7 +95,8 @@ def attribute(products: Sequence[Product], layers: Sequence[Layer]) -> Attribute
         for _, _, many in candidates(product, classes.values()):
             rows[many] += product.flops
     others: list[Product] = []
-    room: Counter[tuple[int, Role, int]] = Counter()
+    room: Counter[tuple[int, Role, int, str]] = Counter()
+    """Of a class, role and number of rows: products that are to come, in all and of a forward product's kind."""
     for product in forward:
         found = max(candidates(product, classes.values()), key=lambda each: rows[each[2]], default=None)
         if found is None:
@@ -103,25 +105,23 @@ def attribute(products: Sequence[Product], layers: Sequence[Layer]) -> Attribute
         mine, role, many = found
         mine.products[role].append(product)
         if role == FPROP:
-            room.update({(id(mine), other, many): 1 for other in (DGRAD, WGRAD, RECOMPUTE)})
+            room.update({(id(mine), other, many, kind): 1 for other in BACK for kind in ("", product.kind)})
     for product in [each for each in products if each.phase == BACKWARD]:
-        possible = [each for each in candidates(product, classes.values()) if room[id(each[0]), each[1], each[2]] > 0]
+        possible = [each for each in candidates(product, classes.values()) if room[id(each[0]), *each[1:], ""] > 0]
         if not possible:
             others.append(product)
             continue
-        mine, role, many = min(possible, key=lambda each: unlikely(product, each[0], each[1]))
-        room[id(mine), role, many] -= 1
+        # Two layers of swapped sizes have products of equal extents in the backward pass. What is not seen to recompute
+        # does not, where it can be something else; a product is of a layer whose forward product was of its kind.
+        mine, role, many = min(
+            possible, key=lambda each: (each[1] == RECOMPUTE, room[id(each[0]), *each[1:], product.kind] <= 0)
+        )
+        room.subtract([(id(mine), role, many, ""), (id(mine), role, many, product.kind)])
         mine.products[role].append(product)
     seen = sorted((each for each in classes.values() if each.products), key=lambda each: -each.flops)
     batched = [product for product in others if product.batch > 1]
     single = [product for product in others if product.batch == 1]
     return Attributed(seen, single, batched, rows.most_common(1)[0][0] if rows else 0)
-
-
-def unlikely(product: Product, mine: Class, role: Role) -> tuple[bool, bool]:
-    """Two layers of swapped sizes have products of equal extents in the backward pass. What is not seen to recompute
-    does not, where it can be something else; a layer that ran in FP8 has the product in FP8."""
-    return role == RECOMPUTE, (mine.in_fp8(FPROP) > 0) != (product.kind == FP8)
 
 
 def candidates(product: Product, classes: Iterable[Class]) -> Iterator[tuple[Class, Role, int]]:

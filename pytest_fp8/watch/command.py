@@ -17,8 +17,8 @@ from typing import Any
 
 from pytest_fp8.codes import R, W
 from pytest_fp8.errors import Fp8Error, refuse
-from pytest_fp8.watch.judge import OFF, ON, Training, judge
-from pytest_fp8.watch.report import groups, plain, report, told, verdict_of
+from pytest_fp8.watch.judge import OFF, ON, Note, Training, judge
+from pytest_fp8.watch.report import groups, plain, report, told, unknown, verdict_of
 
 DESCRIPTION = """\
 Run a training script as it is and say what it computed in FP8: share of the work, layers, recipe, one step's account.
@@ -64,7 +64,9 @@ def run(options: argparse.Namespace) -> int:
     for group in found:
         print("", *report(group), sep="\n", file=sys.stderr)
     if not found:
-        print("", *nothing_seen(code), sep="\n", file=sys.stderr)
+        print("", *nothing_seen(), sep="\n", file=sys.stderr)
+    if code:
+        print(*told("", f"the command ended with exit code {code}"), sep="\n", file=sys.stderr)
     if options.json is not None:
         options.json.write_text(json.dumps(plain(found, command, code), indent=1) + "\n")
     if options.expect is None or code:
@@ -81,12 +83,11 @@ def judged(evidence: dict[str, Any]) -> Training:
         return Training(evidence).unknown(W.NOT_OBSERVED, said)
 
 
-def nothing_seen(code: int) -> list[str]:
+def nothing_seen() -> Iterator[str]:
+    said = "no process of it made a step with an optimizer of torch, or none could be observed"
     if os.environ.get(SWITCH) == "0":
-        return told("FP8 UNKNOWN", f"{W.NO_TRAINING}: {SWITCH}=0 switches the observer off")
-    ended = f"the command ended with exit code {code}, and " if code else ""
-    said = f"{ended}no process of it made a step with an optimizer of torch, or none could be observed"
-    return [*told("FP8 UNKNOWN", f"{W.NO_TRAINING}: {said}"), *told("  next", W.NO_TRAINING.page.instead)]
+        said = f"{SWITCH}=0 switches the observer off"
+    return unknown(Note(W.NO_TRAINING, said))
 
 
 def answer(leads: Sequence[Training], share: float) -> int:

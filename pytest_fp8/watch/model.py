@@ -17,8 +17,6 @@ WRAPPERS = ("module", "base_layer")
 """Parts of names that wrappers add. Those of compilers, sharding and Lightning begin with an underscore."""
 FP8_CLASSES = ("Float8", "FP8", "Fp8", "MXFP8", "NVFP4")
 TE = "transformer_engine."
-RECIPE = ("fp8_format", "margin", "amax_history_len", "amax_compute_algo")
-"""Options of a recipe that launchers pass on."""
 
 
 def objects(kinds: Sequence[type] = (), names: Sequence[str] = ()) -> Iterator[Any]:
@@ -164,16 +162,10 @@ def recipes_in_force(roots: Iterable[Any]) -> dict[str, int]:
     for module in [module for root in roots if root is not None for module in root.modules()]:
         meta = getattr(module, "fp8_meta", None)
         if type(module).__module__.startswith(TE) and isinstance(meta, dict):
-            said = recipe_told(meta.get("recipe")) if getattr(module, "fp8", False) else "off"
+            recipe = meta.get("recipe")
+            said = f"{type(recipe).__name__}({_word(recipe)})" if getattr(module, "fp8", False) else "off"
             found[said] = found.get(said, 0) + 1
     return found
-
-
-def recipe_told(recipe: Any) -> str:
-    """A recipe of Transformer Engine with its options; its own text leaves some of them out."""
-    held = {name: getattr(recipe, name) for name in RECIPE if hasattr(recipe, name)}
-    options = [f"{name}={getattr(value, 'name', value)}" for name, value in held.items()]
-    return f"{type(recipe).__name__}({', '.join(options)})"
 
 
 def plain_fields(value: Any) -> dict[str, str]:
@@ -186,4 +178,4 @@ def plain_fields(value: Any) -> dict[str, str]:
 def _word(value: Any) -> str:
     if is_dataclass(value):
         return ", ".join(f"{name}={word}" for name, word in plain_fields(value).items())
-    return str(value.value) if isinstance(value, Enum) else str(value)
+    return value.name.lower() if isinstance(value, Enum) else str(value)

@@ -10,9 +10,9 @@ from typing import Any
 from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.recipes import RECOMPUTE, ROLES
 from pytest_fp8.watch.attribution import Class, stays_for
-from pytest_fp8.watch.judge import OFF, ON, UNKNOWN, Training, asked
+from pytest_fp8.watch.judge import OFF, ON, UNKNOWN, Note, Training, asked
 
-SCHEMA = 1
+SCHEMA = 2
 WIDTH, INDENT = 110, 14
 ROWS = 8
 """Classes of layers that are shown."""
@@ -50,8 +50,7 @@ def report(group: Sequence[Training]) -> Iterator[str]:
     yield from opening(group, lead)
     yield ""
     if lead.why is not None and lead.verdict == UNKNOWN:
-        yield from told("FP8 UNKNOWN", f"{lead.why.code}: {lead.why.text}")
-        yield from told("  next", lead.why.next_step)
+        yield from unknown(lead.why)
         return
     assert lead.found is not None
     yield from verdict_lines(group, lead)
@@ -59,10 +58,16 @@ def report(group: Sequence[Training]) -> Iterator[str]:
     yield from table(lead.found.classes)
     yield ""
     yield from step_lines(lead)
-    if lead.notes:
+    notes = lead.notes or ([lead.why] if lead.why else [])
+    if notes:
         yield ""
-    for note in lead.notes:
+    for note in notes:
         yield from told(f"{note.code}", f"{note.text}. Next: {note.next_step}")
+
+
+def unknown(why: Note) -> Iterator[str]:
+    yield from told("FP8 UNKNOWN", f"{why.code}: {why.text}")
+    yield from told("  next", why.next_step)
 
 
 def told(title: str, text: str) -> list[str]:
@@ -169,11 +174,9 @@ def step_lines(training: Training) -> Iterator[str]:
     times = evidence["steps_ms"]
     middle, spread = median(times), 1.4826 * median(abs(each - median(times)) for each in times)
     parts = [f"{middle:.1f} ms +-{spread:.1f} ({len(times)} steps)"]
-    if window.tokens:
-        parts.append(f"{window.tokens:,} tokens, {window.tokens / middle * 1e3:,.0f}/s")
-    elif found.rows:
-        parts.append(f"{found.rows * window.backward_passes:,} rows through the layers")
     passes = window.backward_passes
+    rows = found.rows * passes
+    parts.append(f"{rows:,} rows through the layers, {rows / middle * 1e3:,.0f}/s")
     parts.append(f"{passes} backward pass{'es' if passes > 1 else ''}")
     parts.append(f"peak {evidence['peak_bytes'] / 2**30:.2f} GiB {evidence['peak_of']}")
     yield from told("ONE STEP", "; ".join(parts))
@@ -195,9 +198,6 @@ def step_lines(training: Training) -> Iterator[str]:
             f"of no operator that is known, and not in the share: {loose:.1f} ms, most of them {window.loose[0].name}"
         )
         yield from told("", f"kernels with a product's name {said}")
-    for wire in window.wire[:2]:
-        size = f"{wire.bytes / 2**20:,.0f} MiB"
-        yield from told("", f"{wire.count} {wire.operation} of {wire.dtype}, {size}, {wire.milliseconds:.1f} ms")
 
 
 def amount(count: int) -> str:
@@ -245,7 +245,6 @@ def plain_training(group: Sequence[Training]) -> dict[str, Any]:
         "roles": role_shares(lead) if found and lead.share is not None else {},
         "classes": [plain_class(each) for each in found.classes] if found else [],
         "account_ms": window.milliseconds if window and window.milliseconds.get("busy") else {},
-        "tokens": window.tokens if window else 0,
         "rows": found.rows if found else 0,
         "backward_passes": window.backward_passes if window else 0,
         "input_wait_ms": window.input_wait_ms if window else None,

@@ -7,15 +7,14 @@ What ran without gradients before the forward pass is an evaluation.
 
 from __future__ import annotations
 
-import math
 import re
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_fp8.questions.layers.evidence import KernelTime, WireTime
+from pytest_fp8.questions.layers.evidence import KernelTime
 from pytest_fp8.questions.layers.products import EVALUATION, Product
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.record.libraries import TE_RANGE
@@ -49,14 +48,11 @@ class Window:
     """Products in FP8 that ran inside a compiled region."""
     emulated: int
     """Products whose operands held FP8 values and were multiplied in a wider type."""
-    tokens: int
-    """Ids looked up in the embedding that is asked for the most; 0 where none was seen, as in compiled code."""
     input_wait_ms: float
     waits: int
     """Values that the host read from tensors: ``.item()`` and its like."""
     milliseconds: dict[str, float]
     """GPU time by kind of kernel, ``casts``, and ``busy``. All 0 on a CPU."""
-    wire: Sequence[WireTime]
     loose: Sequence[KernelTime]
     """Kernels with a product's name that no seen operator launched, as in a replayed CUDA graph."""
     read: Mapping[str, Any]
@@ -85,11 +81,9 @@ def read_window(rows: Iterable[Sequence[Any]]) -> Window:
         sum(phase.name == PHASE + BACKWARD for phase in phases),
         compiled_products(host),
         sum(kind.startswith("Float8") for _, kind in emulated_products(host)),
-        tokens_of(host, phases),
         sum(event.end - event.start for event in trained if event.name.startswith(LOADER)) / 1e6,
         sum(event.name == "aten::_local_scalar_dense" for event in trained),
         {**read["milliseconds"], "casts": casts, "rest": max(0.0, read["milliseconds"]["rest"] - casts)},
-        read["wire"],
         loose,
         read,
     )
@@ -205,13 +199,3 @@ def compiled_products(host: Sequence[TraceEvent]) -> int:
     inside = inner_finder(host)
     found = {id(each) for region in regions for each in inside(region) if each.name.startswith("aten::_scaled_")}
     return len(found)
-
-
-def tokens_of(host: Sequence[TraceEvent], phases: Sequence[TraceEvent]) -> int:
-    back = [(phase.start, phase.end) for phase in phases]
-    ids: Counter[tuple[int, ...]] = Counter()
-    for event in host:
-        looked = event.name == "aten::embedding" and len(event.shapes) > 1
-        if looked and not any(start <= event.start < end for start, end in back):
-            ids[event.shapes[0]] += math.prod(event.shapes[1])
-    return max(ids.values(), default=0)
