@@ -14,7 +14,6 @@ from pytest_fp8.stats.estimate import estimate_of
 LIST_COLUMNS = ("case", "gpu", "speedup (99 %)", "processes", "FP8 FLOPs", "memory", "loss gap", "from")
 SHORT = {"transformer-engine": "te", "pytest-fp8": "", "transformers": "", "triton": ""}
 """Short names of libraries in a list; those with an empty one are only in ``show``."""
-STYLE = {"worse": "red", "removed": "red", "better": "green", "moved": "yellow", "new": "cyan"}
 
 
 def shown(unit: str, value: float | None) -> str:
@@ -32,18 +31,8 @@ def shown(unit: str, value: float | None) -> str:
     return f"{value:g}"
 
 
-def change_cells(change: Change) -> tuple[str, str, str, str, str]:
-    """(metric, old, new, change with its interval or band, finding)."""
-    return (
-        change.metric,
-        shown(change.unit, change.old),
-        shown(change.unit, change.new),
-        _difference(change),
-        change.word,
-    )
-
-
 def _difference(change: Change) -> str:
+    """The change with its interval or band."""
     if change.old is None or change.new is None or change.word == "new":
         return "-"
     if change.unit.startswith("log ratio"):
@@ -65,7 +54,11 @@ def revision_lines(revision: Revision) -> list[str]:
         values = ", ".join(f"{c.metric} {shown(c.unit, c.new)}" for c in revision.changes)
         return [f"{name} is new ({revision.whole}): {values}"]
     lines = [f"{name}, old -> new:"]
-    rows = [change_cells(change) for change in revision.changes if change.word != "not measured"]
+    rows = [
+        (each.metric, shown(each.unit, each.old), shown(each.unit, each.new), _difference(each), each.word)
+        for each in revision.changes
+        if each.word != "not measured"
+    ]
     a, b, c, d, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
     lines += [f"  {name:<{a}}  {old:>{b}} -> {new:<{c}}  {by:<{d}}  {word}" for name, old, new, by, word in rows]
     if revision.starts():
@@ -136,25 +129,12 @@ def _told(metric: str, values: Sequence[Any] | None) -> str:
 
 
 def print_diff(revisions: Sequence[Revision], removed: Sequence[str]) -> None:
-    """One table of all metrics that differ, then new, unfit and removed baselines, and a closing line."""
-    from pytest_fp8.report.table import print_table
-
-    rows: list[tuple[str, ...]] = []
-    styles: list[str] = []
+    """What changed in each baseline, then those that were removed, and a closing line."""
     for revision in revisions:
-        for change in () if revision.whole else revision.changes:
-            if change.word not in ("same", "not measured"):
-                rows.append((revision.name, *change_cells(change)))
-                styles.append(STYLE.get(change.word, "dim"))
-    if rows:
-        print_table(("baseline", "metric", "old", "new", "change", "finding"), rows, styles)
-    for revision in revisions:
-        if revision.whole:
-            print(revision_lines(revision)[0])
+        if revision.changed:
+            print(*revision_lines(revision), sep="\n")
         if revision.tampered:
             print(f"{revision.name}: {revision.tampered}")
-    for text in dict.fromkeys(line for revision in revisions for line in revision.origins()):
-        print(f"measured with {text}")
     if removed:
         print(f"{len(removed)} removed: {', '.join(removed)}")
     worse = [revision.name for revision in revisions if revision.worse] + list(removed)
@@ -166,22 +146,13 @@ def print_diff(revisions: Sequence[Revision], removed: Sequence[str]) -> None:
 
 
 def print_notes(found: Sequence[Note]) -> None:
-    """Errors as a table, with the next commands; each note once, with the cases it is about."""
-    from pytest_fp8.report.table import print_table
-
-    errors = [note for note in found if note.error]
-    if errors:
-        rows = [(f"{note.gpu}/{note.case}", f"{note.code} {_kind(note)}", note.message) for note in errors]
-        print_table(("baseline", "error", ""), rows, ["red"] * len(errors))
-    for step in dict.fromkeys(note.next_step for note in errors if note.next_step):
-        print(f"next: {step}")
+    """Errors and notes, each once with the cases it is about, and the next commands."""
     grouped: dict[str, list[str]] = {}
-    for note in found:
-        if not note.error:
-            grouped.setdefault(f"{note.gpu}, {_kind(note)}: {note.message}", []).append(note.case)
+    for note in sorted(found, key=lambda note: not note.error):
+        what = f"error {note.code}" if note.error else "note"
+        kind = note.code.slug.replace("-", " ")
+        grouped.setdefault(f"{what}: {note.gpu}, {kind}: {note.message}", []).append(note.case)
     for text, names in grouped.items():
-        print(f"note: {text}: {', '.join(names)}")
-
-
-def _kind(note: Note) -> str:
-    return note.code.slug.replace("-", " ")
+        print(f"{text}: {', '.join(names)}")
+    for step in dict.fromkeys(note.next_step for note in found if note.error and note.next_step):
+        print(f"next: {step}")

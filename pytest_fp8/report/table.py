@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NONE = "-"
 WIDEST = 400
-"""Columns of text; a log or a pipe has no width of its own, and gets what the table needs up to this."""
+"""Columns of text that a printed table may take."""
 EXPLAINED, LONGEST = 20, 4000
 """Answers with their messages in the summary, and characters of one; GitHub shows at most a MiB of it."""
 
@@ -242,19 +242,14 @@ def lines_of(table: Table, console: Console) -> list[str]:
     return [line.rstrip() for line in captured.get().splitlines() if line.strip()]
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
-    """Print a table, coloured on a terminal; ``styles`` gives one per row. The first column is never folded."""
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table as wide as its text is."""
     from rich.console import Console
     from rich.text import Text
 
-    drawn = new_table()
-    for index, column in enumerate(columns):
-        drawn.add_column(column, no_wrap=index == 0, overflow="fold")
-    for index, row in enumerate(rows):
-        drawn.add_row(*(Text(cell) for cell in row), style=styles[index] if styles else None)
-    console = Console(file=sys.stdout, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=sys.stdout, highlight=False, width=WIDEST, no_color=True)
-        console.width = console.measure(drawn).maximum
-    for line in lines_of(drawn, console):
-        print(line)
+    drawn, console = new_table(), Console(file=sys.stdout, width=WIDEST, highlight=False)
+    for column in columns:
+        drawn.add_column(column, no_wrap=True)
+    for row in rows:
+        drawn.add_row(*map(Text, row))
+    print(*lines_of(drawn, console), sep="\n")

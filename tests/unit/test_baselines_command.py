@@ -198,10 +198,10 @@ def test_without_a_suite_each_file_is_looked_at_alone(run, project):
     ("change", "code", "says"),
     [
         ({}, 0, "0 changed, 1 as they were"),
-        ({"speed": faster(-0.06), "libraries": {"torch": "2.0.0"}}, 1, "measured with torch 1.0.0 -> 2.0.0"),
-        ({"speed": faster(-0.06)}, 1, "1.106x 1.042x -5.82% [-7."),
+        ({"speed": faster(-0.06), "libraries": {"torch": "2.0.0"}}, 1, "torch 1.0.0 -> 2.0.0"),
+        ({"speed": faster(-0.06)}, 1, "1.106x -> 1.042x -5.82% [-7."),
         ({"speed": faster(-0.019)}, 0, "moved"),
-        ({"memory": 0.95}, 1, "0.850x 0.950x +11.76% (band 2%)"),
+        ({"memory": 0.95}, 1, "0.850x -> 0.950x +11.76% (band 2%)"),
     ],
 )
 def test_diff_tells_worse_from_better_from_noise(run, project, change, code, says):
