@@ -15,7 +15,6 @@ from pytest_fp8.codes import R
 from pytest_fp8.errors import BaselineError, Fp8Error
 from pytest_fp8.plain import PlainDataError, finite, strict_json, to_plain
 from pytest_fp8.report.record import JOURNAL, SCHEMA, Began, Record
-from pytest_fp8.report.rows import Row, number
 from pytest_fp8.verdicts import WORST_FIRST
 
 if TYPE_CHECKING:
@@ -88,7 +87,6 @@ def add_report(commands: Any) -> None:
     """Add ``report`` to the parser of :mod:`pytest_fp8.cli`."""
     add = commands.add_parser("report", help="the HTML page of a session, also of one that was killed")
     add.add_argument("report", type=Path, metavar="DIR", help="folder of --fp8-report")
-    add.add_argument("-o", "--output", type=Path, help="where to write (default: index.html in that folder)")
     add.set_defaults(run=run)
 
 
@@ -96,47 +94,21 @@ def run(options: argparse.Namespace) -> int:
     """Write the page and say where; gives the exit code 0. Raises :class:`Fp8Error`."""
     from pytest_fp8.report.page import render
 
-    path: Path = options.report
-    target = options.output or (path if path.is_dir() else path.parent) / PAGE
+    folder: Path = options.report
     # A page is shown to others, whom the folders of this machine do not concern.
-    text = render(path.name or str(path), read_report(path))
-    try:
-        # Not by way of another file: what a link leads to is written, and a pipe or /dev/stdout stays what it is.
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise Fp8Error(
-            R.NOT_WRITABLE, f"cannot write {target}: {error.strerror}", next_step="name a file with -o"
-        ) from None
-    print(f"wrote {target}")
+    write_atomically(folder / PAGE, render(folder.resolve().name, read_report(folder)))
+    print(f"wrote {folder / PAGE}")
     return 0
 
 
 # -- what other tools read of a test ----------------------------------------------------------------------------------
 
 
-FIGURES = {
-    "fp8_share": ("layers", "fp8_share"),
-    "loss_gap": ("loss", "gap"),
-    "memory_ratio": ("memory", "ratio"),
-    "speedup": ("speedup", "speedup"),
-    "speedup_low": ("speedup", "low"),
-    "speedup_high": ("speedup", "high"),
-    "speedup_limit": ("speedup", "account", "limit"),
-}
-"""Name -> question and place of a figure: shares and ratios as numbers, the loss gap in nats."""
-
-
 def properties(case: str, verdict: str, answers: Sequence[Answer]) -> list[tuple[str, object]]:
     """Of a test, as JUnit files have them. ``answers``: what it was told."""
-    row = Row(case, answers)
     told: list[tuple[str, object]] = [("fp8_case", case), ("fp8_verdict", verdict)]
     told += [("fp8_code", each.code) for each in answers if each.code][-1:]
-    told += [("fp8_headline", each.headline) for each in answers[-1:]]
-    for name, (question, *path) in FIGURES.items():
-        said = row.speed if question == "speedup" else row.decisions.get(question)
-        if said is not None and (value := number(said.numbers, *path)) is not None:
-            told.append((name if name.startswith("fp8_") else f"fp8_{name}", round(value, 6)))
-    return told
+    return told + [("fp8_headline", each.headline) for each in answers[-1:]]
 
 
 def told_verdict(report: Any, answers: Sequence[Answer]) -> str:

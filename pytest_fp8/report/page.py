@@ -159,16 +159,13 @@ def page_of(name: str, report: Record) -> dict[str, Any]:
     """What ``page.html.j2`` reads beside the record itself."""
     rows = sorted(report.entries.values(), key=lambda row: row.place)
     shown = answered(rows)
-    found = {word for row in rows for word in (row.verdict, *(said.word for said in row.decisions.values()))}
-    found |= {"SLOWER"} if any(row.slower for row in rows) else set()
     return {
         "title": f"FP8 report: {len(rows)} case{'s' if len(rows) != 1 else ''}",
         "report": report,
         "counts": tally(rows),
         "origin": origin_of(name, report),
-        "waited": waited_in(report),
         "columns": [COLUMNS[question] for question in shown],
-        "legend": [(verdict, text) for verdict, text in LEGEND.items() if verdict in found],
+        "legend": LEGEND,
         "named": BAD,
         "verdicts": documentation("verdicts.md"),
         "codes": documentation("codes.md"),
@@ -177,9 +174,7 @@ def page_of(name: str, report: Record) -> dict[str, Any]:
             {
                 "row": row,
                 "open": len(rows) <= 3 or row.verdict in OPEN or bool(row.slower),
-                "style": "SLOWER"
-                if row.slower and row.verdict in ("PASS", "IMPROVED", "NOT_EXERCISED")
-                else row.verdict,
+                "style": "SLOWER" if row.slower and row.verdict not in BAD else row.verdict,
                 "cells": [cell_of(row, question) for question in shown],
                 "notes": notes_of(row),
                 "charts": drawn(row, curves, blocks),
@@ -196,20 +191,6 @@ def origin_of(name: str, report: Record) -> str:
     commit = f"commit {origin.commit or 'unknown'}" + (" with changed files" if origin.dirty else "")
     partial, gpu = "a part of the suite" if report.partial else "", str(origin.gpu.get("name", ""))
     return "; ".join(filter(None, (name, origin.date, commit, gpu, libraries, partial, origin.reason)))
-
-
-def waited_in(report: Record) -> list[tuple[str, str, str]]:
-    """Where the time went: arm, seconds, and its operations, the longest first."""
-    waited = report.durations.get("waited", {})
-    rows = sorted(waited.items(), key=lambda item: -sum(item[1].values()))
-    return [
-        (
-            arm,
-            f"{sum(spent.values()):.0f} s",
-            ", ".join(f"{what} {s:.0f}" for what, s in spent.most_common() if s >= 0.5),
-        )
-        for arm, spent in rows
-    ]
 
 
 def layers_in(row: Row) -> list[list[str]]:

@@ -113,19 +113,13 @@ def marked(row: Row, question: str) -> tuple[str, str]:
 
 
 def remarks(record: Record) -> list[str]:
-    """The lines on the table as a whole: which questions have no column and why, and why layers are left in BF16."""
-    if not record.entries:
-        return []
+    """The lines on the table as a whole: which questions need a GPU, and why layers are left in BF16."""
     rows = record.entries.values()
-    shown, emulated = answered(rows), any(row.gpu == "emulated" for row in rows)
-    missing = [each for each in COLUMNS if each not in shown and not (emulated and each in ON_A_GPU)]
-    label = "without an answer" if any(row.errors for row in rows) else "not asked"
-    said = [f"{label}: {', '.join(missing)}"] if missing else []
-    said += [f"{' and '.join(ON_A_GPU)} need a GPU"] if emulated else []
+    said = [f"{' and '.join(ON_A_GPU)} need a GPU"] if any(row.gpu == "emulated" for row in rows) else []
     layers = (row.decisions["layers"].numbers for row in rows if "layers" in row.decisions)
     kinds = [reason.partition(": ") for numbers in layers for reason in numbers.get("skipped", ())]
     left = [f"{kind} ({text})" for kind, _, text in kinds]
-    return [line for line in ("; ".join(said), f"left in BF16: {some(left)}" if left else "") if line]
+    return [*said, *([f"left in BF16: {some(left)}"] if left else [])]
 
 
 def footnotes(record: Record) -> dict[str, list[str]]:
