@@ -18,7 +18,7 @@ from pytest_fp8.watch import model as told_model
 from pytest_fp8.watch import observer as watched
 from pytest_fp8.watch.judge import judge
 from pytest_fp8.watch.start import start as start_watching
-from pytest_fp8.worker.record import trace
+from pytest_fp8.worker.record import clock, trace
 
 pytestmark = pytest.mark.slow
 
@@ -84,8 +84,9 @@ def test_watched_and_unwatched_are_equal_to_the_bit(start, evidence, capsys, alo
 
 FAULTS = [
     *((watched.Observer, name) for name in vars(watched.Observer) if not name.startswith("_")),
-    *((watched, name) for name in ("mark", "between", "memory_told", "process_told", "compiled_graphs")),
+    *((watched, name) for name in ("memory_told", "process_told", "compiled_graphs")),
     *((told_model, name) for name in ("root_modules", "model_told", "profiles_itself", "recipes_in_force")),
+    *((clock, name) for name in ("mark", "between")),
     (trace, "plain_events"),
 ]
 HARMLESS = {"process_ends", "forked", "drop_work"}

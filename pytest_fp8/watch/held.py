@@ -18,7 +18,6 @@ import time
 import traceback
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -32,13 +31,12 @@ from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, OptimizerNote, TensorNote, Weight
 from pytest_fp8.watch.judge import Training, judged
 from pytest_fp8.watch.model import objects, root_modules, trained
-from pytest_fp8.watch.observer import Observer, between, guarded, living, mark, process_told, profiled, synchronize
+from pytest_fp8.watch.observer import Observer, guarded, living, process_told, profiled, synchronize
 from pytest_fp8.watch.report import plain_training
 from pytest_fp8.watch.trace import read_window
 from pytest_fp8.worker.notes import digest_of, optimizer_note, shape_of, switches_of, weights_of
 from pytest_fp8.worker.record import clock
 from pytest_fp8.worker.record.operators import dtype_name
-from pytest_fp8.worker.record.trace import plain_events
 
 LEAST_STEPS = 5
 """Steps before the script is held for the first time: caches are filled, and the notes of its batches are complete."""
@@ -46,7 +44,7 @@ BATCHES = 4
 """Calls of the model whose inputs are noted, from the second step on."""
 LOSSES = 1000
 """Backward passes whose loss is kept."""
-Steps = Generator[None, None, Any]
+Steps = Generator[Any, None, Any]
 """An operation; each ``yield`` is one step of the script."""
 
 
@@ -200,35 +198,15 @@ class Held(Observer):
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    def tell_blocks(self, count: int, steps: int, dropped: int) -> Steps:
-        """As :func:`clock.timed_blocks`, of whole steps of the script: what it evaluates or saves in them counts."""
-        with clock.no_collections():
-            for _ in range(dropped):
-                yield
-            compiled, retried = clock.compiled_frames(), _retries()
-            marks = [mark()]
-            for _ in range(count):
-                for _ in range(steps):
-                    yield
-                marks.append(mark())
-            times = [between(one, two) / steps for one, two in pairwise(marks)]
-        counts = {"compilations": clock.compiled_frames() - compiled, "retries": _retries() - retried}
-        return {"milliseconds": times, **counts}
+    def tell_blocks(self, **how: int) -> Steps:
+        """Of whole steps of the script: what it evaluates or saves in them counts."""
+        return clock.timed_blocks(**how)
 
-    def tell_busy(self, steps: int) -> Steps:
-        """As :func:`clock.busy_steps`."""
+    def tell_busy(self, **how: int) -> Steps:
         if not torch.cuda.is_initialized():
             return clock.NO_STEPS
         self.require_profile()
-        with clock.no_collections():
-            yield
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-                clock.mark_step()
-                for _ in range(steps):
-                    yield
-                    clock.mark_step()
-                torch.cuda.synchronize()
-        return clock.read_steps(plain_events(profiler))
+        return (yield from clock.busy_steps(**how))
 
     def tell_layers(self) -> Steps:
         """One profiled step: its products and times, and what ``watch`` says of it; and several steps' busy times."""
@@ -239,7 +217,7 @@ class Held(Observer):
         told |= self.profile_told(profiler)
         window = read_window(told.pop("events"))
         self.training = judged(Training({**process_told(self.pid), **told}), window)
-        steps = yield from self.tell_busy(clock.STEPS)
+        steps = yield from self.tell_busy()
         nothing: dict[str, Any] = {name: {} for name in ("originals", "skipped", "recipes")}
         nothing |= dict.fromkeys(("converted", "live_fp8", "calls"), ())
         return to_plain(LayersEvidence(**nothing, **window.read, **steps))
@@ -341,10 +319,6 @@ def _cudnn_version() -> int | None:
         version: int | None = torch.backends.cudnn.version()
         return version
     return None
-
-
-def _retries() -> int:
-    return clock.allocator_retries() if torch.cuda.is_initialized() else 0
 
 
 def _tensors(given: Any) -> Iterator[torch.Tensor]:

@@ -134,6 +134,8 @@ class Observer:
 
     def watch(self) -> Iterator[None]:
         """Let the script warm up, time steps, look at the model, and profile one step."""
+        from pytest_fp8.worker.record.clock import between, mark
+
         wanted = self.timed_steps
         while not self.warm():
             yield
@@ -306,25 +308,6 @@ def ours(name: str) -> bool:
 def compiled_graphs() -> int:
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
-
-
-def mark() -> Any:
-    """A point in the stream of the GPU's work, or in time."""
-    import torch
-
-    if not torch.cuda.is_initialized():
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def between(one: Any, two: Any) -> float:
-    """Milliseconds between two marks."""
-    if isinstance(one, float):
-        return (float(two) - one) * 1e3
-    two.synchronize()
-    return float(one.elapsed_time(two))
 
 
 def memory_told() -> dict[str, Any]:

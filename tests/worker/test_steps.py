@@ -23,6 +23,7 @@ from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.floats import of_text
 from pytest_fp8.plain import to_plain
+from pytest_fp8.worker.record import clock
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.state.snapshot import muted, unchanged
 from pytest_fp8.worker.training.preparation import compile_blocks, prefer_fast_attention
@@ -42,26 +43,16 @@ def converted(model):
 
 
 class Clock:
-    """In place of a CUDA event on a machine without a GPU: it records the time of the test's clock."""
+    """The test's own time, in milliseconds."""
 
     now = 0.0
-
-    def __init__(self, enable_timing):
-        assert enable_timing
-
-    def record(self):
-        self.at = Clock.now
-
-    def synchronize(self): ...
-
-    def elapsed_time(self, end):
-        return end.at - self.at
 
 
 @pytest.mark.parametrize(("every", "evaluated"), [(None, 0.0), (1, 40.0), (3, 40.0), (10, 1000.0)])
 def test_an_evaluation_every_so_many_steps_is_not_timed(monkeypatch, every, evaluated):
     """A step takes 10 ms, an evaluation ``evaluated`` ms; once, the blocks with an evaluation in them took longer."""
-    monkeypatch.setattr(torch.cuda, "Event", Clock)
+    monkeypatch.setattr(clock, "mark", lambda: Clock.now)
+    monkeypatch.setattr(clock, "between", lambda one, two: two - one)
     steps = iter(range(1000))
 
     class Takes(nn.Module):

@@ -13,7 +13,7 @@ from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.ledger.evidence import enclosing
 from pytest_fp8.worker.answers.ledger import ledger_of
 from pytest_fp8.worker.answers.recorded import SEED, in_training, product_in_training, recorded
-from pytest_fp8.worker.record.clock import NO_STEPS, busy_steps
+from pytest_fp8.worker.record.clock import NO_STEPS, busy_steps, made
 from pytest_fp8.worker.record.profile import learn_families, profile_step
 from pytest_fp8.worker.record.recorder import StepTable
 from pytest_fp8.worker.record.tables import layer_table, products_of
@@ -72,7 +72,7 @@ def _profiled(engine: Engine, called: Collection[str]) -> dict[str, Any]:
         "families": learn_families(seen["products"]),
         "stale_amax": [name for name in rested if name in called],
         "routed": [name for name in engine.originals if enclosing(plain_name(name), ledger_of(engine).routed)],
-        **busy_steps(engine),
+        **made(busy_steps(), engine),
     }
 
 

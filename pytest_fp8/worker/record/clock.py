@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -18,12 +19,30 @@ from pytest_fp8.zoo.training import Phase
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
 
+T = TypeVar("T")
+
 # -- blocks of steps --------------------------------------------------------------------------------------------------
 
 
-def timed_blocks(
-    step: Callable[[Any, Phase], object], batches: Sequence[Any], count: int, steps: int, dropped: int
-) -> dict[str, Any]:
+Made = Generator[tuple[int, Phase], None, T]
+"""A measurement. Each ``yield`` is one step of training, made with the batch of that number and under that phase."""
+
+
+def made(steps: Made[T], engine: Engine) -> T:
+    """The result of a measurement, whose steps the engine makes."""
+    found: list[T] = []
+
+    def whole() -> Made[None]:
+        found.append((yield from steps))
+
+    batches = engine.timing_batches
+    with closing(whole()) as wanted:
+        for index, phase in wanted:
+            engine.step(batches[index % len(batches)], phase)
+    return found[0]
+
+
+def timed_blocks(count: int, steps: int, dropped: int) -> Made[dict[str, Any]]:
     """``milliseconds`` per step of ``count`` blocks of ``steps`` steps each, by CUDA events; and ``compilations``, how
     often torch.compile compiled code in them; ``retries``, how often the allocator found no free memory in them.
 
@@ -31,9 +50,9 @@ def timed_blocks(
     """
     with no_collections():
         for index in range(dropped):
-            step(batches[-1 - index % len(batches)], nullcontext)
+            yield -1 - index, nullcontext
         compiled, retried = compiled_frames(), allocator_retries()
-        milliseconds = _blocks(lambda i, phase: step(batches[i % len(batches)], phase), count, steps)
+        milliseconds = yield from _blocks(count, steps)
         counts = {"compilations": compiled_frames() - compiled, "retries": allocator_retries() - retried}
     return {"milliseconds": milliseconds, **counts}
 
@@ -65,37 +84,44 @@ def allocator_retries() -> int:
     return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
 
 
-def _blocks(step: Callable[[int, Phase], object], count: int, steps: int) -> list[float]:
-    """Milliseconds per step of each block.
-
-    ``step`` is called with its number in the block. An evaluation, a call of the model without gradients, is timed
-    by itself and subtracted: one that comes every so many steps would fall into one arm's blocks and not the other's.
-    """
-    ends = [_now()]
-    evaluations: list[tuple[int, torch.cuda.Event, torch.cuda.Event]] = []
+def _blocks(count: int, steps: int) -> Made[list[float]]:
+    """Milliseconds per step of each block. An evaluation, a call of the model without gradients, is timed by itself and
+    subtracted: one that comes every so many steps would fall into one arm's blocks and not the other's."""
+    ends = [mark()]
+    evaluations: list[tuple[int, Any, Any]] = []
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:
-        began = _now() if name == EVALUATION else None
+        began = mark() if name == EVALUATION else None
         yield
         if began is not None:
-            evaluations.append((len(ends) - 1, began, _now()))
+            evaluations.append((len(ends) - 1, began, mark()))
 
     for _ in range(count):
         for index in range(steps):
-            step(index, phase)
-        ends.append(_now())
-    ends[-1].synchronize()
-    times = [float(start.elapsed_time(end)) for start, end in pairwise(ends)]
+            yield index, phase
+        ends.append(mark())
+    times = [between(start, end) for start, end in pairwise(ends)]
     for block, start, end in evaluations:
-        times[block] -= float(start.elapsed_time(end))
+        times[block] -= between(start, end)
     return [milliseconds / steps for milliseconds in times]
 
 
-def _now() -> torch.cuda.Event:
+def mark() -> Any:
+    """A point in the stream of the GPU's work, or in time where no GPU is used."""
+    if not torch.cuda.is_initialized():
+        return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
+
+
+def between(one: Any, two: Any) -> float:
+    """Milliseconds between two marks."""
+    if isinstance(one, float):
+        return (float(two) - one) * 1e3
+    two.synchronize()
+    return float(one.elapsed_time(two))
 
 
 # -- the GPU's busy time ----------------------------------------------------------------------------------------------
@@ -110,19 +136,18 @@ MARKER = "spin_kernel"
 """The kernel of ``torch.cuda._sleep``, which nothing in a training step launches: it marks where each step ends."""
 
 
-def busy_steps(engine: Engine, steps: int = STEPS) -> Steps:
+def busy_steps(steps: int = STEPS) -> Made[Steps]:
     """What :func:`read_steps` gives of so many steps, after one that does not count. They train the model.
 
     Operators are not profiled: that costs the host time in each launch, and this does so hardly. The steps follow each
     other as in training, so that the GPU has training's clocks and the launch queue is full.
     """
-    batches = engine.timing_batches
     with no_collections():
-        engine.step(batches[-1])
+        yield -1, nullcontext
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             mark_step()
             for index in range(steps):
-                engine.step(batches[index % len(batches)], marked_evaluation)
+                yield index, marked_evaluation
                 mark_step()
             torch.cuda.synchronize()
     return read_steps(plain_events(profiler))
