@@ -200,37 +200,6 @@ def test_the_options_page_lists_every_argument_of_the_mark_with_its_default():
     assert rows == [(name, repr(defaults[name])) for name in ARGUMENTS]
 
 
-# -- messages -----------------------------------------------------------------------------------------------------
-
-
-def headlines():
-    """The first cell of each row about skipped tests."""
-    section = PAGES["verdicts.md"].read_text().partition("## Tests are skipped")[2].partition("\n## ")[0]
-    found = re.findall(r"^\| `([^`]+)` \|", section, flags=re.MULTILINE)
-    assert found
-    return found
-
-
-@cache
-def messages():
-    """Every text in the code, with ``…`` in place of each value."""
-    found = []
-    for path in (ROOT / "pytest_fp8").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.JoinedStr):
-                found.append("".join(p.value if isinstance(p, ast.Constant) else "…" for p in node.values))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
-    sentences = tomllib.loads((ROOT / "pytest_fp8" / "said.toml").read_text())
-    return found + [re.sub(r"{.*?}", "…", entry["error"]) for entry in sentences["workload"].values()]
-
-
-@pytest.mark.parametrize("headline", headlines())
-def test_each_trouble_is_a_message_of_the_code(headline):
-    pattern = ".*".join(re.escape(part) for part in headline.split("…"))
-    assert any(re.search(pattern, message, flags=re.DOTALL) for message in messages())
-
-
 # -- examples and tables ------------------------------------------------------------------------------------------
 
 
