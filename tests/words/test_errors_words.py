@@ -92,74 +92,6 @@ def test_what_is_said_of_settings(snapshot, name):
     assert re.sub(r" at 0x\w+", "", error.message) == snapshot
 
 
-def batch(given, step=0):
-    from pytest_fp8.worker.training.setup import batch_of
-
-    def batch(step):
-        if isinstance(given, type):
-            raise given
-        return given
-
-    return lambda: batch_of(workload(batch=batch)(), step)
-
-
-def loss(given):
-    from pytest_fp8.worker.training.setup import checked_loss
-
-    def loss(model, batch):
-        return given
-
-    return lambda: checked_loss(workload(loss=loss)())(MODEL, torch.ones(2, 2))
-
-
-def step(*does):
-    from pytest_fp8.worker.training.step import StepCounts, require_whole
-
-    def step(model, batch, optimizer, precision): ...
-
-    return lambda: require_whole(step, torch.ones(()), StepCounts(*does))
-
-
-def given(name, *args):
-    from pytest_fp8.worker.training import setup as module
-
-    return lambda: getattr(module, name)(*args)
-
-
-FROZEN = torch.nn.Linear(2, 2).requires_grad_(False)
-MODEL = torch.nn.Linear(2, 2)
-IN_AN_ARM = {
-    "no model converted": (R.BAD_CONVERT, given("converted", lambda model: 7, MODEL)),
-    "loader": (R.BAD_BATCH, batch(torch.utils.data.DataLoader([1]))),
-    "ended": (R.BAD_BATCH, batch(StopIteration)),
-    "no loss": (R.NO_LOSS, loss(3.0)),
-    "nothing trainable": (R.NOTHING_TRAINABLE, given("require_trainable", FROZEN)),
-    "no optimizer": (R.BAD_OPTIMIZER, given("optimizer_of", lambda parameters: 7, MODEL)),
-    "never backward": (R.STEP_INCOMPLETE, step(0, 0)),
-    "never stepped": (R.STEP_INCOMPLETE, step(1, 0)),
-}
-
-
-@pytest.mark.parametrize("name", IN_AN_ARM)
-def test_what_is_said_of_a_workload(snapshot, name):
-    from pytest_fp8.worker.main import _describe
-    from pytest_fp8.worker.training.step import WorkloadError
-
-    code, make = IN_AN_ARM[name]
-    with pytest.raises(WorkloadError) as raised:
-        make()
-    told = _describe(raised.value)
-    assert told["code"] is code
-    said = "\n".join(told[key] for key in ("error", "cause", "next"))
-    assert re.sub(r"\(.*?test_errors_words.py:\d+\)| at 0x\w+", "", said) == snapshot
-
-
-def test_what_is_said_of_known_errors(snapshot):
-    from pytest_fp8.said import said
-
-    assert [[R[each["code"]], each["cause"], each["next"]] for each in said()["known"]] == snapshot
-
-
 def test_each_sentence_is_raised_by_its_name():
     from pytest_fp8.said import said
 
@@ -182,28 +114,3 @@ def test_what_a_session_says_at_its_end(snapshot):
     answers += [Answer("", "b", "", "speedup", "NOT_EXERCISED", S.NO_BASELINE, "no baseline")]
     problems, _ = unanswered(answers, gpu="h200", in_ci=True)
     assert problems == snapshot
-
-
-UNMADE = {
-    "an arm's process": """TOO_LARGE ARM_DIED ARM_HUNG UNREADABLE_ANSWER NOT_STARTED
-        RANKS_DISAGREE OWN_CHECKPOINT_RAISED OTHER_SIDES_CODE""",
-    "a session of pytest's": """EMPTY_OPTION OPTIONS_EXCLUDE NOT_WRITABLE REPORT_AMONG_BASELINES
-        NO_WORKLOAD NOT_A_WORKLOAD TWO_MODELS CANNOT_RUN_HERE NOTHING_RAN NOTHING_STORED
-        BASE_NOT_TIMED MARK_UNREAD NOTHING_ASKED EXCEPTION_CAUGHT NOT_ASKED_OF_THIS_CASE""",
-    "files or git": """CANNOT_SHIP NO_REVISION NOT_CHECKED_OUT NOT_A_REPORT""",
-    "a library's model": """BAD_MODEL MODEL_NOT_FRESH BUILT_IN_FP8 BAD_PARALLELIZE UNSTORABLE STRAY_PARAMETER
-        ROWS_OF_A_LAYER
-        RENAMED NOTHING_TO_FUSE""",
-}
-"""Codes that need more than a few lines, by what they need: other tests make them."""
-
-
-def test_each_code_is_made_here_or_by_another_test():
-    from pytest_fp8.said import said
-
-    made = {code for code, _ in [*SETTINGS.values(), *IN_AN_ARM.values()]}
-    made |= {R[each["code"]] for each in said()["known"]}
-    made |= {R.NOT_INSTALLED, R.NO_FP8_HARDWARE, R.WRONG_PRODUCT}
-    made |= {R.UNANSWERED, R.NO_BASELINES}
-    elsewhere = {name for names in UNMADE.values() for name in names.split()}
-    assert {code.name for code in set(R) - made} == elsewhere
