@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.evidence import UPDATES, WEIGHT, arm_ledger, sketch, verdict_of
+from helpers.evidence import CASE, UPDATES, WEIGHT, arm_ledger, layers_evidence, sketch, verdict_of
 from pytest_fp8.codes import C, D, L, N
+from pytest_fp8.questions.layers.check import check_layers
 from pytest_fp8.questions.layers.products import Product
 from pytest_fp8.questions.ledger.compare import (
     blame_in_ledger,
     compare,
     evaluated_otherwise,
     find_in_ledger,
-    outermost,
     unless_unlike,
 )
 from pytest_fp8.questions.ledger.evidence import (
@@ -221,13 +221,6 @@ def test_a_layer_may_rest_where_a_router_gives_it_no_rows():
     assert not [each for each in compare(ledgers(calls=without("q"), routed=["q"])) if each.code is L.PASSED_BY]
 
 
-def test_the_first_switch_that_differs_is_the_same_in_each_process():
-    """Switches are compared in their own order, not in that of a set's hashes."""
-    on = dict.fromkeys(("w", "c", "a", "q", "b"), "on")
-    found = compare(ledgers(reference=arm_ledger(switches=on), switches=dict.fromkeys(on, "off")))
-    assert [one.about for one in found] == list(on)
-
-
 def test_arms_may_evaluate_with_other_layers_and_not_be_timed_with_other_evaluations():
     evaluated = [replace(one, phase="evaluation", training=False) for one in HEALTHY.calls]
     swapped = [replace(one, module="(Linear 1)") if one.module == "q" else one for one in evaluated]
@@ -252,11 +245,6 @@ def test_attention_of_one_arm_alone_is_named(backend, named):
     here, there = ({**HEALTHY.switches, "flash_sdp_enabled": on} for on in ("True", "False"))
     found = compare(ledgers(backend, reference=arm_ledger(switches=here), switches=there))
     assert ["flash_sdp_enabled" in one.headline for one in found] == [True] * named
-
-
-def test_outermost_names_lie_inside_no_other():
-    assert outermost(["b.c", "a", "a.b.c", "ab", "b.c.d", "a.b"]) == ["a", "ab", "b.c"]
-    assert outermost(["a", ""]) == [""]
 
 
 # -- what two ledgers that differ make of a question's decision -------------------------------------------------------
@@ -309,3 +297,12 @@ def test_weights_that_no_optimizer_steps_fail_the_loss_whatever_its_curves_say(s
 def test_fp8_that_was_left_is_said_before_what_differs_by_it():
     left = Decision(C.FP8_LOST, Verdict.FAIL, "FP8 ran in step 0 and not in step 3", question="loss")
     assert unless_unlike(left, ledgers(operators={**HEALTHY.operators, "": {"abs bfloat16": 1}})) is left
+
+
+def test_a_recomputation_that_differs_in_the_reference_alone_is_no_comparison():
+    otherwise = arm_ledger(recomputed_otherwise=["q"])
+    for question in ("layers", "loss"):
+        found = find_in_ledger(ledgers(reference=otherwise), question)
+        assert (found.verdict, found.code) == (Verdict.INVALID, D.RECOMPUTED_OTHERWISE)
+    both = ledgers(reference=otherwise, recomputed_otherwise=["q"])
+    verdict_of(check_layers(CASE, layers_evidence(), ledgers=both), Verdict.PASS, "in both arms: q")

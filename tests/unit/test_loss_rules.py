@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +14,6 @@ from helpers.evidence import arm_ledger, curves, verdict_of
 from pytest_fp8 import Verdict
 from pytest_fp8.baselines.store import load_baseline
 from pytest_fp8.codes import C, D
-from pytest_fp8.pair import Fp8Pair
-from pytest_fp8.questions.ledger.evidence import TwoLedgers
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import (
     START,
@@ -422,23 +419,3 @@ def test_no_further_seed_is_asked_after_one_that_none_can_mend():
 
     for arms in (CurvePair(broken, losses()), CurvePair(losses(0.001), losses(), data=1)):
         assert len(arms.evidence().fp8) == 1
-
-
-@pytest.mark.parametrize(("steps", "stored"), [(None, 1), (300, 0)])
-def test_a_long_look_asks_curves_of_more_steps_and_no_baseline_stores_its_gaps(steps, stored):
-    pair = CurvePair(losses(), losses())
-
-    def answered(value):
-        return value
-        yield
-
-    alike = TwoLedgers(arm_ledger(), arm_ledger(), "torchao")
-    asked = SimpleNamespace(
-        loss_evidence=lambda steps: answered(pair.evidence(steps=steps)), _ledgers=lambda: answered(alike)
-    )
-    with pytest.raises(StopIteration) as ended:
-        next(Fp8Pair._loss(asked, steps))
-    decision, rows = ended.value.value
-    assert decision.numbers["steps"] == (steps or pair.case.steps)
-    assert {n for _, _, n, _, _ in pair.asked} == {steps or pair.case.steps, START}
-    assert len(rows) == stored

@@ -3,7 +3,6 @@ alike is named, what may differ is sound. Pure."""
 
 from __future__ import annotations
 
-import math
 from array import array
 from base64 import b64encode
 
@@ -199,11 +198,6 @@ def test_what_is_each_rank_s_own_is_no_difference(operation, answers, told):
 def test_an_optimizer_may_keep_a_weight_s_state_on_one_rank():
     told = merged("curve", [curve(state={"w": "m float32"}), curve(state={"v": "m float32"})])
     assert told["course"]["state"] == {"w": "m float32", "v": "m float32"}
-
-
-def test_a_number_that_is_none_on_every_rank_is_no_difference():
-    told = merged("curve", [curve(norms=(1.0, math.nan)), curve(norms=(1.0, float("nan")))])
-    assert math.isnan(told["gradient_norms"][1])
 
 
 def test_gradients_that_no_backward_pass_reduced_are_compared_as_their_mean():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from base64 import b64encode
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from pytest_fp8.casts import E4M3, E5M2, promised_casts
 from pytest_fp8.codes import C, D, N
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.layers.products import FP8
-from pytest_fp8.questions.numerics.check import check_numerics, with_further_draws
+from pytest_fp8.questions.numerics.check import check_numerics, find_in_handed_on, with_further_draws
 from pytest_fp8.questions.numerics.evidence import ArmNumerics, Gradients, HandedOn, NumericsEvidence, ProductCheck
 from pytest_fp8.recipes import DGRAD, FPROP, ROLES, WGRAD, recipe_facts, recipe_options, types
 
@@ -354,15 +355,6 @@ def test_what_shows_nothing_of_fp8_proves_nothing(decision, verdict, code, says)
     assert found.code is code
 
 
-def test_what_to_do_next_is_for_the_case_that_failed():
-    compiled = Case("tiny", "torchao", "rowwise")
-    emulated = replace(compiled, emulated=True)
-    assert "`compile=False` in the mark" in judge(compiled, fp8=gradients(times=4.0)).next_step
-    one = judge(emulated, fp8=gradients(times={"enter": 2.0}))
-    assert "compile" not in one.next_step
-    assert "also" not in one.seen
-
-
 def in_format(formats, phase="forward", fast=None, **changes):
     healthy = layers_evidence()
     products = [
@@ -411,3 +403,57 @@ def test_recomputed_products_of_compiled_code_have_the_forward_pass_s_formats(ow
     calls = [replace(call, owed=[*call.owed, *(["recompute"] if own else [])]) for call in healthy.calls]
     decision = judge(case, replace(healthy, products=[*ran, *again], calls=calls))
     verdict_of(decision, PASS if own else FAIL, *([] if own else ["2 FP8 products of the backward pass"]))
+
+
+# -- what the optimizer is given --------------------------------------------------------------------------------------
+
+
+def handed(cosines=(1.0,) * 4, factors=(1.0,) * 4, layers="abcd", lengths=None):
+    return [HandedOn(*each) for each in zip(layers, cosines, factors, lengths or (1.0,) * len(layers), strict=True)]
+
+
+def found_in(fp8, bf16=None, later=None):
+    bf16 = handed() if bf16 is None else bf16
+    one = SimpleNamespace(handed_on=fp8, handed_on_later=handed() if later is None else later)
+    return find_in_handed_on(SimpleNamespace(fp8=one, bf16=SimpleNamespace(handed_on=bf16, handed_on_later=handed())))
+
+
+@pytest.mark.parametrize(
+    ("fp8", "bf16"),
+    [
+        (handed(cosines=(0.9994,) * 4, factors=(1.0, 1.0015, 0.9985, 1.0)), handed()),
+        # Both arms clip, each by its own norm.
+        (handed(factors=(0.31,) * 4), handed(factors=(0.35,) * 4)),
+        # Each layer is clipped by its own norm: FP8 moves these.
+        (handed(factors=(0.3, 0.5, 0.8, 1.0)), handed(factors=(0.33, 0.52, 0.75, 1.0))),
+        # One layer's norm is above its limit in FP8 alone.
+        (handed(factors=(1.0, 0.96, 1.0, 1.0), lengths=(1.0, 1.05, 1.0, 0.97)), handed()),
+        # A penalty, a projection, noise: BF16's optimizer is given something else as well.
+        (handed(cosines=(0.5, 1.0, 1.0, 1.0)), handed(cosines=(0.6, 1.0, 1.0, 1.0))),
+        # Too few layers to tell one factor from that of all.
+        (handed((1.0, 1.0), (0.9, 1.0), "ab"), handed((1.0, 1.0), (1.0, 1.0), "ab")),
+        # One arm steps twice.
+        (handed() + handed(cosines=(0.1,) * 4), handed()),
+        ([], handed()),
+        (handed(), []),
+    ],
+)
+def test_gradients_that_are_handed_on_soundly_are_not_failed(fp8, bf16):
+    assert found_in(fp8, bf16) is None
+
+
+@pytest.mark.parametrize(
+    ("fp8", "later", "code", "seen"),
+    [
+        ({"factors": (0.31, 0.31, 0.279, 0.31)}, {}, N.GRADIENT_SCALED, "c: times 0.279, of the other layers 0.310"),
+        ({"factors": (1.0, 1.0, 1.0, math.nan)}, {}, N.GRADIENT_SCALED, "d: times nan"),
+        ({}, {"cosines": (1.0, 0.5, 1.0, 1.0)}, N.GRADIENT_REPLACED, "b: cosine 0.500"),
+        ({}, {"cosines": (1.0, -1.0, 1.0, 1.0)}, N.GRADIENT_REPLACED, "b: cosine -1.000"),
+        ({}, {"cosines": (1.0, math.nan, 1.0, 1.0)}, N.GRADIENT_REPLACED, "b: cosine nan"),
+    ],
+)
+def test_a_layer_whose_gradient_is_scaled_or_another_is_named(fp8, later, code, seen):
+    finding = found_in(handed(**fp8), handed(factors=(0.35,) * 4), handed(**later))
+    assert finding.code is code
+    assert finding.seen.startswith(seen)
+    assert finding.headline.endswith("after 13 training steps") == bool(later)

@@ -49,33 +49,18 @@ def test_a_record_comes_back_as_it_went(record):
     assert from_plain(type(record), travelled(record)) == record
 
 
-def test_a_whole_number_is_a_fraction_too():
-    assert from_plain(Whole, travelled(WHOLE, losses=[1])).losses == [1]
-
-
-@pytest.mark.parametrize("key", ["main", "tables", "losses"])
-def test_a_missing_key_is_an_error_even_where_the_field_has_a_default(key):
-    data = travelled(WHOLE)
-    del data[key]
-    with pytest.raises(PlainDataError, match=f"Whole lacks '{key}'"):
-        from_plain(Whole, data)
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"sise": 1}, r"Whole has no field 'sise'"),
         ({"parts": []}, r"Whole\.parts is list, not a mapping"),
         ({"losses": "1.0"}, r"Whole\.losses is str, not a list"),
-        ({"losses": None}, r"Whole\.losses is NoneType, not a list"),
         ({"main": "q"}, r"Whole\.main is str, not a record"),
         ({"main": {"name": "q", "size": [1]}}, r"Whole\.main\.size has 1 values, not 2"),
         ({"tables": {"t": [{"name": "q"}]}}, r"Whole\.tables\['t'\]\[0\] lacks 'size'"),
         ({"targets": [1]}, r"Whole\.targets\[0\] is int, not str"),
-        ({"losses": ["1"]}, r"Whole\.losses\[0\] is str, not float"),
         ({"losses": [True]}, r"Whole\.losses\[0\] is bool, not float"),
         ({"on": 1}, r"Whole\.on is int, not bool"),
-        ({"count": 1.0}, r"Whole\.count is float, not int"),
         ({"count": True}, r"Whole\.count is bool, not int"),
         ({"count": 0}, r"Whole\.count is 0"),
     ],

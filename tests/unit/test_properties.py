@@ -1,4 +1,4 @@
-"""What holds for all values: of statistics, the rules of speed and loss, stored baselines and fields of a case."""
+"""What holds for all values: of statistics, rules of speed and loss, ranks, stored baselines and cases."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from helpers.baselines import baseline
 from pytest_fp8 import Case
+from pytest_fp8.arms.merging import merged
 from pytest_fp8.baselines.record import from_text, to_text
 from pytest_fp8.stats.estimate import log_ratios
 from pytest_fp8.stats.looks import against_base, against_floor, against_history
@@ -111,6 +112,38 @@ def test_a_loss_is_judged_alike_in_any_unit_and_any_order_of_its_seeds(values, l
     three = decide_loss(shuffled(values, seed), least, noise, 1.0)
     assert one.verdict is two.verdict is three.verdict
     assert two.margin == unit * one.margin
+
+
+@given(sessions(3), sessions(6), st.lists(sessions(4), min_size=1, max_size=4))
+def test_what_a_case_is_gated_at_does_not_depend_on_what_its_run_shows(one, other, history):
+    assert against_history(one, history).tolerance == against_history(other, history).tolerance
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------
+
+sends = st.lists(
+    st.tuples(st.sampled_from(["all-gather", "reduce-scatter", "all-reduce"]), st.floats(0.1, 5)), max_size=6
+)
+late = st.lists(st.floats(0, 20), min_size=6, max_size=6)
+
+
+def rank(own, collectives, waits, idle):
+    """What a rank says of one step, in ms. ``waits``: how much longer its collectives took, since another came late."""
+    each = [(kind, ms + wait) for (kind, ms), wait in zip(collectives, waits, strict=False)]
+    busy = own + sum(ms for _, ms in each)
+    return {"step_ms": [busy + idle], "busy_ms": [busy], "compute_ms": [own], "collectives": [each]}
+
+
+@given(st.floats(50, 500), sends, late, late)
+def test_late_ranks_change_nothing_of_what_the_gpus_work_and_no_order_of_ranks_does(own, sent, first, second):
+    """Of two ranks one is late for each collective: its GPU is idle while the other's waits."""
+    waits = [max(one - two, 0.0) for one, two in zip(first, second, strict=True)][: len(sent)]
+    others = [max(two - one, 0.0) for one, two in zip(first, second, strict=True)][: len(sent)]
+    ranks = [rank(own, sent, waits, sum(others)), rank(own, sent, others, sum(waits))]
+    told = merged("busy", ranks)
+    assert told["busy_ms"] == pytest.approx([own + sum(ms for _, ms in sent)])
+    assert told["busy_ms"][0] <= told["step_ms"][0] + 1e-9
+    assert merged("busy", ranks[::-1])["busy_ms"] == pytest.approx(told["busy_ms"])
 
 
 metrics = st.fixed_dictionaries(

@@ -63,12 +63,6 @@ def launch_bound(fp8_busy, **more):
     return asked(fp8=profiled(TE, 210.0, fp8_busy), fp8_ms=206.0, **busy_of(113.0, fp8_busy), **more)
 
 
-def steady():
-    """The same in blocks that do not scatter."""
-    steps = {"bf16_step": BF16, "fp8_step": profiled(TE, 210.0, 98.0)}
-    return decided(TimingEvidence([[121.5] * 12] * 2, [[206.0] * 12] * 2, **steps, **busy_of(113.0, 98.0)))
-
-
 def sleeping(**more):
     """A reference that sleeps for 15 % of its step, and FP8 that waits for 2 %."""
     arms = {"bf16": profiled(BF16, 133.0, 113.0), "fp8": profiled(DELAYED, 97.6, 95.6)}
@@ -108,7 +102,6 @@ def both_slower(*stored):
     return plain(88.0, bf16_ms=110.0, history=sessions(1.25), baseline_reference_ms=stored, tolerance=0.03)
 
 
-COMPILED = Beside(turns=[Turn("BF16"), Turn("FP8", compilations=4)])
 WAITS = {"waits": {"cudaStreamSynchronize": 3}}
 FAST_KERNELS = {"floor": None, "history": sessions(0.59), "busy_history": sessions(1.154)}
 
@@ -125,7 +118,6 @@ DECIDED = [  # decision, verdict, code, what the message says
         S.OTHER_REFERENCE,
         "97.00 to 100.20 ms a step +-8%, as in 2 stored",
     ),
-    (lambda: both_slower([120.4]), INVALID, S.OTHER_REFERENCE, ""),
     (lambda: both_slower([103.5]), PASS, None, ""),
     (
         lambda: asked(None, gpu_step({}, attention={"cudnn": ["cudnn_flash"]}), bf16_cudnn=91900, fp8_cudnn=91400),
@@ -142,17 +134,9 @@ DECIDED = [  # decision, verdict, code, what the message says
     (lambda: asked(replace(BF16, **WAITS), replace(FP8_ARM, **WAITS)), PASS, None, ""),
     (lambda: asked(fp8=profiled(FP8_ARM, 100.0, 99.0), bf16_ms=160.0), INVALID, S.REFERENCE_WAITS, "a sleep"),
     (lambda: asked(beside=Beside(turns=[Turn("BF16"), Turn("FP8")])), PASS, None, ""),
-    (lambda: asked(beside=COMPILED), INVALID, S.COMPILED_WHILE_TIMED, "4 in the FP8 arm"),
-    (lambda: plain(120.0, 1.0), FAIL, S.COSTS_MORE_THAN_IT_SAVES, "too small"),
     # Busy times at other clocks hide no reference that sleeps: at clocks 6 % higher that would seem to be 8 %.
     (lambda: sleeping(**busy_of(113.0 * 0.94, 95.6 * 0.94)), INVALID, S.REFERENCE_WAITS, ""),
-    # A wire that is slower in the FP8 arm alone; weights gathered in FP8 are as many numbers; sending less is not.
-    (
-        lambda: asked(travelling(BF16, 12.0, 8.0, 2.0), travelling(FP8_ARM, 32.0, 8.0, 22.0), 123.5, 128.0),
-        FAIL,
-        S.SLOW_WIRE,
-        "the FP8 arm's collectives take",
-    ),
+    # Weights gathered in FP8 are as many numbers; sending less is not.
     (
         lambda: asked(
             travelling(BF16, 24.0, 12.0, 8.0), travelling(FP8_ARM, 8.0, 12.0, 4.0, dtype="uint8", size=1), 129.5, 110.0
@@ -171,7 +155,6 @@ DECIDED = [  # decision, verdict, code, what the message says
     ),
     # A step that takes longer than BF16's is not faster though its kernels are: the floor is the user's question.
     (lambda: launch_bound(98.0), FAIL, S.LAUNCH_BOUND, "in its work alone FP8 is 1.15x"),
-    (steady, FAIL, S.LAUNCH_BOUND, "the GPU works 98.0 ms of each 206.0 ms step and waits for the host"),
     (lambda: launch_bound(120.0, **FAST_KERNELS), FAIL, None, "of busy time"),
     (
         lambda: asked(floor=None, host_bound=True, **busy_of(113.0, 99.4)),
@@ -233,15 +216,6 @@ def test_a_slow_arm_s_casts_are_named_by_their_kernels():
     verdict_of(decision, FAIL, "copy<uint8> +", " ms in 96, not in BF16's step; norm +", " ms in 32")
     grown = decision.numbers["account"]["grown"]
     assert [kernel["name"] for kernel in grown] == ["copy<uint8>", "norm"], "rope is no longer than it was"
-
-
-def test_both_arms_wires_are_in_the_account():
-    decision = asked(travelling(BF16, 12.0, 8.0, 4.0), travelling(FP8_ARM, 12.0, 8.0, 4.0), 125.5, 110.0)
-    verdict_of(decision, PASS, "; on the wire all-gather 1", "not hidden in BF16; all-gather 1", "in FP8")
-    wire = decision.numbers["account"]["fp8"]["wire"]
-    assert [row["operation"] for row in wire["rows"]] == ["all-gather", "reduce-scatter"]
-    assert wire["rows"][0]["bytes"] == 2 * 10**9
-    assert wire["exposed"] == pytest.approx(4.0, rel=0.1)
 
 
 def test_ranks_that_wait_for_each_other_while_they_are_profiled_are_no_other_work():

@@ -27,7 +27,6 @@ from pytest_fp8.stats.looks import (
     POWER,
     Looks,
     against_base,
-    against_floor,
     against_history,
     holds,
     processes_hold,
@@ -42,11 +41,9 @@ from pytest_fp8.stats.loss import (
 )
 from pytest_fp8.stats.quantiles import (
     chi_square_quantile,
-    normal_quantile,
     robust_sigma,
     robust_variance,
     sample_sd,
-    student_cdf,
     student_quantile,
 )
 from pytest_fp8.verdicts import Verdict
@@ -61,16 +58,6 @@ from pytest_fp8.verdicts import Verdict
 )
 def test_student_quantiles_are_those_of_the_table(p, df, value):
     assert student_quantile(p, df) == pytest.approx(value, abs=6e-4)
-
-
-def test_student_becomes_normal_with_many_degrees_of_freedom():
-    assert student_quantile(0.95, 5000) == pytest.approx(normal_quantile(0.95), abs=1e-3)
-
-
-@pytest.mark.parametrize("call", [lambda: student_cdf(1, 0), lambda: student_quantile(1.0, 3)])
-def test_what_has_no_answer_is_an_error(call):
-    with pytest.raises(ValueError, match=r"degrees|probability"):
-        call()
 
 
 def test_robust_sigma_estimates_the_standard_deviation_and_ignores_an_outlier():
@@ -99,9 +86,9 @@ def test_chi_square_quantiles_are_those_of_the_table(df, low, high):
     assert chi_square_quantile(0.975, df) == pytest.approx(high, rel=1e-5)
 
 
-@pytest.mark.parametrize("count", [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16, 64])
+@pytest.mark.parametrize("count", [*range(2, 12)])
 def test_a_robust_variance_is_that_of_normal_values(count):
-    samples = np.random.default_rng(0).normal(0, 2.0, (20_000, count))
+    samples = np.random.default_rng(0).normal(0, 2.0, (10_000, count))
     assert np.mean([robust_variance(values) for values in samples]) == pytest.approx(4.0, rel=0.04)
     assert robust_variance([1.0]) == 0.0
 
@@ -146,41 +133,18 @@ def rate(change, *verdicts, repeats=500, **how):
     return np.mean([gate(rng, change, **how) in verdicts for _ in range(repeats)])
 
 
-BUSY = {"components": MEASURED.of_busy(), "session": MEASURED.busy, "within": 0.015, "tolerance": 0.024}
-"""Sessions differ more in busy times, and a process has 26 steps. Seven degrees of freedom say by how much."""
-nightly = pytest.mark.nightly
-
-
 @pytest.mark.parametrize(
     ("change", "verdicts", "how", "least", "most"),
     [
         # A rate of 0.01 / 30 per case: 2000 cases would show less than one failure.
         (0.0, ["FAIL", "IMPROVED"], {"stored": 1, "repeats": 2000}, 0, 2 * ALPHA / GATED_CASES + 0.001),
-        (0.0, ["FAIL", "IMPROVED"], {"stored": 4, "repeats": 2000}, 0, 2 * ALPHA / GATED_CASES + 0.001),
         (0.0, ["PASS"], {}, 0.98, 1),
-        (0.0, ["PASS"], {"stored": 1}, 0.95, 1),
         (-0.03, ["FAIL"], {"repeats": 300}, 0.97, 1),
         (0.04, ["IMPROVED"], {"repeats": 200}, 0.95, 1),
-        pytest.param(-0.08, ["FAIL"], {"repeats": 300}, 0.99, 1, marks=nightly),
-        pytest.param(0.0, ["FAIL"], {"repeats": 2000, **BUSY}, 0, 0.001, marks=nightly),
-        pytest.param(0.0, ["PASS"], BUSY, 0.95, 1, marks=nightly),
-        pytest.param(-0.08, ["FAIL"], BUSY, 0.9, 1, marks=nightly),
     ],
 )
 def test_a_gate_is_right_as_often_as_it_says(change, verdicts, how, least, most):
     assert least <= rate(change, *verdicts, **how) <= most
-
-
-@pytest.mark.nightly
-def test_busy_times_have_their_own_part_since_they_would_fail_too_often_by_that_of_steps():
-    like_steps = {**BUSY, "components": replace(MEASURED, session=0.0028, sessions=23)}
-    assert rate(0.0, "FAIL", repeats=2000, **like_steps) > 10 * ALPHA / GATED_CASES
-
-
-@pytest.mark.parametrize("stored", [pytest.param(1, marks=nightly), 4])
-def test_a_loss_of_what_is_gated_on_rarely_passes(stored):
-    loss = max(TOLERANCE, holds(history_of(np.random.default_rng(0), stored), KNOWN))
-    assert rate(-loss, "PASS", stored=stored) <= BETA + 0.02
 
 
 def test_what_a_history_is_said_to_hold_it_holds():
@@ -196,12 +160,6 @@ def test_the_looks_of_all_cases_spend_alpha_between_them(cases, looks):
     each = [how.finding_chance(cases, how.last(pairs)) for pairs in how.pairs]
     assert max(1, cases) * sum(each) == pytest.approx(ALPHA)
     assert each[-1] > 0.9 * sum(each), "more processes hardly change a finding, so the last look keeps the power"
-
-
-def test_what_a_case_is_gated_at_does_not_depend_on_how_soon_it_passes():
-    stored = [[[0.0, 0.004, -0.004, 0.002] * 2] * 2]
-    early, late = (against_history([[0.0] * blocks], stored).tolerance for blocks in (3, 6))
-    assert early == late > 0.02
 
 
 def test_a_history_stands_for_the_mean_of_its_sessions_whatever_they_weigh():
@@ -225,13 +183,6 @@ def test_processes_that_differ_more_than_the_pooled_ones_widen_a_case_s_own_erro
     assert usual.run == pytest.approx(found(0.0).run)
     assert wild.run == pytest.approx(0.02**2 * 12 / 9)
     assert wild.stored == pytest.approx(wild.run)
-
-
-def test_noise_that_only_the_run_shows_counts_in_full_for_the_run():
-    calm, noisy = [[[-0.001, 0.001] * 6] * 8], [[-0.02, 0.02] * 3] * 2
-    found = spread(noisy, calm, MEASURED)
-    assert found.run == pytest.approx(spread(noisy, [], MEASURED).run)
-    assert found.stored < found.run / 2
 
 
 def test_the_blocks_of_a_history_say_more_than_its_few_processes():
@@ -265,11 +216,6 @@ STILL = [[[0.0] * 8] * 4] * 4
 )
 def test_what_a_run_proves_against_a_history(run, tolerance, verdict):
     assert against_history(run, STILL, components=QUIET, tolerance=tolerance).verdict is verdict
-
-
-@pytest.mark.parametrize(("pairs", "floor", "verdict"), [(4, 1.0, "FAIL"), (4, 0.8, "PASS"), (1, 1.0, "INCONCLUSIVE")])
-def test_a_floor_is_asked_of_the_run_alone(pairs, floor, verdict):
-    assert against_floor([[math.log(0.9)] * 6] * pairs, floor).verdict == verdict
 
 
 def beside(change, tolerance, between):
@@ -320,12 +266,6 @@ def test_bf16_taken_off_leaves_what_is_fp8s_own():
     assert own.half_width < 0.03
 
 
-@pytest.mark.parametrize("tolerance", [0, 1, -0.1])
-def test_a_tolerance_is_a_fraction(tolerance):
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        against_base([[0.0]], tolerance)
-
-
 # -- the loss rule ----------------------------------------------------------------------------------------------------
 
 
@@ -343,9 +283,9 @@ def test_losses_pass_fail_or_ask_for_seeds():
     assert decide_loss([0.001], 0.02).verdict is Verdict.INCONCLUSIVE, "one seed has no spread"
 
 
-def loss_gate(rng, gap, sd, first=3):
+def loss_gate(rng, gap, sd):
     """Seeds are added one by one while they do not decide, as the plugin adds them."""
-    gaps = list(rng.normal(gap, sd, first))
+    gaps = list(rng.normal(gap, sd, 3))
     while True:
         verdict = decide_loss(gaps, 0.02).verdict
         if verdict is not Verdict.INCONCLUSIVE or len(gaps) >= MAX_LOSS_SEEDS:
@@ -372,17 +312,15 @@ def test_a_loss_is_judged_right_as_often_as_it_says(gap, verdict, sd, least, mos
     assert least <= np.mean([loss_gate(rng, gap, sd) is verdict for _ in range(1500)]) <= most
 
 
-@pytest.mark.parametrize("first", [3, *(pytest.param(count, marks=pytest.mark.nightly) for count in (2, 4, 8))])
-def test_a_pass_holds_its_confidence_over_all_looks(first, monkeypatch):
-    """Whatever the spread, and from whatever number of seeds the question starts."""
+def test_a_pass_holds_its_confidence_over_all_looks(monkeypatch):
     rng = np.random.default_rng(7)
 
     def passed():
-        return np.mean([loss_gate(rng, 0.02, 0.01, first) is Verdict.PASS for _ in range(2500)])
+        return np.mean([loss_gate(rng, 0.02, 0.01) is Verdict.PASS for _ in range(2500)])
 
     assert passed() <= 1.3 * (1 - LOSS_CONFIDENCE), "0.05, and three standard errors of this simulation"
     monkeypatch.setattr("pytest_fp8.stats.loss.LOOK_ALPHA", {})
-    assert first == 8 or passed() > 0.075, "the simulation sees what the correction prevents"
+    assert passed() > 0.075, "the simulation sees what the correction prevents"
 
 
 def test_seeds_that_are_judged_once_spend_the_whole_of_each_chance():
@@ -394,9 +332,9 @@ def test_seeds_that_are_judged_once_spend_the_whole_of_each_chance():
     assert decide_loss(gaps, 0.02).verdict is Verdict.FAIL
 
 
-def with_noise(rng, gap, noise, first=3):
+def with_noise(rng, gap, noise):
     """A loss whose own unit is the ``noise``: of FP8's seeds, and of the reference's noisy curves, as many."""
-    gaps, moved = list(rng.normal(gap, noise, first)), list(rng.normal(0, noise, first))
+    gaps, moved = list(rng.normal(gap, noise, 3)), list(rng.normal(0, noise, 3))
     while True:
         yardstick = OF_NOISE * root_mean_square(moved)
         verdict = decide_loss(gaps, 1e-9, yardstick).verdict

@@ -70,6 +70,7 @@ SETTINGS = {
     "ranks": (R.FIELDS_DISAGREE, case(gpus=2)),
     "zero3": (R.FIELDS_DISAGREE, case(gpus=2, parallel="zero3")),
     "gathers": (R.FIELDS_DISAGREE, case(options={"float8_all_gather": True})),
+    "autocast": (R.FIELDS_DISAGREE, case(backend="unsloth", recipe="rowwise", lora=8, autocast=True)),
     "own size": (R.FIELDS_DISAGREE, case(model="own", batch=4)),
     "adapters alone": (R.ADAPTERS_ALONE, case(backend="unsloth", recipe="rowwise")),
     "a model": (R.NOT_A_FUNCTION, workload(build=torch.nn.Linear(2, 2))),
