@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.plain import from_plain
@@ -122,8 +124,18 @@ def judge_both(case=CASE, **parts):
     return check_layers(case, evidence, ledgers=ledgers(case, fp8, **parts))
 
 
+def ledger_of(server):
+    return from_plain(ArmLedger, server.ledger())
+
+
+@cache
+def plain_reference():
+    """Of the reference that all conversions of this model are held against."""
+    return ledger_of(serve(CASE.reference()))
+
+
 def ledgers(case=CASE, fp8=None, reference=None, **parts):
     """The ledgers of two live arms; each is built with ``parts`` where it is not given."""
-    made = [reference or serve(case.reference(), **parts), fp8 or serve(case, **parts)]
-    one, two = (from_plain(ArmLedger, server.ledger()) for server in made)
-    return TwoLedgers(one, two, case.backend)
+    plain = case == CASE and reference is None and parts.keys() <= {"convert"}
+    one = plain_reference() if plain else ledger_of(reference or serve(case.reference(), **parts))
+    return TwoLedgers(one, ledger_of(fp8 or serve(case, **parts)), case.backend)

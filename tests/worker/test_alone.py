@@ -99,24 +99,6 @@ def test_layers_that_share_an_input_are_one_group_in_a_live_arm():
     assert [len(group.recipes["tensorwise"].without) for group in found.groups] == [2, 1]
 
 
-class Frozen(torch.nn.Module):
-    """Whose inputs no node of autograd made, each in memory that the last one had."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.down, self.o = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32), torch.nn.Linear(32, 32)
-        for layer in (self.up, self.down):
-            layer.requires_grad_(False)
-
-    def forward(self, given):
-        return self.o(self.down(self.up(given * 1)))
-
-
-def test_inputs_without_a_gradient_are_told_apart():
-    server = ArmServer(replace(spec(build=Frozen, loss=of_a_batch), leave=("nothing",)))
-    assert alone.sharing(server.engine, ["up", "down", "o"]) == [[0], [1], [2]]
-
-
 def of_a_batch(model, batch):
     return model(batch).float().square().mean()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict, UserDict, defaultdict
+from collections import OrderedDict, UserDict
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -33,12 +33,6 @@ class Frozen:
     y: Any = None
 
 
-@dataclasses.dataclass(slots=True)
-class Slotted:
-    x: Any
-    y: Any = None
-
-
 class Plain:
     def __init__(self, x, y=None):
         self.x, self.y = x, y
@@ -49,12 +43,6 @@ class ByKey(dict):
 
     def __init__(self, x, y=None):
         super().__init__(x=x, y=y)
-
-
-class ItsOwnAttributes(dict):
-    def __init__(self, x, y=None):
-        super().__init__(x=x, y=y)
-        self.__dict__ = self
 
 
 class Easy(dict):
@@ -74,15 +62,7 @@ def encoding(x, y=None):
     return UserDict({"x": x, "y": y})
 
 
-def default(x, y=None):
-    return defaultdict(list, x=x, y=y)
-
-
-def ordered(x, y=None):
-    return OrderedDict(x=x, y=y)
-
-
-KINDS = [Named, Frozen, Slotted, Plain, encoding, ByKey, ItsOwnAttributes, Easy, default, ordered]
+KINDS = [Named, Frozen, Plain, encoding, ByKey, Easy]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,20 +12,17 @@ pytestmark = pytest.mark.slow
 # In processes of their own, because what is registered for a torch operator stays for the rest of the process.
 PROGRAM = """
 import torch
-from torch.nn.functional import conv1d, conv2d, conv_transpose2d, scaled_dot_product_attention
+from torch.nn.functional import conv2d, conv_transpose2d, scaled_dot_product_attention
 from pytest_fp8.worker.training.cpu_products import OPERANDS, multiply_bfloat16_through_float32
 
 torch.ops.mkldnn._is_mkldnn_bf16_supported = lambda: False
 OPERATORS = {
-    "nn": (torch.mm, (96, 80), (80, 48)),
     "nt": (lambda x, y: x @ y.t(), (96, 80), (48, 80)),
-    "tn": (lambda x, y: x.t() @ y, (80, 96), (80, 48)),
     "with bias": (torch.nn.functional.linear, (5, 7, 80), (48, 80), (48,)),
     "with factors": (lambda b, x, y: torch.addmm(b, x, y, beta=0.5, alpha=2), (48,), (96, 80), (80, 48)),
     "many": (torch.bmm, (3, 96, 80), (3, 80, 48)),
     "many with bias": (lambda b, x, y: torch.baddbmm(b, x, y, beta=0.5), (3, 96, 48), (3, 96, 80), (3, 80, 48)),
     "convolution": (lambda x, w, b: conv2d(x, w, b, stride=2, padding=1), (2, 4, 9, 9), (6, 4, 3, 3), (6,)),
-    "in groups, without bias": (lambda x, w: conv1d(x, w, groups=2), (2, 4, 9), (6, 2, 3)),
     "transposed": (conv_transpose2d, (2, 4, 9, 9), (4, 5, 3, 3), (5,)),
 }
 
@@ -47,7 +44,7 @@ def gradients(dtype, **how):
     scaled_dot_product_attention(q, k, v, **how).backward(operands[3].to(dtype))
     return [x.grad for x in (q, k, v)]
 
-ways = ({"is_causal": True}, {"attn_mask": mask}, {"attn_mask": mask, "scale": 0.3}, {})
+ways = ({"is_causal": True}, {"attn_mask": mask, "scale": 0.3})
 attended = [(gradients(torch.float32, **how), gradients(torch.bfloat16, **how)) for how in ways]
 
 plain = dict(answers(torch.float32))
@@ -62,13 +59,6 @@ for name, found in answers(torch.bfloat16):
         assert torch.equal(same, exact), f"{name} of float32 operands"
         # A bias's gradient is a sum, which other operators take in BF16.
         assert torch.equal(one, exact.bfloat16()) or one.dim() == 1, name
-for mixed in (torch.mm, lambda x, y: torch.addmm(y[0], x, x)):
-    try:
-        mixed(torch.ones(4, 4).bfloat16(), torch.ones(4, 4))
-    except RuntimeError as error:
-        assert "same dtype" in str(error), error
-    else:
-        raise AssertionError("operands of two types were multiplied")
 for how, (exact, before) in zip(ways, attended):
     for one, two, three in zip(exact, before, gradients(torch.bfloat16, **how)):
         assert three.dtype == torch.bfloat16

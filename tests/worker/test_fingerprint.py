@@ -13,9 +13,7 @@ from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.worker.first_step import VARY
 from pytest_fp8.worker.first_step import executed as executed_by
-from pytest_fp8.worker.run import engine
 from pytest_fp8.worker.run.engine import Engine
-from pytest_fp8.worker.server import ArmServer
 
 pytestmark = pytest.mark.slow
 
@@ -133,29 +131,3 @@ def test_evaluation_and_recomputation_are_no_calls_of_a_step():
 def test_an_fp8_arm_and_a_model_of_ours_tell_none():
     assert first_step(replace(reference(), case=CASE)) == ""
     assert first_step(ArmSpec(Case("micro", "bf16", "none", emulated=True), "cpu")) == ""
-
-
-@pytest.mark.parametrize("changes", [{}, {"step": step}], ids=["loss", "step"])
-def test_the_arm_s_numbers_are_what_they_are_without_it(monkeypatch, changes):
-    import numpy as np
-    import torch
-
-    def drawn(step):
-        import numpy as np
-
-        return batch(step) * float(np.random.rand())
-
-    def numbers():
-        np.random.seed(7)
-        server = ArmServer(reference(batch=drawn, **changes))
-        assert (server.describe()["first_step"] == "") == without
-        state = {name: value.clone() for name, value in server.engine.model.state_dict().items()}
-        return state, server.curve(0, 4), server.layers(), torch.rand(3).tolist()
-
-    without = False
-    state, *evidence = numbers()
-    without = True
-    monkeypatch.setattr(engine, "first_step", lambda spec: "")
-    plain, *expected = numbers()
-    assert evidence == expected
-    assert all(torch.equal(state[name], plain[name]) for name in plain)

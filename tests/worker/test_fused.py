@@ -75,8 +75,8 @@ def two_rows():
 
 @pytest.mark.parametrize(
     ("heads", "dtype", "apart"),
-    [((2, 1), torch.float32, 1e-5), ((4, 2), torch.bfloat16, 3e-2), ((2, 2), torch.float32, 1e-5)],
-    ids=["2q1kv", "4q2kv", "2q2kv"],
+    [((2, 1), torch.float32, 1e-5), ((4, 2), torch.bfloat16, 3e-2)],
+    ids=["2q1kv", "4q2kv"],
 )
 def test_a_fused_model_computes_what_the_plain_one_does(heads, dtype, apart):
     one, fused = both(dtype, num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=64 // heads[0])
@@ -96,20 +96,6 @@ def test_every_linear_is_accounted_for_by_its_fused_name_and_size():
     assert not any(type(module).__name__ == "LlamaRMSNorm" for module in done.model.modules())
     assert done.model.lm_head.weight is done.model.model.embed_tokens.weight
     assert not any(parameter.is_meta for parameter in done.model.parameters())
-
-
-def traced(module, size):
-    """Whether ``torch.compile`` traces this layer."""
-    graphs = []
-    torch.compile(module, backend=lambda graph, _: graphs.append(graph) or graph.forward)(torch.ones(16, size))
-    return bool(graphs)
-
-
-@pytest.mark.parametrize("recipe", ["delayed", "current"])
-def test_norms_and_linears_that_keep_state_are_not_compiled(recipe):
-    block = prepared(plain(), recipe).model.model.layers[0]
-    assert not traced(block.input_layernorm, 64)
-    assert traced(block.self_attn.qkv_proj, 64) == (recipe == "current")
 
 
 def test_a_fused_size_that_no_fp8_product_takes_is_skipped_with_the_reason():
@@ -166,7 +152,7 @@ def test_a_restart_brings_back_the_weights_of_the_seed(fused, reference):
 
 @pytest.mark.parametrize(
     ("forth", "store", "optimizer"),
-    [(True, "dcp", True), (False, "safetensors", False), pytest.param(False, "dcp", True, marks=pytest.mark.nightly)],
+    [(True, "dcp", True), (False, "safetensors", False)],
 )
 def test_checkpoints_are_interchangeable(fused, reference, forth, store, optimizer, tmp_path):
     source, target = (fused, reference) if forth else (reference, fused)

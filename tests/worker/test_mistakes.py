@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-import pickle
 import re
 from pathlib import Path
 
@@ -376,22 +375,6 @@ class InPlace(nn.Module):
         return y
 
 
-def pickled(module):
-    class Pickler:
-        """Named as what the module has under this name, or has not."""
-
-    Pickler.__module__, Pickler.__qualname__ = module, "Pickler"
-    pickle.dumps(Pickler())
-
-
-def half_an_optimizer():
-    class Wrapper(torch.optim.Optimizer):
-        def __init__(self, inner):
-            self.inner, self.param_groups = inner, inner.param_groups
-
-    Wrapper(torch.optim.SGD(weight(), lr=0.1)).register_step_pre_hook(print)
-
-
 def no_rows(recipe):
     """In the forward pass with one scale of the whole input, in the backward pass with one of each row."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -411,14 +394,10 @@ def unknown_target():
     ("make", "given", "code", "says"),
     [
         (without_bfloat16, ("fft.rfft",), R.NO_BF16_OPERATOR, "x.float()"),
-        (without_bfloat16, ("linalg.svd",), R.NO_BF16_OPERATOR, "x.float()"),
         (short_schedule, (), R.SCHEDULE_ENDS, "steps"),
         (second_derivative, (), R.SECOND_DERIVATIVE, "leave="),
         (lambda: serve(build=InPlace, loss=lambda model, x: model(x).mean()), (), R.CHANGED_IN_PLACE, "leave="),
         (lambda: serve(build=normed), (), R.COMPUTED_WEIGHT, "leave="),
-        (pickled, ("no_such_module",), R.CANNOT_PICKLE, "dataclasses.asdict(config)"),
-        (pickled, (__name__,), R.CANNOT_PICKLE, "dataclasses.asdict(config)"),
-        (half_an_optimizer, (), R.BAD_OPTIMIZER, "self.optimizer"),
         (lambda: lbfgs(weight()).step(), (), R.NEEDS_CLOSURE, "Workload(step="),
         (nn.Linear(4, 4), (None,), R.NO_TENSOR, "batch(step)"),
         (nn.Embedding(4, 4), (3,), R.NO_TENSOR, "batch(step)"),
@@ -440,23 +419,9 @@ def test_batch_norms_of_all_ranks_on_the_cpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda: nn.functional.cross_entropy(torch.randn(2, 2), 5),
-        lambda: nn.Linear(32, 32)(torch.randn(0, 48)),
-        lambda: nn.Linear(32, 32)(torch.randn(0, 32)).max(),
-    ],
-)
-def test_of_other_errors_nothing_is_said(make):
-    assert known_cause(raised(make)) == (R.ARM_RAISED, "", "")
-
-
-@pytest.mark.parametrize(
     ("error", "mixed"),
     [
         (RuntimeError("mat1 and mat2 must have the same dtype, but got Float and BFloat16"), True),
-        (RuntimeError("expected m1 and m2 to have the same dtype, but got: float != c10::BFloat16"), True),
-        (RuntimeError("expected scalar type BFloat16 but found Float"), True),
         (RuntimeError("Input type (float) and bias type (c10::BFloat16) should be the same"), True),
         (RuntimeError("expected mat1 and mat2 to have the same dtype, but got: double != float"), False),
         (ValueError("the same dtype as BFloat16"), False),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from base64 import b64decode
 from collections import Counter
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,18 +23,13 @@ from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends.torchao import torchao_config
 from pytest_fp8.backends.transformer_engine import TransformerEngine
 from pytest_fp8.casts import BLOCK, E4M3, E5M2, GRADIENT, INPUT, LINE, MX, SQUARE, TENSOR, WEIGHT, Cast, promised_casts
-from pytest_fp8.codes import N
-from pytest_fp8.questions.numerics.check import find_in_handed_on
-from pytest_fp8.questions.numerics.evidence import HandedOn
 from pytest_fp8.questions.numerics.products import LATER_DELAYED
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
 from pytest_fp8.worker.answers import numerics, recorded
-from pytest_fp8.worker.record.accuracy import FORMATS, Expected, Operand, square_amax
+from pytest_fp8.worker.record.accuracy import Operand, square_amax
 from pytest_fp8.worker.record.gradients import rotated, sketch
-from pytest_fp8.worker.record.probe import drawn_lines
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.state.weights import moved_operands
-from pytest_fp8.worker.tensors import values
 from pytest_fp8.zoo.data import fingerprint
 from pytest_fp8.zoo.shapes import SHAPES
 
@@ -71,46 +65,6 @@ def test_a_cast_costs_what_its_mantissa_says(scales, name, lowest, highest):
     assert underflow < 0.01
 
 
-def test_outliers_cost_a_tensors_scale_more_than_a_lines():
-    lines = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)) * 1e-3
-    lines[0] *= 1e6
-    operand = Operand(lines, lines.abs().amax())
-    assert operand.cast(Cast(E4M3, TENSOR))[1] > 0.9
-    assert operand.cast(Cast(E4M3, LINE))[1] < 0.01
-
-
-@pytest.mark.parametrize(
-    ("form", "unused", "believed"),
-    [(E4M3, 128, True), (E4M3, 512, False), (E5M2, 8500, True), (E5M2, 1e5, True), (E5M2, 1e6, False)],
-)
-def test_a_scale_may_leave_as_much_unused_as_its_format_can_spare(form, unused, believed):
-    """Gradients fall to a thousandth of what a history of their first steps makes scales for."""
-    lines = torch.randn(64, 256)
-    dtype = FORMATS[form]
-    scale = torch.finfo(dtype).max / lines.abs().max() / unused
-    found, _ = Operand(lines, lines.abs().max(), scale=scale).cast(Cast(form, TENSOR))
-    by_hand = (lines * scale).to(dtype).float() / scale
-    assert torch.equal(found, by_hand) is believed
-    assert torch.nn.functional.cosine_similarity(found.flatten(), lines.flatten(), dim=0) > 0.99
-
-
-def test_a_product_is_compared_with_the_exact_one():
-    generator = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(64, 128, generator=generator) for _ in range(2))
-    expected = Expected(Operand(left, left.abs().amax()), Operand(right, right.abs().amax()), None, torch.float32)
-    found = {name: float(value) for name, value in expected.compare(2 * left @ right.t()).items()}
-    assert found["values"] == 64 * 64
-    assert (found["gain"], found["noise"]) == (pytest.approx(2, abs=1e-5), pytest.approx(1, abs=1e-5))
-
-
-@pytest.mark.parametrize("bias", [None, torch.ones(64)])
-def test_an_error_that_is_one_row_is_a_bias_only_where_there_is_one(bias):
-    left, right = torch.randn(64, 128), torch.randn(64, 128)
-    operands = (Operand(each, each.abs().amax()) for each in (left, right))
-    found = Expected(*operands, None, torch.float32, bias).compare(left @ right.t() + 3 * torch.ones(64))
-    assert float(found["constant"]) == (0 if bias is None else pytest.approx(1, abs=1e-3))
-
-
 def test_torchaos_casts_are_the_librarys():
     for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
         config = torchao_config(recipe, emulated=True)
@@ -124,19 +78,6 @@ def test_torchaos_casts_are_the_librarys():
                 assert cast.format in str(mine.target_dtype)
                 assert cast.scales == {"tensorwise": "tensor", "axiswise": "line"}[mine.scaling_granularity.value]
                 assert cast.powers == config.round_scales_to_power_of_2
-
-
-def test_rows_columns_and_values_are_drawn_from_all_over_a_tensor():
-    lines = partial(drawn_lines, torch.device("cpu"))
-    assert lines(64, 64).tolist() == [*range(64)]
-    few = lines(64, 16).tolist()
-    assert {0, 63} < set(few)
-    assert 12 < len(few) <= 18
-    assert lines(64, 16, draw=1).tolist() != few == lines(64, 16).tolist()
-    whole = torch.zeros(512, 512)
-    values(whole, 2**10).fill_(1)
-    assert 2**9 < whole.count_nonzero() <= 2**11
-    assert (whole.sum(0) > 0).all(), "every column of a width that is a power of two"
 
 
 # -- the products of a step -------------------------------------------------------------------------------------------
@@ -282,20 +223,6 @@ def test_a_large_batch_of_the_suites_models_is_recorded_in_part_and_trained_whol
     assert found["gradients"]["data"] == fingerprint(engine.training_batch(0, 0))
 
 
-@pytest.mark.parametrize(
-    ("case", "cut"),
-    [
-        (Case("8b", "torchao", "tensorwise"), True),
-        (Case("micro", "torchao", "tensorwise", emulated=True), False),
-        (Case("1b", "torchao", "tensorwise", batch=2, seq=1024, gpus=2, parallel="fsdp2"), False),
-        (Case("own", "torchao", "tensorwise"), False),
-    ],
-    ids=str,
-)
-def test_small_batches_and_those_of_users_are_recorded_whole(case, cut):
-    assert recorded.is_cut(SimpleNamespace(case=case)) is cut
-
-
 def test_a_role_is_told_by_sizes_in_every_model_of_the_suite():
     """And a block of 128 scaled values is whole."""
     features = {size for s in SHAPES.values() for size in (s.hidden, s.intermediate, s.vocab)}
@@ -379,57 +306,6 @@ def test_ways_that_do_not_fit_the_memory_uncompiled_are_left_out():
 
 
 # -- what the optimizer is given --------------------------------------------------------------------------------------
-
-
-def handed(cosines=(1.0,) * 4, factors=(1.0,) * 4, layers="abcd", lengths=None):
-    return [HandedOn(*each) for each in zip(layers, cosines, factors, lengths or (1.0,) * len(layers), strict=True)]
-
-
-def found_in(fp8, bf16=None, later=None):
-    bf16 = handed() if bf16 is None else bf16
-    one = SimpleNamespace(handed_on=fp8, handed_on_later=handed() if later is None else later)
-    return find_in_handed_on(SimpleNamespace(fp8=one, bf16=SimpleNamespace(handed_on=bf16, handed_on_later=handed())))
-
-
-@pytest.mark.parametrize(
-    ("fp8", "bf16"),
-    [
-        (handed(cosines=(0.9994,) * 4, factors=(1.0, 1.0015, 0.9985, 1.0)), handed()),
-        # Both arms clip, each by its own norm.
-        (handed(factors=(0.31,) * 4), handed(factors=(0.35,) * 4)),
-        # Each layer is clipped by its own norm: FP8 moves these.
-        (handed(factors=(0.3, 0.5, 0.8, 1.0)), handed(factors=(0.33, 0.52, 0.75, 1.0))),
-        # One layer's norm is above its limit in FP8 alone.
-        (handed(factors=(1.0, 0.96, 1.0, 1.0), lengths=(1.0, 1.05, 1.0, 0.97)), handed()),
-        # A penalty, a projection, noise: BF16's optimizer is given something else as well.
-        (handed(cosines=(0.5, 1.0, 1.0, 1.0)), handed(cosines=(0.6, 1.0, 1.0, 1.0))),
-        # Too few layers to tell one factor from that of all.
-        (handed((1.0, 1.0), (0.9, 1.0), "ab"), handed((1.0, 1.0), (1.0, 1.0), "ab")),
-        # One arm steps twice.
-        (handed() + handed(cosines=(0.1,) * 4), handed()),
-        ([], handed()),
-        (handed(), []),
-    ],
-)
-def test_sound_arms_are_not_failed(fp8, bf16):
-    assert found_in(fp8, bf16) is None
-
-
-@pytest.mark.parametrize(
-    ("fp8", "later", "code", "seen"),
-    [
-        ({"factors": (0.31, 0.31, 0.279, 0.31)}, {}, N.GRADIENT_SCALED, "c: times 0.279, of the other layers 0.310"),
-        ({"factors": (1.0, 1.0, 1.0, math.nan)}, {}, N.GRADIENT_SCALED, "d: times nan"),
-        ({}, {"cosines": (1.0, 0.5, 1.0, 1.0)}, N.GRADIENT_REPLACED, "b: cosine 0.500"),
-        ({}, {"cosines": (1.0, -1.0, 1.0, 1.0)}, N.GRADIENT_REPLACED, "b: cosine -1.000"),
-        ({}, {"cosines": (1.0, math.nan, 1.0, 1.0)}, N.GRADIENT_REPLACED, "b: cosine nan"),
-    ],
-)
-def test_a_layer_whose_gradient_is_scaled_or_another_is_named(fp8, later, code, seen):
-    finding = found_in(handed(**fp8), handed(factors=(0.35,) * 4), handed(**later))
-    assert finding.code is code
-    assert finding.seen.startswith(seen)
-    assert finding.headline.endswith("after 13 training steps") == bool(later)
 
 
 def clipped(model, batch, optimizer, precision):

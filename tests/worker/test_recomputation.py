@@ -23,7 +23,6 @@ from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.worker.error_trace import known_cause
 from pytest_fp8.worker.run.engine import Engine, engine_type
 from pytest_fp8.worker.server import ArmServer
-from pytest_fp8.worker.training import recompute
 from pytest_fp8.worker.training.recompute import NothingRecomputes
 from pytest_fp8.zoo import models
 
@@ -125,42 +124,6 @@ def test_the_librarys_reentrant_checkpointing_is_seen(calls):
     evidence = from_plain(LayersEvidence, server.answer("layers", {}))
     assert sum("recompute" in call.owed for call in evidence.calls) == LAYERS
     assert all("dgrad" in call.owed for call in evidence.calls if "recompute" in call.owed)
-
-
-@pytest.mark.parametrize("inside", [True, False], ids=["in forward, as from 5.23", "around the block, as before"])
-def test_recomputed_code_is_compiled_where_its_block_is(monkeypatch, inside):
-    graphs = torch._dynamo.testing.CompileCounter()
-    monkeypatch.setattr(recompute, "compiled_once", functools.cache(lambda f: torch.compile(f, backend=graphs)))
-
-    class Block(torch.nn.Module):
-        gradient_checkpointing = True
-
-        def __init__(self):
-            super().__init__()
-            self.up = torch.nn.Linear(8, 8)
-
-        def plain(self, x):
-            return self.up(x).relu()
-
-        def forward(self, x):
-            if inside:
-                return self._gradient_checkpointing_func(functools.partial(Block.plain, self), x)
-            return self.plain(x)
-
-        def __call__(self, x):
-            if inside:
-                return super().__call__(x)
-            return self._gradient_checkpointing_func(functools.partial(super().__call__), x)
-
-    blocks = torch.nn.Sequential(Block(), Block())
-    te = sys.modules["transformer_engine.pytorch"]
-    recompute_with(blocks, torch._disable_dynamo(functools.partial(te.checkpoint, use_reentrant=False)))
-    for block in blocks:
-        block.compile(backend=graphs)
-    torch._dynamo.reset()
-    for _ in range(2):
-        blocks(torch.randn(4, 8, requires_grad=True)).sum().backward()
-    assert graphs.op_count, "the block's own operators are compiled, whoever recomputes them"
 
 
 def test_torchs_own_checkpointing_is_explained(monkeypatch):
