@@ -16,19 +16,7 @@ SCALARS: tuple[Any, ...] = (
     [], {}, [[]], {"": 0}, [0.1], [[0.1]], [[None]],
 )  # fmt: skip
 """What takes the place of a value."""
-TEXTS = (
-    b"NaN",
-    b"Infinity",
-    b"-Infinity",
-    b"1e999",
-    b"-1e999",
-    b"[" * 3000,
-    b'{"a":' * 3000,
-    b"\xff",
-    b"\x00",
-    b"//",
-    b"",
-)
+TEXTS = (b"", b"NaN", b"-Infinity", b"1e999", b"[" * 3000, b'{"a":' * 3000, b"\xff", b"\x00", b"//")
 
 
 def mutants(text: str, count: int, seed: int) -> Iterator[tuple[str, bytes]]:
@@ -40,50 +28,29 @@ def mutants(text: str, count: int, seed: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _bytes(data: bytes, rng: random.Random) -> bytes:
-    for _ in range(rng.choice((1, 1, 2, 5))):
-        start = rng.randrange(len(data) + 1)
-        end = min(len(data), start + rng.choice((0, 1, 1, 4, 30, 1000)))
-        part = data[start:end]
-        new = rng.choice(
-            (b"", bytes([rng.randrange(256)]), rng.choice(TEXTS), part + part, part[::-1], data[:end], part.swapcase())
-        )
-        data = data[:start] + new + data[end:]
-    return data
+    start = rng.randrange(len(data) + 1)
+    end = start + rng.choice((0, 1, 4, 30, 1000))
+    part = data[start:end]
+    return data[:start] + rng.choice((part + part, part[::-1], bytes([rng.randrange(256)]), *TEXTS)) + data[end:]
 
 
 def _json(data: Any, rng: random.Random, sign: bool) -> bytes:
-    for _ in range(rng.choice((1, 1, 2, 4))):
-        _change(data, rng)
+    """One value somewhere in ``data`` is removed, that of another place, a little another number, or any other."""
+    there = list(places(data))
+    (holder, key), (other, name) = rng.choice(there), rng.choice(there)
+    value, how = holder[key], rng.choice(("remove", "swap", "nudge", "replace", "replace"))
+    if how == "remove":
+        del holder[key]
+    elif how == "nudge" and type(value) in (int, float):
+        holder[key] = rng.choice((value + 1, value * 1.001, -value, value * 1e6, str(value)))
+    else:
+        holder[key] = copy.deepcopy(other[name] if how == "swap" else rng.choice(SCALARS))
     if sign and isinstance(data, dict):
         try:
             data["digest"] = digest(data)
         except (ValueError, TypeError):
             data["digest"] = "0" * 64
     return json.dumps(data).encode()
-
-
-def _change(data: Any, rng: random.Random) -> None:
-    """One value somewhere in ``data`` is replaced, removed, doubled, renamed, moved, or a little another number."""
-    there = list(places(data))
-    holder, key = rng.choice(there)
-    value = holder[key]
-    how = rng.choice(("replace", "replace", "nudge", "remove", "double", "rename", "swap"))
-    if how == "nudge" and isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300:
-        holder[key] = rng.choice((value + 1, value * 1.001, -value, value * 1e6, int(value), float(value), str(value)))
-    elif how == "remove":
-        del holder[key]
-    elif how == "double" and isinstance(holder, list):
-        holder[key:key] = [copy.deepcopy(value) for _ in range(rng.choice((1, 10, 70)))]
-    elif how == "rename" and isinstance(holder, dict):
-        holder[rng.choice(("x", "kept", "schema", "tolerance", "\x1b]0;a", "y" * 300))] = holder.pop(key)
-    elif how == "swap":
-        other, name = rng.choice(there)
-        try:
-            holder[key] = copy.deepcopy(other[name])
-        except (KeyError, IndexError):
-            return
-    else:
-        holder[key] = copy.deepcopy(rng.choice(SCALARS))
 
 
 def places(data: Any) -> Iterator[tuple[Any, Any]]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.questions.layers.evidence import LayersEvidence, WireTime
 from pytest_fp8.questions.layers.products import Product
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import TimingEvidence
@@ -68,6 +68,7 @@ def on_half_the_rows(step: LayersEvidence, rows: int) -> LayersEvidence:
     return replace(changed(step, **halved), products=[half(product) for product in step.products])
 
 
+DELAYED = recorded_step("1b-transformer_engine-delayed")
 BF16, FP8_ARM = recorded_step("1b-bf16"), recorded_step("1b-torchao-tensorwise")
 NOISE = [0.999, 1.001, 1.0, 1.002, 0.998, 1.0] * 2
 OF_CHECK = ("history", "busy_history", "host_bound", "components", "cases", "baseline_reference_ms", "tolerance")
@@ -92,3 +93,24 @@ def asked(bf16=BF16, fp8=FP8_ARM, bf16_ms=121.5, fp8_ms=106.0, floor=1.0, **more
     """The decision on these steps, timed at these milliseconds in two processes."""
     check = {name: more.pop(name) for name in OF_CHECK if name in more}
     return decided(timed(bf16_ms, fp8_ms, bf16_step=bf16, fp8_step=fp8, **more), floor, **check)
+
+
+def profiled(step, step_ms, busy_ms):
+    return replace(step, step_ms=[step_ms] * 5, busy_ms=[busy_ms] * 5)
+
+
+def sleeping(**more):
+    """A reference that sleeps for 15 % of its step, and FP8 that waits for 2 %."""
+    arms = {"bf16": profiled(BF16, 133.0, 113.0), "fp8": profiled(DELAYED, 97.6, 95.6)}
+    return asked(**arms, bf16_ms=133.0, fp8_ms=97.6, **more)
+
+
+def travelling(step, gather, reduce, exposed, elements=10**9, dtype="bfloat16", size=2):
+    """The step on one of two ranks: so many milliseconds of collectives, of which ``exposed`` are busy time."""
+    rows = [
+        WireTime("all-gather", dtype, 64, elements, elements * size, gather),
+        WireTime("reduce-scatter", "bfloat16", 32, elements, elements * 2, reduce),
+    ]
+    busy = step.milliseconds["busy"] + exposed
+    milliseconds = {**step.milliseconds, "communication": gather + reduce, "busy": busy}
+    return replace(step, milliseconds=milliseconds, wire=rows, exposed_ms=exposed)

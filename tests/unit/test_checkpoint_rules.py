@@ -81,6 +81,8 @@ def test_the_limit_of_logits_never_reaches_unrelated_weights(apart, values, limi
 
 def test_outputs_that_are_not_finite_are_nowhere_near_each_other():
     one, none = np.ones(4, dtype=np.float32), np.full(4, np.nan, dtype=np.float32)
+    assert [relative_distance(each, one) for each in (one, 2 * one)] == [0, 1]
+    assert relative_distance(one[:2], one) == math.inf
     assert math.isnan(relative_distance(none, none))
     assert math.isnan(relative_distance(one, none))
     assert relative_distance(none, one) == math.inf, "the target alone: something was lost on the way"

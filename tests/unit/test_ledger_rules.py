@@ -106,6 +106,11 @@ ALIKE = {
     "an FP8 layer waits": {"waits": {"q": {"forward": 3}}},
     "casts": {"operators": {**HEALTHY.operators, "q": {"amax float32": 2}}},
     "FP8 products": {"products": [*head(), OwnedProduct("q", replace(MATMUL, kind="fp8"))]},
+    "a layer of one's own": {
+        "fp8_layers": [],
+        "products": [*head(), OwnedProduct("q", replace(MATMUL, kind="fp8"))],
+        "operators": {**HEALTHY.operators, "q": {"amax float32": 2}},
+    },
     "a module inside a layer": {"calls": CALLED_INSIDE},
     "a scale": {"after": {**HEALTHY.after, "q.scale": replace(WEIGHT, buffer=True)}},
     "a weight in FP8": {"after": weights(dtype="uint8", digest="")},

@@ -16,6 +16,7 @@ import pytest
 from helpers.evidence import verdict_of
 from helpers.steps import (
     BF16,
+    DELAYED,
     FP8_ARM,
     NOISE,
     TIMED,
@@ -23,14 +24,17 @@ from helpers.steps import (
     changed,
     decided,
     gpu_step,
+    profiled,
     recorded_step,
     sessions,
+    sleeping,
+    travelling,
     with_products,
 )
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import S
 from pytest_fp8.gpu import Conditions
-from pytest_fp8.questions.layers.evidence import KernelTime, WireTime
+from pytest_fp8.questions.layers.evidence import KernelTime
 from pytest_fp8.questions.layers.products import FP8, Product
 from pytest_fp8.questions.speed.account import account_of, covered_by_fp8
 from pytest_fp8.questions.speed.evidence import TimingEvidence
@@ -41,7 +45,7 @@ from pytest_fp8.stats.looks import GATE
 
 RECORDINGS = Path(__file__).parents[2] / "benchmarks" / "gate" / "recordings"
 PASS, FAIL, INVALID, INCONCLUSIVE = Verdict.PASS, Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE
-TE, DELAYED = recorded_step("1b-transformer_engine-current"), recorded_step("1b-transformer_engine-delayed")
+TE = recorded_step("1b-transformer_engine-current")
 
 
 def plain(fp8_ms=80.0, floor=None, bf16_ms=100.0, **more):
@@ -54,30 +58,9 @@ def busy_of(bf16, fp8):
     return {"bf16_busy": [[bf16 * x for x in NOISE[:5]]] * 2, "fp8_busy": [[fp8 * x for x in NOISE[:5]]] * 2}
 
 
-def profiled(step, step_ms, busy_ms):
-    return replace(step, step_ms=[step_ms] * 5, busy_ms=[busy_ms] * 5)
-
-
 def launch_bound(fp8_busy, **more):
     """Transformer Engine on a slow host, with so many busy milliseconds a step in each of two processes."""
     return asked(fp8=profiled(TE, 210.0, fp8_busy), fp8_ms=206.0, **busy_of(113.0, fp8_busy), **more)
-
-
-def sleeping(**more):
-    """A reference that sleeps for 15 % of its step, and FP8 that waits for 2 %."""
-    arms = {"bf16": profiled(BF16, 133.0, 113.0), "fp8": profiled(DELAYED, 97.6, 95.6)}
-    return asked(**arms, bf16_ms=133.0, fp8_ms=97.6, **more)
-
-
-def travelling(step, gather, reduce, exposed, elements=10**9, dtype="bfloat16", size=2):
-    """The step on one of two ranks: so many milliseconds of collectives, of which ``exposed`` are busy time."""
-    rows = [
-        WireTime("all-gather", dtype, 64, elements, elements * size, gather),
-        WireTime("reduce-scatter", "bfloat16", 32, elements, elements * 2, reduce),
-    ]
-    busy = step.milliseconds["busy"] + exposed
-    milliseconds = {**step.milliseconds, "communication": gather + reduce, "busy": busy}
-    return replace(step, milliseconds=milliseconds, wire=rows, exposed_ms=exposed)
 
 
 def recomputing():

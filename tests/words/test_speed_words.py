@@ -6,19 +6,29 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.steps import BF16, FP8_ARM, asked, changed, gpu_step, on_half_the_rows, recorded_step, sessions
+from helpers.steps import (
+    BF16,
+    FP8_ARM,
+    asked,
+    changed,
+    gpu_step,
+    on_half_the_rows,
+    profiled,
+    recorded_step,
+    sessions,
+    sleeping,
+    travelling,
+)
 from pytest_fp8.codes import S
 from pytest_fp8.compare import judge
 from pytest_fp8.gpu import Conditions
-from pytest_fp8.questions.layers.evidence import WireTime
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.timing import Beside, Turn
 from pytest_fp8.stats.looks import against_base
 
 PLAIN = TimingEvidence([[100.0, 100.1] * 6] * 2, [[80.0, 80.1] * 6] * 2)
-SLOW = recorded_step("1b-transformer_engine-current")
-LAUNCHES = replace(SLOW, step_ms=[210.0] * 5, busy_ms=[120.0] * 5)
+LAUNCHES = profiled(recorded_step("1b-transformer_engine-current"), 210.0, 120.0)
 FLASH = {"efficient": ["fmha_cutlassF"]}, {"cudnn": ["cudnn_flash"]}
 
 
@@ -28,26 +38,12 @@ def plain(floor=None, bf16_ms=(), **changes):
     return check_speedup(evidence, floor=floor, tolerance=0.02, history=history, baseline_reference_ms=bf16_ms)
 
 
-def on_the_wire(exposed):
-    step = FP8_ARM if exposed else BF16
-    busy = step.milliseconds["busy"] + exposed
-    milliseconds = {**step.milliseconds, "communication": 30.0, "busy": busy}
-    wire = [WireTime("all-gather", "bfloat16", 64, 9, 18, 30.0)]
-    return replace(step, milliseconds=milliseconds, wire=wire, exposed_ms=exposed)
-
-
 def scattering():
     blocks = [114.0, 108.0, 101.0, 165.0, 186.0, 99.0, 97.0, 98.0, 157.0, 99.0, 101.0, 98.6]
-    fp8 = replace(recorded_step("1b-transformer_engine-delayed"), busy_ms=[95.6] * 5, step_ms=[97.0] * 5)
+    fp8 = profiled(recorded_step("1b-transformer_engine-delayed"), 97.0, 95.6)
     return check_speedup(
         TimingEvidence([[121.5] * 12] * 2, [blocks] * 2, bf16_step=BF16, fp8_step=fp8), floor=1.0, tolerance=0.02
     )
-
-
-def waiting(**changes):
-    bf16 = replace(BF16, step_ms=[133.0] * 5, busy_ms=[113.0] * 5)
-    fp8 = replace(recorded_step("1b-transformer_engine-delayed"), busy_ms=[95.6] * 5, step_ms=[97.6] * 5)
-    return asked(bf16=bf16, fp8=fp8, bf16_ms=133.0, fp8_ms=97.6, **changes)
 
 
 def slower_than_base(change):
@@ -59,9 +55,9 @@ FOUND = {
     S.FASTER_THAN_BASELINE: lambda: plain(history=sessions(1.18)),
     S.SLOWER_THAN_BASELINE: lambda: plain(history=sessions(1.35)),
     S.LAUNCH_BOUND: lambda: asked(fp8=LAUNCHES, fp8_ms=206.0),
-    S.SHORT_OF_MEMORY: lambda: waiting(beside=Beside(turns=[Turn("BF16", steps=6, retries=12)])),
+    S.SHORT_OF_MEMORY: lambda: sleeping(beside=Beside(turns=[Turn("BF16", steps=6, retries=12)])),
     S.NOT_COMPILED: lambda: plain(fp8=[[120.0, 120.1] * 6] * 2, fp8_compiled=False, floor=1.0),
-    S.SLOW_WIRE: lambda: asked(on_the_wire(0.0), on_the_wire(18.0), 121.5, 124.0),
+    S.SLOW_WIRE: lambda: asked(travelling(BF16, 12.0, 8.0, 2.0), travelling(FP8_ARM, 32.0, 8.0, 22.0), 123.5, 128.0),
     S.TOO_SMALL: lambda: asked(BF16, BF16, 121.5, 124.0),
     S.COSTS_MORE_THAN_IT_SAVES: lambda: asked(floor=1.25),
     S.HOST_SCATTERS: scattering,
@@ -76,7 +72,7 @@ FOUND = {
     S.NO_BUSY_TIMES: lambda: asked(fp8=LAUNCHES, fp8_ms=206.0, floor=None, history=sessions(0.8)),
     S.COMPILED_WHILE_TIMED: lambda: plain(beside=Beside(turns=[Turn("FP8", compilations=2)])),
     S.LESS_WORK: lambda: asked(fp8=on_half_the_rows(FP8_ARM, 8192), fp8_ms=60.0),
-    S.REFERENCE_WAITS: waiting,
+    S.REFERENCE_WAITS: sleeping,
     S.TOO_GOOD: lambda: asked(fp8=changed(FP8_ARM, rest=1.0), fp8_ms=80.0),
     S.SLOWER_THAN_BASE: lambda: slower_than_base(-0.05),
 }

@@ -23,7 +23,6 @@ from torch.utils.checkpoint import checkpoint
 from helpers.evidence import verdict_of
 from helpers.loops import CASE, judge_both, ledgers, loop, routed, serve
 from pytest_fp8 import Verdict
-from pytest_fp8.codes import D
 from pytest_fp8.questions.ledger.compare import compare
 from pytest_fp8.worker.training.setup import takes_model
 
@@ -93,12 +92,6 @@ def converted(change):
         return model
 
     return convert
-
-
-def forgetting(model):
-    """Recomputes with other random numbers."""
-    for block in model[1:]:
-        block.preserves = False
 
 
 class Fused(nn.LayerNorm):
@@ -177,14 +170,6 @@ def test_what_another_thread_does_meanwhile_is_no_part_of_the_step():
 
 
 # -- recomputation ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("rates", "parts"), [((0.1, 0.0), {}), ((0.0, 0.1), {"step": loop(2)})], ids=["inside", "at the end"]
-)
-def test_another_mask_in_the_fp8_arm_is_named_with_who_draws_it(rates, parts):
-    decision = judge_both(build=dropping(*rates), convert=converted(forgetting), **parts)
-    verdict_of(decision, Verdict.FAIL, D.RECOMPUTED_OTHERWISE, "first_block", "second_block")
 
 
 # -- optimizers -------------------------------------------------------------------------------------------------------

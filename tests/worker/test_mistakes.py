@@ -117,18 +117,6 @@ def normed():
     return model
 
 
-class Adapted(nn.Linear):
-    """All that is trained of it is in the Linear, which a conversion replaces."""
-
-    def __init__(self):
-        super().__init__(32, 32)
-        self.requires_grad_(False)
-        self.more = nn.Parameter(torch.zeros(32, 32))
-
-    def forward(self, x):
-        return super().forward(x) + nn.functional.linear(x, self.more)
-
-
 ONE_MODEL = nn.Linear(32, 32)
 REFUSED = {
     # name: (parts of the workload, what the error says, what is advised, parts that take the advice)
@@ -146,7 +134,6 @@ REFUSED = {
         "batches[step % len(batches)]",
         {"batch": lambda step: list(loader())[step % 4]},
     ),
-    "an iterator": ({"batch": lambda step: next(iter(()))}, "", "batches[step % len(batches)]", {}),
     "a device": ({"build": lambda: build().cuda()}, "", "leave the device out", {}),
     "a number": ({"loss": lambda model, x: squares(model, x).item()}, "it gave a float", "without .item()", {}),
     "no loss": ({"loss": lambda model, x: None}, "it gave nothing", "without .item()", {}),
@@ -179,12 +166,6 @@ REFUSED = {
         "as parameter 'weight'",
         "leave=",
         {"build": normed, "case": CASE, "leave": ("enter",)},
-    ),
-    "nothing left to train": (
-        {"build": lambda: nn.Sequential(Adapted(), nn.GELU()), "case": CASE},
-        "",
-        "",
-        {},
     ),
     "one model for all": (
         {"build": lambda: ONE_MODEL},
