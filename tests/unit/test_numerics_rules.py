@@ -196,6 +196,13 @@ def test_an_fp8_arm_that_alone_cannot_be_evaluated_is_said(error, evaluated, sai
     assert ("raises" in decision.message) is said
 
 
+def test_a_recipe_without_healthy_arms_on_record_has_limits_of_its_own():
+    case = Case("1b", "transformer_engine", "mxfp8")
+    verdict_of(judge(case), PASS)
+    verdict_of(judge(case, products=[wrong(sqnr=SOUND.own_sqnr - 4.5)]), FAIL, N.TOO_COARSE)  # an e5m2 operand
+    verdict_of(judge(case, fp8=gradients(off=0.3)), FAIL, N.OTHER_GRADIENT)
+
+
 # -- gradients --------------------------------------------------------------------------------------------------------
 
 

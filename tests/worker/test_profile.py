@@ -1,5 +1,5 @@
 """What a GPU did in a step, read without one: products with their kernels, where time went, what travels between ranks,
-how long the GPU worked, and what the peak counts."""
+and how long the GPU worked."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import gc
 import gzip
 import json
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from pytest_fp8.worker.record.clock import no_collections, read_steps
 from pytest_fp8.worker.record.libraries import TE_RANGE, te_product, watch_transformer_engine
 from pytest_fp8.worker.record.profile import PHASE, kernel_times, read_profile
 from pytest_fp8.worker.record.trace import TraceEvent, busy_time, exposures
-from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.zoo.shapes import SHAPES
 
 pytestmark = pytest.mark.slow
@@ -331,71 +329,3 @@ def test_no_garbage_is_collected_while_steps_are_timed_and_a_user_s_switch_stays
         assert [*seen, gc.isenabled()] == [False, users]
     finally:
         gc.enable()
-
-
-HELD_WEIGHTS, HELD_ACTIVATIONS, WORKSPACE = 50, 40, 32
-
-
-class Gpu:
-    """Counts what torch's allocator would. A cuBLAS workspace stays once a product has taken it."""
-
-    def __init__(self, monkeypatch):
-        self.allocated = self.peak = HELD_WEIGHTS
-        self.workspace = 0
-        for name in ("memory_allocated", "max_memory_allocated", "max_memory_reserved", "reset_peak_memory_stats"):
-            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
-        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", self.clear, raising=False)
-        # What the peak is made of is the allocator's own to say.
-        monkeypatch.setattr("pytest_fp8.worker.server.kinds_at_peak", lambda engine, batch, peak: {})
-
-    def product(self):
-        self.take(WORKSPACE - self.workspace)
-        self.workspace = WORKSPACE
-
-    def take(self, size):
-        self.allocated += size
-        self.peak = max(self.peak, self.allocated)
-
-    def clear(self):
-        self.allocated, self.workspace = self.allocated - self.workspace, 0
-
-    def memory_allocated(self):
-        return self.allocated
-
-    def max_memory_allocated(self):
-        return self.peak
-
-    max_memory_reserved = max_memory_allocated
-
-    def reset_peak_memory_stats(self):
-        self.peak = self.allocated
-
-
-def server(gpu, training_takes_products):
-    @contextmanager
-    def no_phase(name):
-        yield
-
-    def step(batch, phase=no_phase):
-        with phase("forward"):
-            if training_takes_products:
-                gpu.product()
-            gpu.take(HELD_ACTIVATIONS)
-        gpu.take(-HELD_ACTIVATIONS)
-
-    made = ArmServer.__new__(ArmServer)
-    made.engine = SimpleNamespace(timing_batches=[1, 2], park=lambda: None, synchronize=lambda: None, step=step)
-    return made
-
-
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("asked_before", [False, True])
-def test_the_peak_is_that_of_the_step_whatever_was_asked_before(monkeypatch, own, asked_before):
-    """An arm whose products are all Transformer Engine's takes none of cuBLAS's workspaces through torch; the products
-    that its numerics are held against do."""
-    gpu = Gpu(monkeypatch)
-    if asked_before:
-        gpu.product()
-    found = server(gpu, own).memory()
-    assert found["peak_allocated"] == HELD_WEIGHTS + HELD_ACTIVATIONS + own * WORKSPACE
-    assert found["resident"] == HELD_WEIGHTS + own * WORKSPACE
