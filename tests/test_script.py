@@ -318,12 +318,13 @@ def test_a_script_is_timed_beside_that_of_base(tmp_path, monkeypatch, python_wit
     assert found.step_ms["head"] - found.step_ms["base"] == pytest.approx(1e3 * slower, abs=30)
 
 
-@pytest.mark.parametrize(("exit_code", "code"), [(0, W.TOO_SHORT), (1, R.ARM_DIED)])
+@pytest.mark.parametrize(("exit_code", "code"), [(0, W.TOO_SHORT), (1, R.ARM_DIED), (None, R.ARM_DIED)])
 def test_a_script_that_crashes_in_its_first_steps_is_not_told_as_too_short(tmp_path, exit_code, code):
     (tmp_path / "log").write_text("")
     told = SimpleNamespace(
         _failed=lambda: (W.TOO_SHORT, "it ended after 3 steps"),
         _error=lambda code, *words: code,
+        exit_code=lambda seconds: 1,
         log=tmp_path / "log",
         ranks=[],
         command=["python", "train.py"],

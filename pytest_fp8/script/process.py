@@ -36,6 +36,7 @@ from pytest_fp8.script.command import Script
 from pytest_fp8.watch.command import FOLDER, INJECTED, evidence_in
 from pytest_fp8.watch.observer import FAILED, HOLD
 
+ENDING_SECONDS = 60.0
 OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory")
 
 
@@ -193,6 +194,9 @@ class ScriptProcess(ArmProcess):
 
     def _ended(self, exit_code: int | None, when: str) -> ArmError:
         code, reason = self._failed()
+        if code is W.TOO_SHORT and exit_code is None:
+            # Told as it ends, before its exit code says whether it crashed.
+            exit_code = self.exit_code(seconds=ENDING_SECONDS)
         if any(word in tail_of(self.log) for word in OUT_OF_MEMORY):
             return self._error(R.OUT_OF_MEMORY, "ran out of GPU memory", "a smaller batch in both arms")
         if code is None and exit_code == 0:
