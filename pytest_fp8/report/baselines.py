@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pytest_fp8.baselines.check import Note
@@ -31,6 +31,13 @@ def shown(unit: str, value: float | None) -> str:
     return f"{value:g}"
 
 
+def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
+    """The rows as lines, their cells below each other."""
+    whole = list(rows)
+    widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in whole]
+
+
 def _difference(change: Change) -> str:
     """The change with its interval or band."""
     if change.old is None or change.new is None or change.word == "new":
@@ -54,13 +61,11 @@ def revision_lines(revision: Revision) -> list[str]:
         values = ", ".join(f"{c.metric} {shown(c.unit, c.new)}" for c in revision.changes)
         return [f"{name} is new ({revision.whole}): {values}"]
     lines = [f"{name}, old -> new:"]
-    rows = [
-        (each.metric, shown(each.unit, each.old), shown(each.unit, each.new), _difference(each), each.word)
+    lines += aligned(
+        ("", each.metric, shown(each.unit, each.old), "->", shown(each.unit, each.new), _difference(each), each.word)
         for each in revision.changes
         if each.word != "not measured"
-    ]
-    a, b, c, d, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
-    lines += [f"  {name:<{a}}  {old:>{b}} -> {new:<{c}}  {by:<{d}}  {word}" for name, old, new, by, word in rows]
+    )
     if revision.starts():
         lines.append(f"  a new level begins, and earlier sessions are not gated on: {', '.join(revision.starts())}")
     if revision.origins():
@@ -71,10 +76,8 @@ def revision_lines(revision: Revision) -> list[str]:
 def print_list(baselines: Sequence[Baseline], sessions: bool = False) -> None:
     """One line per baseline, or per session of each, with the number of its origin; the origins stand below, each once,
     and behind a session's what sets it apart."""
-    from pytest_fp8.report.table import print_table
-
     origins: dict[str, int] = {}
-    rows = []
+    rows: list[tuple[str, ...]] = [LIST_COLUMNS]
     for stored in baselines:
         before = None
         for session in stored.sessions if sessions else [stored.newest]:
@@ -84,9 +87,9 @@ def print_list(baselines: Sequence[Baseline], sessions: bool = False) -> None:
             number = origins.setdefault(text, len(origins) + 1)
             speed = values.get("speedup", ())
             figures = (_told(name, values.get(name)) for name in ("fp8_share", "memory_ratio", "loss_gap"))
-            rows.append([stored.case, stored.gpu, _interval(speed), str(len(speed) or "-"), *figures, str(number)])
+            rows.append((stored.case, stored.gpu, _interval(speed), str(len(speed) or "-"), *figures, str(number)))
             before = session
-    print_table(LIST_COLUMNS, rows)
+    print(*aligned(rows), sep="\n")
     for origin, number in origins.items():
         print(f"from {number}: {origin}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.report.rows import Row, number
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from pytest_fp8.report.record import Record
 
 
 NONE = "-"
-WIDEST = 400
-"""Columns of text that a printed table may take."""
 EXPLAINED, LONGEST = 20, 4000
 """Answers with their messages in the summary, and characters of one; GitHub shows at most a MiB of it."""
 
@@ -233,23 +229,3 @@ def new_table(title: str = "") -> Table:
 
     box = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
     return Table(title=title or None, title_justify="left", box=box, pad_edge=False, padding=(0, 1, 0, 0))
-
-
-def lines_of(table: Table, console: Console) -> list[str]:
-    """The table as lines of text, without empty lines and trailing spaces."""
-    with console.capture() as captured:
-        console.print(table, crop=False)
-    return [line.rstrip() for line in captured.get().splitlines() if line.strip()]
-
-
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table as wide as its text is."""
-    from rich.console import Console
-    from rich.text import Text
-
-    drawn, console = new_table(), Console(file=sys.stdout, width=WIDEST, highlight=False)
-    for column in columns:
-        drawn.add_column(column, no_wrap=True)
-    for row in rows:
-        drawn.add_row(*map(Text, row))
-    print(*lines_of(drawn, console), sep="\n")

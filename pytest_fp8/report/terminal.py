@@ -18,7 +18,7 @@ from pytest_fp8.questions.findings import some
 from pytest_fp8.report.baselines import revision_lines
 from pytest_fp8.report.record import Closing, Record, shortened
 from pytest_fp8.report.rows import FAILS, NO_ANSWER, Answer, Row
-from pytest_fp8.report.table import COLUMNS, NONE, answered, cell_of, lines_of, new_table, notes_of
+from pytest_fp8.report.table import COLUMNS, NONE, answered, cell_of, new_table, notes_of
 
 if TYPE_CHECKING:
     import pytest
@@ -102,7 +102,9 @@ def summary(
     console = Console(
         file=io.StringIO(), width=(width or WIDTH) + 1, force_terminal=color, no_color=not color, highlight=False
     )
-    return "\n".join(lines_of(drawn, console))
+    with console.capture() as captured:
+        console.print(drawn, crop=False)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines() if line.strip())
 
 
 def marked(row: Row, question: str) -> tuple[str, str]:
