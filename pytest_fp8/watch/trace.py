@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,8 +18,8 @@ from pytest_fp8.questions.layers.products import EVALUATION, Product
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.record.libraries import TE_RANGE
 from pytest_fp8.worker.record.operators import OPERANDS
-from pytest_fp8.worker.record.profile import PHASE, STEP, read_profile
-from pytest_fp8.worker.record.trace import TraceEvent
+from pytest_fp8.worker.record.profile import PHASE, STEP, read_profile, wraps_scaled
+from pytest_fp8.worker.record.trace import TraceEvent, inner_finder
 
 ENGINE = "autograd::engine::evaluate_function: "
 COMPILED = ("CompiledFunction", "## Call CompiledFxGraph")
@@ -156,21 +155,6 @@ def evaluations(host: Sequence[TraceEvent], first: int, backward: int) -> list[T
     return [TraceEvent(PHASE + EVALUATION, False, start, end, forward.thread, 0)] if products else []
 
 
-def inner_finder(host: Sequence[TraceEvent]) -> Any:
-    """A function that gives the events inside one, of its thread."""
-    threads: dict[int, list[TraceEvent]] = defaultdict(list)
-    for event in host:
-        threads[event.thread].append(event)
-    starts = {thread: [event.start for event in mine] for thread, mine in threads.items()}
-
-    def inside(event: TraceEvent) -> list[TraceEvent]:
-        mine, first = threads[event.thread], bisect_left(starts[event.thread], event.start)
-        last = bisect_left(starts[event.thread], event.end)
-        return [other for other in mine[first:last] if other is not event]
-
-    return inside
-
-
 def emulated_products(host: Sequence[TraceEvent]) -> list[tuple[TraceEvent, str]]:
     """Operators that multiply FP8 values in a wider type inside them, with the type that their operands then are.
 
@@ -185,7 +169,7 @@ def emulated_products(host: Sequence[TraceEvent]) -> list[tuple[TraceEvent, str]
         inner = inside(event)
         if not any(each.name.removeprefix("aten::") in OPERANDS for each in inner):
             continue
-        if any(each.name.startswith("aten::_scaled_mm") for each in inner):
+        if wraps_scaled(event, inner):
             continue
         widened = [each for each in inner if each.name == "aten::_to_copy" and "Float8" in "".join(each.dtypes[:1])]
         if widened:

@@ -6,8 +6,7 @@ products go through no torch operator: ``record/libraries.py`` marks them.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +21,7 @@ from pytest_fp8.worker.record.trace import (
     busy_time,
     dtype_told,
     exposures,
+    inner_finder,
     is_collective,
     kernel_finder,
     longest,
@@ -39,6 +39,7 @@ CLASSES = ("fp8 products", "other products", "attention", "optimizer", "communic
 NAMED = 48
 """How many kinds of kernels of the rest are told apart."""
 KNOWN = "fp8 known product: "
+SCALED = "aten::_scaled_mm"
 SIZES = 8
 """How many sizes of products are tried."""
 
@@ -68,7 +69,7 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
     """
     kernels_of = kernel_finder(events)
     host = sorted((e for e in events if not e.gpu), key=lambda e: (e.start, -e.end))
-    wraps_scaled = scaled_finder(host)
+    inside_of = inner_finder(host)
     phases = [(e.name.removeprefix(PHASE), e.start, e.end) for e in host if e.name.startswith(PHASE)]
     products: list[Product] = []
     attention: dict[str, set[str]] = {}
@@ -98,7 +99,7 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
             continue
         if event.name.startswith(TE_RANGE):
             product = te_product(phase, event.name, longest(kernels_of(event)))
-        elif event.name.startswith("aten::") and operator in OPERANDS and not wraps_scaled(event):
+        elif event.name.startswith("aten::") and operator in OPERANDS and not wraps_scaled(event, inside_of(event)):
             product = _product_of_event(event, phase, operator, longest(kernels_of(event)))
         else:
             continue
@@ -129,6 +130,12 @@ def _product_of_event(event: TraceEvent, phase: str, operator: str, kernel: str)
     return replace(product, formats=formats, fast_accumulation=event.fast_accumulation)
 
 
+def wraps_scaled(event: TraceEvent, inside: Sequence[TraceEvent]) -> bool:
+    """Whether an operator computes its product by a ``_scaled_mm`` inside it. Uncompiled, torchao's tensors reach
+    ``aten::mm`` as bfloat16, and their FP8 values are multiplied inside it."""
+    return not event.name.startswith(SCALED) and any(each.name.startswith(SCALED) for each in inside)
+
+
 def waits_of(host: list[TraceEvent]) -> dict[str, int]:
     """How often the host waited for the GPU inside the step, by the CUDA call; outside its evaluations."""
     inside = [(event.start, event.end) for event in host if event.name == STEP]
@@ -140,24 +147,6 @@ def waits_of(host: list[TraceEvent]) -> dict[str, int]:
         if any(a <= event.start < b for a, b in inside):
             counts[event.name] = counts.get(event.name, 0) + 1
     return counts
-
-
-def scaled_finder(host: list[TraceEvent]) -> Callable[[TraceEvent], bool]:
-    """A function that says whether an operator computes its product by a ``_scaled_mm`` inside it.
-
-    Uncompiled, torchao's tensors reach ``aten::mm`` as bfloat16, and their FP8 values are multiplied inside it.
-    """
-    starts: dict[int, list[int]] = {}
-    for event in host:
-        if event.name.startswith("aten::_scaled_mm"):
-            starts.setdefault(event.thread, []).append(event.start)
-
-    def wraps_scaled(event: TraceEvent) -> bool:
-        mine = starts.get(event.thread, [])
-        first = bisect_left(mine, event.start)
-        return not event.name.startswith("aten::_scaled_mm") and first < len(mine) and mine[first] < event.end
-
-    return wraps_scaled
 
 
 def kernel_times(spent: dict[str, int], kernels: list[TraceEvent], rest: list[TraceEvent]) -> dict[str, float]:

@@ -91,6 +91,21 @@ def kernel_finder(events: list[TraceEvent]) -> Callable[[TraceEvent], list[Trace
     return kernels_of
 
 
+def inner_finder(host: Sequence[TraceEvent]) -> Callable[[TraceEvent], list[TraceEvent]]:
+    """A function that gives the host's events inside one, of its thread. ``host``: in order of their starts."""
+    threads: dict[int, list[TraceEvent]] = defaultdict(list)
+    for event in host:
+        threads[event.thread].append(event)
+    starts = {thread: [event.start for event in mine] for thread, mine in threads.items()}
+
+    def inside(event: TraceEvent) -> list[TraceEvent]:
+        mine, first = threads[event.thread], bisect_left(starts[event.thread], event.start)
+        last = bisect_left(starts[event.thread], event.end)
+        return [other for other in mine[first:last] if other is not event]
+
+    return inside
+
+
 def longest(launched: list[TraceEvent]) -> str:
     """The name of the kernel that took the most time: a product may come with a split-K reduction or a fill."""
     return max(launched, key=lambda kernel: kernel.end - kernel.start).name if launched else ""
