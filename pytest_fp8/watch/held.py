@@ -48,22 +48,6 @@ Steps = Generator[Any, None, Any]
 """An operation; each ``yield`` is one step of the script."""
 
 
-class Roots:
-    """The script's models as one: what notes of weights and optimizers ask of a model."""
-
-    def __init__(self, roots: Sequence[Any]) -> None:
-        self.roots = roots
-
-    def named_parameters(self, remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:
-        for number, root in enumerate(self.roots):
-            prefix = f"{number}" if len(self.roots) > 1 else ""
-            yield from root.named_parameters(prefix, remove_duplicate=remove_duplicate)
-
-    def named_buffers(self, remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:
-        """None: the first forward pass, which comes before the notes, has changed running statistics."""
-        return iter(())
-
-
 class Held(Observer):
     """An observer that waits for requests once the script is warm."""
 
@@ -102,15 +86,21 @@ class Held(Observer):
             return
         if self.weights is None:
             self.roots = [weakref.ref(root) for root in trained(root_modules(), objects([torch.optim.Optimizer]))]
-            found = weights_of(Roots(self.models()))  # type: ignore[arg-type]
-            self.weights = {name: weight for name, weight in found.items() if weight.digest}
+            found = weights_of(self.whole())
+            # The first forward pass, which comes before the notes, has changed running statistics.
+            self.weights = {name: weight for name, weight in found.items() if weight.digest and not weight.buffer}
             self.switches = switches_of(_device())
             for root in self.models():
                 self.note_inputs(root)
-        self.optimizer_notes[id(optimizer)] = optimizer_note(optimizer, Roots(self.models()))  # type: ignore[arg-type]
+        self.optimizer_notes[id(optimizer)] = optimizer_note(optimizer, self.whole())
 
     def models(self) -> list[Any]:
         return living(self.roots)
+
+    def whole(self) -> torch.nn.Module:
+        """The script's models as one."""
+        found = self.models()
+        return found[0] if len(found) == 1 else torch.nn.ModuleList(found)
 
     def note_inputs(self, root: Any) -> None:
         """Note what enters the model in its next calls, but for a compiled one: a hook would be compiled with it."""
@@ -179,7 +169,7 @@ class Held(Observer):
         facts: dict[str, Any] = {
             "libraries": library_versions(),
             "cudnn": _cudnn_version() if on_gpu else None,
-            "parameters": sum(each.numel() for _, each in Roots(self.models()).named_parameters()),
+            "parameters": sum(each.numel() for each in self.whole().parameters()),
             "compiled": self.graphs > 0,
             "seconds": {"start": time.perf_counter() - self.began},
             "first_step": "",
