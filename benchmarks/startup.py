@@ -26,7 +26,7 @@ import pytest_fp8
 
 BUDGET_MS = 30.0
 BUDGET_SHARE = 0.1
-FEWEST = 15
+FEWEST = 5
 
 
 def collect(folder: str, env: dict[str, str], *more: str) -> float:

@@ -94,6 +94,7 @@ def test_a_signal_ends_the_session_as_ctrl_c_does(pytester, temporary, number, o
     assert left_in(temporary) == []
 
 
+@pytest.mark.nightly
 def test_a_session_that_is_killed_leaves_what_was_known(pytester, temporary):
     session, pids = started(pytester, temporary)
     os.kill(session.pid, signal.SIGKILL)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from helpers.watching import HEALTHY, OWN_FP8, script, watch
+from helpers.watching import HEALTHY, OWN_FP8, environment, script, watch
 from pytest_fp8.codes import W
-from pytest_fp8.watch.command import answer
+from pytest_fp8.watch.command import FOLDER, answer, evidence_in
+from pytest_fp8.watch.judge import judge
+from pytest_fp8.watch.report import groups, plain
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +45,7 @@ def launch(launcher, path):
     }[launcher]
 
 
-@pytest.mark.nightly_beyond(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate", "module", "shell", "deepspeed", "uv run"])
 def test_a_launcher(tmp_path, launcher):
     if launcher == "deepspeed":
@@ -59,6 +63,27 @@ def test_a_launcher(tmp_path, launcher):
     assert training["fp8_share"] == pytest.approx(32 / 35)
     assert [rank["rank"] for rank in training["ranks"]] == list(range(ranks))
     assert training["notes"] == []
+
+
+def test_ranks_are_one_training(tmp_path, python_with_torch):
+    """As a launcher starts them, without its own imports."""
+    path = script(tmp_path, RANKS)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port, FOLDER: str(tmp_path)}
+    ranks = [
+        subprocess.Popen(
+            [*python_with_torch.command, path],
+            env=environment(**shared, RANK=str(rank)),
+            stdout=(tmp_path / f"printed {rank}").open("w"),
+        )
+        for rank in range(2)
+    ]
+    assert [each.wait(300) for each in ranks] == [0, 0]
+    (training,) = plain(groups([judge(evidence) for evidence in evidence_in(tmp_path)]), ["python"], 0)["trainings"]
+    assert [rank["rank"] for rank in training["ranks"]] == [0, 1]
+    assert (training["fp8_share"], training["notes"]) == (pytest.approx(32 / 35), [])
 
 
 # -- one run of a script as people write them, judged by several tests ------------------------------------------------
@@ -162,7 +187,7 @@ def test_stop_ends_the_script_and_its_children(tmp_path):
     assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
 
 
-@pytest.mark.nightly_beyond(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("arguments", "variables"), [(["-I"], {}), ([], {"FP8_WATCH": "0"})])
 def test_a_training_that_is_not_observed_is_unknown(tmp_path, arguments, variables):
     path = script(tmp_path, HEALTHY)

@@ -124,12 +124,13 @@ def test_a_fault_of_ones_own_conversion_is_found_by_its_question(runner, broken,
     verdict_of(decision, Verdict.FAIL, *filter(None, [code]), about)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("factor", "verdict"),
     [
-        pytest.param(1.0, Verdict.PASS, marks=pytest.mark.nightly),
+        (1.0, Verdict.PASS),
         (2.0, Verdict.FAIL),
-        pytest.param(-1.0, Verdict.FAIL, marks=pytest.mark.nightly),
+        (-1.0, Verdict.FAIL),
     ],
 )
 def test_a_wrong_gradient_fails_where_gradients_cancel_between_rows(runner, factor, verdict):

@@ -169,6 +169,15 @@ fp8_workload = workload(
 )
 """
     + asks("layers", "numerics", options={"float8_all_gather": True}),
+    "ranks that train alone, on one batch": """
+fp8_workload = workload(batch=lambda step: randn(128, 64), parallelize=lambda model, mesh: model)
+
+@asked()
+def test(fp8_pair):
+    said = fp8_pair.assert_layers().headline
+    assert "nothing travelled between the ranks" in said
+    assert "all ranks were given one and the same batch" in said
+""",
     "the optimizer reduces": """
 import torch
 
@@ -189,15 +198,6 @@ def test(fp8_pair):
     assert "unless the optimizer reduces gradients" in fp8_pair.assert_layers().headline
     assert "gradients differ between the ranks in both arms" in fp8_pair.assert_numerics().headline
     fp8_pair.assert_loss()
-""",
-    "ranks that train alone, on one batch": """
-fp8_workload = workload(batch=lambda step: randn(128, 64), parallelize=lambda model, mesh: model)
-
-@asked()
-def test(fp8_pair):
-    said = fp8_pair.assert_layers().headline
-    assert "nothing travelled between the ranks" in said
-    assert "all ranks were given one and the same batch" in said
 """,
     "other numbers of micro-batches": """
 from contextlib import nullcontext
@@ -283,7 +283,7 @@ fp8_workload = workload(build=Net)
 }
 
 
-@pytest.mark.nightly_beyond(3)
+@pytest.mark.nightly_beyond(2)
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_way_of_ones_own_passes(pytester, name):
     pytester.makepyfile(HEAD + SOUND[name])
@@ -299,6 +299,22 @@ def in_fp8(model):
 """
 TOLD_IN_WORDS = {
     # name: (module, what is said)
+    # As where a variable that switches it on was not passed on to each rank.
+    "a rank in BF16": (
+        """
+def convert(model):
+    from torchao.float8 import convert_to_float8_training
+    from pytest_fp8.backends.torchao import torchao_config
+
+    if dist.get_rank() == 0:
+        convert_to_float8_training(model, config=torchao_config("tensorwise", emulated=True))
+    return model
+
+fp8_workload = workload(convert=convert)
+"""
+        + asks("layers", parallel="ddp"),
+        [f"*{R.RANKS_DISAGREE}: *"],
+    ),
     "a rank without a layer": (
         """
 class Two(nn.Module):
