@@ -95,19 +95,6 @@ def test_a_signal_ends_the_session_as_ctrl_c_does(pytester, temporary, number, o
 
 
 @pytest.mark.nightly
-def test_a_session_that_is_killed_leaves_what_was_known(pytester, temporary):
-    session, pids = started(pytester, temporary)
-    os.kill(session.pid, signal.SIGKILL)
-    session.communicate(timeout=60)
-    assert reported(pytester) == {"layers": "PASS"}
-    assert all_end(*pids)
-    assert len(left_in(temporary)) == 1
-    next_start = "from pytest_fp8.arms.scratch import session_folder; session_folder()"
-    subprocess.run([sys.executable, "-c", next_start], env={**os.environ, "TMPDIR": temporary}, check=True)
-    assert left_in(temporary) == []
-
-
-@pytest.mark.nightly
 def test_a_controller_that_is_killed_takes_its_workers_along_and_they_leave_nothing(pytester, temporary):
     session, pids = started(pytester, temporary, "-n1")
     os.kill(session.pid, signal.SIGKILL)

@@ -57,15 +57,6 @@ def cases_in(tests):
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_group_is_chosen_by_its_mark():
-    for group, tests in zip(matrix.GROUPS, collected(*(["-m", group] for group in matrix.GROUPS)), strict=True):
-        cases = cases_in(tests)
-        for case in [*matrix.ALL, *matrix.OWN]:
-            assert (case.id in cases) == (matrix.group_of(case) == group), (group, case.id)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
 def test_the_commands_of_the_ci_page_ask_every_case_once():
     rows = re.findall(r"^\| .* \| .* \| `(-.*)` \|$", (ROOT / "docs/ci.md").read_text(), re.MULTILINE)
     assert len(rows) >= 2 * len(matrix.GROUPS)

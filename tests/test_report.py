@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -119,30 +116,6 @@ def test_github_s_summary_is_appended_to_and_what_cannot_be_written_is_a_note(tm
     assert step.read_text() == "before\n" + (tmp_path / "summary.md").read_text()
     _, [note] = write_beside(tmp_path, report_of(), {"GITHUB_STEP_SUMMARY": str(tmp_path / "no" / "folder")})
     assert note.startswith(f"the summary was not added to GITHUB_STEP_SUMMARY={tmp_path}")
-
-
-@pytest.mark.parametrize("file", ["summary.md", "index.html"])
-def test_a_full_disk_is_told_in_the_system_s_words(tmp_path, monkeypatch, file):
-    replaced = os.replace
-
-    def full(source, target):
-        if Path(target).name == file:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source)
-        replaced(source, target)
-
-    monkeypatch.setattr("os.replace", full)
-    [written], [note] = write_beside(tmp_path, report_of(case_of()), {})
-    assert note == f"not all of the report was written: could not write {tmp_path / file}: No space left on device"
-    assert written.name != file
-
-
-def test_a_gate_without_its_gpu_replaces_the_report_and_leaves_files_of_others(session, pytester, monkeypatch):
-    (session / "mine").mkdir()
-    monkeypatch.setattr("pytest_fp8.gpu.detect", lambda: (None, "no NVIDIA GPU (driver not loaded)"))
-    pytester.runpytest("--fp8-gpu=h200", "--fp8-report=out")
-    assert (session / "mine").is_dir()
-    assert (session / "summary.md").read_text().startswith("## FP8: nothing ran")
-    assert "no FP8 test ran on it" in (session / "index.html").read_text()
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
@@ -279,19 +252,3 @@ def test_hostile_text_is_escaped_wherever_it_stands():
 def test_figures_that_no_axis_can_show_leave_a_chart_out(changed):
     answers = said("loss", gap="x", margin=None), said("memory", ratio=[1])
     assert page(case_of("c", *answers, **changed)).endswith("</html>\n")
-
-
-def test_two_hundred_cases_are_one_page():
-    names = [f"{index}-" + "a-very-long-name-" * 20 for index in range(200)]
-    text = page(*map(case_of, names))
-    assert all(text.count(f">{name}<") == 1 for name in names)
-    assert len(text) < 3_000_000
-
-
-def test_a_failed_line_begins_with_the_headline(pytester, monkeypatch):
-    install(monkeypatch, H200, speedup=0.8)
-    monkeypatch.setenv("COLUMNS", "200")
-    pytester.makepyfile(SUITE)
-    failed = [line for line in pytester.runpytest("--fp8-gpu=h200").outlines if line.startswith("FAILED")]
-    assert failed
-    assert all(" - FAIL FP8-S09: " in line and "CheckFailed" not in line for line in failed)

@@ -127,16 +127,6 @@ def test_the_end_of_a_session_after_its_last_fp8_test_is_told_too(pytester, monk
     assert "not finished: all FP8 tests ran" in summary
 
 
-def test_what_fails_the_session_by_itself_is_in_the_summary(pytester, monkeypatch):
-    install(monkeypatch, H200)
-    monkeypatch.setenv("CI", "true")
-    pytester.makepyfile(SUITE)
-    result, report, summary = run(pytester, "--fp8-gpu=h200")
-    assert result.ret == 1
-    assert any("no baseline for 2 case(s)" in problem for problem in report.problems)
-    assert "**FP8-R46: no baseline for 2 case(s)" in summary
-
-
 def test_a_session_that_asks_nothing_leaves_an_earlier_report_as_it_is(pytester, monkeypatch):
     install(monkeypatch, H200)
     pytester.makepyfile(SUITE)

@@ -98,12 +98,6 @@ def accepts(arguments, project):
     assert "tests/test_fp8.py::" in done.stdout
 
 
-@pytest.mark.nightly_beyond(2)
-@pytest.mark.parametrize("arguments", every_command("pytest"))
-def test_pytest_accepts_the_options_in_continuous_integration(arguments, projects):
-    accepts(arguments, projects[True])
-
-
 @pytest.mark.parametrize("arguments", every_command("pytest", stored=False))
 def test_pytest_accepts_the_options_on_the_first_day(arguments, projects):
     accepts(arguments, projects[False])
@@ -138,11 +132,6 @@ def test_a_gate_reads_baselines_of_its_base_where_there_are_some(script, stored,
 @pytest.mark.parametrize("arguments", every_command("pytest-fp8"))
 def test_the_command_line_accepts_the_arguments(arguments):
     parser().parse_args(arguments)
-
-
-def test_every_template_asks_a_gate():
-    assert all(list(commands(path, "pytest")) for path in FILES)
-    assert sum(len(list(commands(path, "pytest-fp8"))) for path in FILES) > 4
 
 
 def test_every_run_leaves_a_report_and_fails_without_an_answer():

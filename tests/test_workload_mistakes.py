@@ -164,18 +164,6 @@ def test_a_short_last_batch_is_named_with_its_rows_and_what_to_do(parts):
     assert "multiples of 16" in error.value.fp8_cause
 
 
-def test_a_batch_that_cannot_be_drawn_again_hides_no_error():
-    server = serve(batch=batch, loss=loss)
-
-    def failing(seed, steps):
-        server.engine.training_batch = None
-        raise RuntimeError("the step's own error")
-
-    server.curve = failing
-    with pytest.raises(RuntimeError, match="the step's own error"):
-        server.answer("curve", {"seed": 2, "steps": 6})
-
-
 def transposed():
     class Transposed(torch.nn.Module):
         def __init__(self):

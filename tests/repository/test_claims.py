@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,6 @@ from benchmarks.claims.__main__ import (
     DID_NOT_HOLD,
     HELD,
     MEASURED,
-    METRICS,
-    NOT_MEASURED,
     NOT_REPRODUCED,
     PARTLY,
     Claim,
@@ -95,57 +92,6 @@ def test_a_claim_did_not_hold_only_where_the_same_was_measured(about, said):
     assert (found.verdict, found.differs) == (NOT_REPRODUCED if said else DID_NOT_HOLD, said)
     of_two = judged(claim(PAIR, gpus=8), h200=[baseline(PAIR, speedup=speed(1.4))])
     assert of_two.differs == {"number of GPUs": "2 instead of 8"}
-
-
-@pytest.mark.parametrize(
-    ("about", "on", "answers"),
-    [
-        ("h100", {"h200": [CASE], "h100": [CASE]}, ("h100", CASE)),
-        ("h200", {"h200": [CASE], "h100": [CASE]}, ("h200", CASE)),
-        ("h100", {"h200": [CASE], "h100": [OTHER]}, ("h200", CASE)),
-        ("", {"h200": [OTHER], "h100": [CASE]}, ("h100", CASE)),
-        ("h200", {"h200": [OTHER]}, ("h200", OTHER)),
-    ],
-)
-def test_the_nearest_case_counts_first_and_then_the_claims_own_gpu(about, on, answers):
-    held = {gpu: [baseline(case, speedup=speed(1.4)) for case in of_it] for gpu, of_it in on.items()}
-    found = judged(claim(CASE, OTHER, gpu=about), **held)
-    assert (found.gpu, found.near["case"], found.verdict) == (answers[0], answers[1].id, HELD)
-    assert found.why == (() if answers[1] is CASE else (f"no baseline of {CASE.id}",))
-
-
-def test_where_arms_wait_for_their_host_the_gpu_s_work_answers_and_that_is_no_such_speed():
-    found = judged(claim(), h200=[baseline(speedup=speed(0.97), busy_speedup=speed(1.1))])
-    assert found.reading.value == pytest.approx(1.1)
-    assert "time" in found.differs
-    assert found.verdict == NOT_REPRODUCED, "the steps may be as fast elsewhere"
-
-
-@pytest.mark.parametrize(
-    ("asked", "held"),
-    [
-        (claim(LARGE, metric="loss_gap", at_most=0.02), baseline(LARGE, loss_gap=[0.0, 0.001, 0.002])),
-        (claim(), replace(baseline(speedup=speed(1.4)), case_hash="0" * 16)),
-        (claim(metric="activation_ratio", at_most=0.5), baseline(speedup=speed(1.4))),
-    ],
-    ids=["learns too little", "another definition", "no such metric"],
-)
-def test_a_baseline_that_cannot_say_answers_nothing(asked, held):
-    found = judged(asked, h200=[held])
-    assert (found.verdict, len(found.why)) == (NOT_MEASURED, 1)
-
-
-@pytest.mark.parametrize(
-    ("metric", "own", "value"),
-    [
-        ("fp8_tokens_per_s", {"fp8_ms": [10.0, 10.0]}, 24 * 1024 / 0.010),
-        ("loss_gap", {"loss_gap": [0.0, 0.01]}, 0.005),
-    ],
-)
-def test_what_the_stored_baselines_say_in_a_metric(metric, own, value):
-    found = METRICS[metric][2](baseline(**own), CASE)
-    assert found.value == pytest.approx(value)
-    assert found.low < value < found.high
 
 
 def test_published_claims_have_an_address():

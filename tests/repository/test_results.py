@@ -74,21 +74,3 @@ def test_the_account_of_a_baseline_is_a_row(stored):
     told = "100.0 | 90.5 | 98.0 / 85.0 | 2.0% / 6.1% | - | 20.0 | +9.0 | +1.5 | 1.105x | 1.25x | 42%"
     assert rows == [f"| `1b-te-block` | {told} |"]
     assert "## By the number of GPUs" not in page
-
-
-def test_one_work_on_each_gpu_is_told_by_the_number_of_gpus(stored):
-    speed = {"speedup": [[0.1, 0.1], [0.1, 0.1]]}
-    wire = {"bf16_wire_ms": [4.0], "fp8_wire_ms": [6.0]}
-    stored("8b-torchao-rowwise-fsdp2.8-8x8192", **speed, **ACCOUNT, **wire)
-    stored("8b-torchao-rowwise-fsdp2.2-2x8192", **speed, **ACCOUNT, **wire)
-    stored("8b-torchao-rowwise-1x8192", **speed, **ACCOUNT)
-    stored("8b-torchao-rowwise-fsdp2.2-4x4096", **speed, **ACCOUNT)
-    stored("8b-torchao-tensorwise-fsdp2.2-2x8192", **speed, **ACCOUNT)
-    page = lines()
-    start = page.index("## By the number of GPUs")
-    told = page[start : page.index("## h200")]
-    assert [line for line in told if line.startswith("`")] == ["`8b-torchao-rowwise` with 1x8192 tokens on each H200:"]
-    rows = [line.split(" | ") for line in told if line.startswith("| `")]
-    names = [row[0].strip("| `") for row in rows]
-    assert names == [f"8b-torchao-rowwise{how}x8192" for how in ("-1", "-fsdp2.2-2", "-fsdp2.8-8")]
-    assert [row[5] for row in rows] == ["-", "4.0 / 6.0", "4.0 / 6.0"]
