@@ -64,12 +64,6 @@ def test_the_exit_status_is_that_of_pytest(installed, project):
     assert "A gate that ran nothing is not green" in said
 
 
-def test_from_a_clone_too(project):
-    code, said = ran(ROOT, project, "--collect-only", "-k", "test_layers")
-    assert code == 0, said
-    assert "test_questions.py::test_layers" in said
-
-
 def test_without_the_plugin_the_suites_skip_and_say_so():
     command = [sys.executable, "-m", "pytest", "suites", *QUIET, "-p", "no:fp8", "-rs"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

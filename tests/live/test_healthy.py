@@ -26,11 +26,10 @@ EACH_COMMIT = (
     "block_of_every_other_step",
     "gradual_unfreezing",
     "layer_that_casts",
-    "plateau",
-    "replay_in_the_model",
     "sam_of_two_steps",
 )
-"""One a kind: data, layers that come and go, frozen weights, a layer, a schedule, state of the model, a step."""
+"""One a kind: data, layers that come and go, frozen weights, a layer, a step."""
+EACH_NIGHT = ("plateau", "replay_in_the_model", *[entry.name for entry in CATALOGUE][::4])
 ROUNDED = "round_scales_to_power_of_2"
 
 
@@ -81,7 +80,7 @@ SAYS = {
 }
 
 
-NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in list(BY_NAME)[::4] if name not in SOUND]
+NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in dict.fromkeys(EACH_NIGHT) if name not in SOUND]
 
 
 @pytest.mark.parametrize("name", [*SOUND, *NIGHTLY])

@@ -18,7 +18,7 @@ from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.compare import environments
 from pytest_fp8.errors import ArmError
-from pytest_fp8.own_code import own_code
+from pytest_fp8.own_code import NOT_FROM, OtherSideError, own_code, require_own_code
 
 GIT = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
 MODEL = """
@@ -121,6 +121,18 @@ def test_what_is_installed_inside_the_project_is_not_its_code(project, monkeypat
         assert own_code(path, project) is own, path
 
 
+def test_code_of_the_project_as_it_is_here_is_none_of_another_commit(project, monkeypatch):
+    (project / "committed.py").write_text("")
+    git(project, "add", ".")
+    monkeypatch.syspath_prepend(project)
+    monkeypatch.setitem(sys.modules, "committed", importlib.import_module("committed"))
+    require_own_code()
+    monkeypatch.setenv(NOT_FROM, f"{project}{os.pathsep}{project / 'checkout'}")
+    with pytest.raises(OtherSideError, match=r"committed came from .*which is not of this commit"):
+        require_own_code()
+
+
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_arm_of_base_that_has_heads_code_all_the_same_fails(project, tmp_path, monkeypatch):
     (project / "hidden").mkdir()
