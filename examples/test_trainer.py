@@ -1,4 +1,8 @@
-"""FP8 under the Trainer of transformers, which the environment switches on, as `accelerate launch` does."""
+"""A small Llama of transformers in FP8, by Accelerator(mixed_precision="fp8") and under the Trainer.
+
+The Trainer has no argument for FP8: the environment switches it on, as `accelerate launch` does. Keep the tests of the
+way that you train.
+"""
 
 import pytest
 import torch
@@ -32,28 +36,40 @@ def fp8_workload():
     return Workload(build, batch)
 
 
+def ask(fp8_pair):
+    fp8_pair.assert_layers()
+    fp8_pair.assert_numerics()
+    fp8_pair.assert_loss()
+
+
 # By default Accelerate wraps the weights for FSDP2, even where there is no FSDP. No optimizer then trains them, and the
 # test fails. A script needs ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false in its environment.
-NO_ALL_GATHER = {"fp8_all_gather": False}
+TRAINER = {"backend": "trainer_torchao", "options": {"fp8_all_gather": False}, "name": "trainer"}
 
 
-@pytest.mark.fp8(backend="trainer_torchao", options=NO_ALL_GATHER, emulated=True, name="trainer")
-def test_without_a_gpu(fp8_pair):
-    fp8_pair.assert_layers()
-    fp8_pair.assert_numerics()
-    fp8_pair.assert_loss()
+@pytest.mark.fp8(**TRAINER, emulated=True)
+def test_trainer_without_a_gpu(fp8_pair):
+    ask(fp8_pair)
 
 
-@pytest.mark.fp8(backend="trainer_torchao", options=NO_ALL_GATHER, name="trainer")
-def test_torchao(fp8_pair):
-    fp8_pair.assert_layers()
-    fp8_pair.assert_numerics()
-    fp8_pair.assert_loss()
+@pytest.mark.fp8(**TRAINER)
+def test_trainer(fp8_pair):
+    ask(fp8_pair)
 
 
-@pytest.mark.fp8(backend="trainer_te", recipe="delayed", options={"amax_compute_algo": "max"}, name="trainer")
+@pytest.mark.fp8(backend="accelerate_torchao", emulated=True, name="accelerate")
+def test_accelerate_without_a_gpu(fp8_pair):
+    ask(fp8_pair)
+
+
+@pytest.mark.fp8(backend="accelerate_torchao", name="accelerate")
+def test_accelerate(fp8_pair):
+    ask(fp8_pair)
+
+
+# Accelerate 1.15 drops its own default, most_recent, and trains with max.
+@pytest.mark.fp8(
+    backend=["trainer_te", "accelerate_te"], recipe="delayed", options={"amax_compute_algo": "max"}, name="te"
+)
 def test_transformer_engine(fp8_pair):
-    """Accelerate 1.15 drops its own default, most_recent, and trains with max."""
-    fp8_pair.assert_layers()
-    fp8_pair.assert_numerics()
-    fp8_pair.assert_loss()
+    ask(fp8_pair)
