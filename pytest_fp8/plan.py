@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from pytest_fp8.arms.pool import ALONE, Arm, ArmPool
+from pytest_fp8.arms.pool import ALONE, RECORDED, Arm, ArmPool
 from pytest_fp8.arms.scratch import CHECKPOINTS, temporary_folder
-from pytest_fp8.case import OWN, Case
+from pytest_fp8.case import Case
 from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Conditions, conditions
@@ -231,12 +231,13 @@ class TwoArms:
 
     def _side_by_side(self, asks: list[Ask]) -> bool:
         """Whether the arms of these asks can work at the same time: nothing is timed or weighed, each has a process of
-        its own, and the GPU has room for steps of both, of users' models also for those that are recorded."""
+        its own, and the GPU has room for steps of both."""
         arms = [self.arms[name] for name in dict.fromkeys(ask.arm for ask in asks)]
-        if len(arms) < 2 or any(ask.operation in ALONE for ask in asks):
+        alone = ALONE if self.pool.gpu is None else (*ALONE, *RECORDED)
+        if len(arms) < 2 or any(ask.operation in alone for ask in asks):
             return False
         apart = len({self.pool.live(arm).pid for arm in arms}) == len(arms)
-        return apart and not self.pool.tight(*arms, recorded=self.case.model == OWN)
+        return apart and not self.pool.tight(*arms)
 
     def _process(self, ask: Ask, question: _Question) -> tuple[Arm, ArmProcess]:
         """The arm that is asked, and its process. What a question asks is of one process of each arm: raises the death

@@ -66,7 +66,7 @@ def infinite(model, batch):
 @pytest.mark.parametrize(("loss", "is_so"), [(not_a_number, math.isnan), (infinite, math.isinf)])
 def test_losses_that_are_not_finite_reach_pytest_as_they_are(fresh, loss, is_so):
     fresh.start_import()
-    assert fresh.receive() >= 0, "it has its libraries"
+    assert fresh.receive() is None, "it has its libraries"
     fresh.build(spec(loss=loss))
     assert is_so(fresh.request("curve", seed=0, steps=1)["losses"][0])
 

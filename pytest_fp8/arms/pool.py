@@ -30,15 +30,12 @@ CONTEXT_BYTES = int(1.5 * GIB)
 """The CUDA context and the libraries' workspaces of one process."""
 FILL = 0.92
 """Share of the GPU's memory in which two peaks fit at once."""
-RECORDED = 1.85
-"""What a step of a user's model takes that is recorded, in either arm, over the larger peak of a pair's compiled
-steps: it is not compiled, and it keeps products and operands in FP32. Of the suite's models it has few tokens. Seen on
-an H100 with all tokens of 1B, where a BF16 step had 20.5 GiB reserved: 35.1 in BF16 and in torchao's tensorwise and
-rowwise recipes, 36.2 with rowwise_with_gw_hp, 36.8 to 37.6 in Transformer Engine's three."""
-
 ALONE = ("blocks", "busy", "layers", "memory", "alone", "call")
 """What is asked while no other arm works: what is timed or weighed, the profile that gives kernels' times, and a user's
 own function, which may take some."""
+RECORDED = ("ledger", "numerics", "moved")
+"""Steps that are recorded. On a GPU one arm after the other takes them: they are not compiled and keep products and
+operands in FP32, up to 1.85 times the memory that the arms' builds told (1B on an H100)."""
 IMPORT_SECONDS = 90.0
 """How long imports of processes that were started ahead may take. From a cold disk they took 30 s."""
 
@@ -98,7 +95,7 @@ class ArmPool:
         self._turns: set[str] = set()
         """Keys of arms that do not fit the GPU beside their partner."""
         self._too_large: dict[str, ArmError] = {}
-        """Keys of arms that the GPU does not hold, though they were alone on it."""
+        """Keys of arms that ran out of memory alone on the GPU, and are not built again."""
         self._pair: tuple[Arm, ...] = ()
         """The arms that are to be alive."""
         self._ahead: dict[tuple[str, int], ArmProcess] = {}
@@ -198,16 +195,15 @@ class ArmPool:
 
     # -- memory, as each arm's build said -------------------------------------------------------------------------
 
-    def tight(self, *arms: Arm, recorded: bool = False) -> bool:
-        """Whether these arms' peaks, or those of steps that are ``recorded``, do not fit the GPU at once, beside what
-        others keep resident. Each must then give its cached memory back before the other works."""
+    def tight(self, *arms: Arm) -> bool:
+        """Whether these arms' peaks do not fit the GPU at once, beside what others keep resident. Each must then give
+        its cached memory back before the other works."""
         if self.gpu is None:
             return False
         others = self._processes.keys() - {arm.key for arm in arms}
         held = sum(self._said(key, "allocated") + CONTEXT_BYTES for key in others)
-        peaks = [self._said(arm.key, "peak") + CONTEXT_BYTES for arm in arms]
-        taken = len(arms) * RECORDED * max(peaks) if recorded else sum(peaks)
-        return any(map(self.takes_turns, arms)) or taken + held > FILL * self.gpu.memory
+        peaks = sum(self._said(arm.key, "peak") + CONTEXT_BYTES for arm in arms)
+        return any(map(self.takes_turns, arms)) or peaks + held > FILL * self.gpu.memory
 
     def _said(self, key: str, what: str) -> int:
         return int(self.facts.get(key, {}).get("memory", {}).get(what, 0))
@@ -230,13 +226,11 @@ class ArmPool:
                     facts = process.receive(BUILD_SECONDS)
                 self._processes[arm.key] = process
                 self.facts[arm.key] = facts
-                self.stopwatch.built(arm.label, facts.get("seconds", {}))
             self._end_imports()
         except ArmError as error:
-            alone = len(arms) == 1 and not self._processes
-            if error.code is R.OUT_OF_MEMORY and alone and self.gpu is not None:
-                self._too_large[arms[0].key] = error = too_large(error, arms[0], self.gpu)
-            raise error from None
+            if error.code is R.OUT_OF_MEMORY and len(arms) == 1 and not self._processes:
+                self._too_large[arms[0].key] = error
+            raise
         finally:
             for arm, process in started:
                 if self._processes.get(arm.key) is not process:
@@ -296,16 +290,3 @@ class ArmPool:
 
 def _kind(arm: Arm) -> tuple[str, int]:
     return arm.spec.case.backend, arm.spec.case.gpus
-
-
-def too_large(error: ArmError, arm: Arm, gpu: Gpu) -> ArmError:
-    """The error of an arm that ran out of memory in its build, with no other arm on the GPU."""
-    case = arm.spec.case
-    return ArmError(
-        R.TOO_LARGE,
-        f"{case.id} does not fit this GPU: its arm ran out of memory with no other arm beside it",
-        expected=f"weights, optimizer state and one step within the {gpu.memory / GIB:.1f} GiB of {gpu.name}",
-        seen=error.seen,
-        cause=error.cause,
-        next_step=f"a GPU with more memory, a smaller batch or seq, or lora=; or leave it out: -k 'not {case.id}'",
-    )

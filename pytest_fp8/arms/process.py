@@ -19,7 +19,6 @@ import os
 import re
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -48,8 +47,6 @@ LOOK_SECONDS = 0.2
 """How often it is seen whether a process is still there."""
 MOST_BYTES = 2**30
 """Of one answer: what a user's own function gives back is the largest."""
-SILENCE_SECONDS = 10
-"""How long an answer that has begun may stand still."""
 LOG_LINES, LOG_BYTES = 25, 2**18
 """How much of an arm's output is shown, and how much of its end is read for that."""
 STACK = re.compile("Fatal Python error|(Current t|T)hread 0x")
@@ -106,9 +103,7 @@ class Rank:
 
     def _talk_over(self, connection: Connection) -> None:
         self.connection, self._number = connection, 0
-        with socket.socket(fileno=os.dup(connection.fileno())) as ours:
-            ours.setblocking(True)  # whatever socket.setdefaulttimeout() was given
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", SILENCE_SECONDS, 0))
+        os.set_blocking(connection.fileno(), True)  # whatever socket.setdefaulttimeout() was given
 
     @property
     def alive(self) -> bool:
@@ -127,17 +122,13 @@ class Rank:
 
     def answer(self) -> dict[str, Any]:
         """The answer to the last request, which has begun to arrive. Raises :class:`EOFError` where none can come any
-        more, :class:`OSError`, and :class:`ValueError` for what is no answer to it."""
+        more, :class:`OSError`, :class:`ValueError` and :class:`LookupError` for what is no answer to it."""
         if not self.connection.poll(0):
             # It has ended, and a child of it may keep the socket open.
             raise EOFError
-        text = self.connection.recv_bytes(MOST_BYTES)
-        try:
-            answer = json.loads(text)
-        except (ValueError, RecursionError):
-            answer = None
-        if not isinstance(answer, dict) or answer.get("id") != self._number:
-            raise ValueError(f"a message of {len(text)} bytes that begins with {text[:20]!r}")
+        answer: dict[str, Any] = json.loads(self.connection.recv_bytes(MOST_BYTES))
+        if answer["id"] != self._number:
+            raise ValueError(f"an answer to request {answer['id']}")
         if "bytes" in answer:
             answer["result"] = self.connection.recv_bytes(MOST_BYTES)
         return answer
@@ -298,13 +289,9 @@ class ArmProcess:
                         errors[rank] = self._raised(rank, answer)
                     else:
                         answers[rank] = answer["result"]
-                except (EOFError, ConnectionResetError, BlockingIOError) as what:
-                    # The last one: it began an answer, and did not end it.
-                    if isinstance(what, BlockingIOError) and self.ranks[rank].alive:
-                        return sorted(silent)
+                except (EOFError, OSError, ValueError, LookupError, TypeError, RecursionError):
+                    # No answer can come, or what came is none: code in the arm wrote to its socket.
                     errors[rank] = self._death(rank)
-                except (ValueError, LookupError, OSError) as what:
-                    errors[rank] = self._unreadable(rank, what)
                 del silent[rank]
                 if errors:
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
@@ -364,18 +351,9 @@ class ArmProcess:
             "one waits in a collective for another that does not call it",
         )
 
-    def _unreadable(self, rank: int, what: Exception) -> ArmError:
-        return ArmError(
-            R.UNREADABLE_ANSWER,
-            f"what the arm {self._called(rank)} gave to {self._asked!r} is no answer, and it was stopped",
-            expected="one JSON document, with the number of the request",
-            seen=f"{what}\n{self._output(rank)}",
-            cause="code in the arm wrote to its socket: to every open file descriptor, or in a process that it forked",
-        )
-
     def _death(self, rank: int, when: str = "", expected: str = "an answer") -> ArmError:
         code = self.ranks[rank].exit_code()
-        how = "closed its connection" if code is None else f"exited with {code}"
+        how = "closed its connection, or wrote what is no answer," if code is None else f"exited with {code}"
         if code is not None and code < 0:
             # Not all numbers have a name.
             how = f"died of {signal.Signals(-code).name if -code in [*signal.Signals] else f'signal {-code}'}"
@@ -462,7 +440,7 @@ def cause_of(code: int | None, tail: str) -> str:
             "unconverted what the others do not; or float8_all_gather, where they cannot share a weight's rows evenly"
         )
     if code is None:
-        return "code in the arm closed its file descriptors, or became another program (os.exec)"
+        return "code in the arm closed or wrote to its file descriptors, or became another program (os.exec)"
     if code == -signal.SIGKILL:
         return "the system's out-of-memory killer, or a kill -9"
     if code < 0:

@@ -1,10 +1,10 @@
-"""Where the time of a session's arms goes: by arm, what was waited for, and the phases of each build."""
+"""Where the time of a session's arms goes: by arm, and what was waited for."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,6 @@ class Stopwatch:
 
     waited: dict[tuple[str, str], float] = field(default_factory=dict)
     """(arm, operation) -> seconds that were waited for it. Arms that are built at the same time share their wait."""
-    builds: dict[str, list[dict[str, float]]] = field(default_factory=dict)
-    """Arm -> seconds of each phase of each of its builds, as its process told them."""
     tell: Callable[[str, str], contextlib.AbstractContextManager[None]] | None = None
     """Tells a person what is waited for, (arm, operation), while its block runs."""
     _began: float | None = None
@@ -35,9 +33,6 @@ class Stopwatch:
         finally:
             key = arm, what
             self.waited[key] = self.waited.get(key, 0.0) + time.monotonic() - start
-
-    def built(self, arm: str, phases: Mapping[str, float]) -> None:
-        self.builds.setdefault(arm, []).append(dict(phases))
 
     @property
     def elapsed(self) -> float:

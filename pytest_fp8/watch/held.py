@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import traceback
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -54,7 +53,7 @@ class Held(Observer):
     def __init__(self, folder: str, address: str) -> None:
         """``address``: of pytest's socket."""
         super().__init__(folder)
-        self.address, self.began = address, time.perf_counter()
+        self.address = address
         self.weights: dict[str, Weight] | None = None
         self.switches: dict[str, str] = {}
         self.optimizer_notes: dict[int, OptimizerNote] = {}
@@ -171,7 +170,6 @@ class Held(Observer):
             "cudnn": _cudnn_version() if on_gpu else None,
             "parameters": sum(each.numel() for each in self.whole().parameters()),
             "compiled": self.graphs > 0,
-            "seconds": {"start": time.perf_counter() - self.began},
             "first_step": "",
             "own_checkpoints": False,
             "foreign_parameters": False,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from typing import Any
 
 READY_SECONDS = 60
@@ -22,14 +21,11 @@ def start() -> None:
         async_compile.maybe_warm_pool()
 
 
-def wait() -> float:
-    """Until they wait for work themselves, if there are any, and :data:`READY_SECONDS` at most. Gives the seconds that
-    this took."""
-    start = time.perf_counter()
+def wait() -> None:
+    """Until they wait for work themselves, if there are any, and :data:`READY_SECONDS` at most."""
     torchs: Any = sys.modules.get("torch._inductor.async_compile")
     # As in start(): without them torch compiles in the arm, and no answer differs.
     with contextlib.suppress(Exception):
         # torch has no public name for "was a pool started?", and wait_pool_ready() would start one.
         if torchs._pool_set:
             torchs.AsyncCompile.wait_pool_ready(READY_SECONDS)
-    return time.perf_counter() - start

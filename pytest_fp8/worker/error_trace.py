@@ -1,20 +1,16 @@
-"""What an arm tells of an error: lines of its traceback, the function that raised it, cause and next step."""
+"""What an arm tells of an error: lines of its traceback, cause and next step."""
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import shutil
 import sys
 import traceback
-from types import CodeType
-from typing import Any
 
 from pytest_fp8.codes import Code, R
 from pytest_fp8.said import said
 from pytest_fp8.source_text import OURS, is_library_file
-from pytest_fp8.workload import ARGUMENTS, Workload
 
 LAST = 3
 """Innermost frames that are always shown."""
@@ -48,30 +44,6 @@ def telling_line(error: BaseException) -> str:
     string."""
     users = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     return traceback.format_list(users[-1:])[0].strip() if users else ""
-
-
-def workloads_function(error: BaseException) -> str:
-    """``build()``, ``batch(step)``: the function of the workload that raised, or an empty string.
-
-    The workload is found where this package's own frames hold it, and its functions by their code.
-    """
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    ours = [frame for frame in frames if frame.f_code.co_filename.startswith(OURS)]
-    held = [value for frame in ours for value in frame.f_locals.values()]
-    owners = [*held, *(getattr(value, "setup", None) for value in held)]
-    found = [one for owner in owners for one in (owner, getattr(owner, "own", None)) if isinstance(one, Workload)]
-    for frame in frames if found else ():
-        for name, arguments in ARGUMENTS.items():
-            if frame.f_code is _code_of(getattr(found[0], name)):
-                return f"{name}({', '.join(arguments)})"
-    return ""
-
-
-def _code_of(function: Any) -> CodeType | None:
-    """The code that runs when a function, a method or a partial of one is called."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(getattr(function, "__func__", function), "__code__", None)
 
 
 def is_users(filename: str) -> bool:

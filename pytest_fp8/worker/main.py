@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -32,7 +31,8 @@ def main(arguments: list[str]) -> int:
     descriptor, parent, backend = int(arguments[0]), int(arguments[1]), arguments[2]
     die_with(parent)
     show_stacks()
-    serve(Connection(descriptor), import_ahead(backend))
+    import_ahead(backend)
+    serve(Connection(descriptor))
     return 0
 
 
@@ -52,17 +52,16 @@ def forked(connection: Connection, log: str, backend: str, env: dict[str, str]) 
     # a dataset of many tensors is more than its socket carries. A user's script has the default.
     multiprocessing.set_start_method(None, force=True)
     show_stacks()
-    serve(connection, import_ahead(backend))
+    import_ahead(backend)
+    serve(connection)
     # multiprocessing's own end would first take apart what is shared with the fork server.
     os._exit(0)
 
 
-def serve(connection: Connection, imports: float) -> None:
+def serve(connection: Connection) -> None:
     """Answer until no more requests can come. ``import`` is answered once nothing is imported any more, also by torch's
-    processes for compilation; ``build`` makes this process one arm. ``imports``: the seconds that they took, in the own
-    time of a process that was started ahead."""
+    processes for compilation; ``build`` makes this process one arm."""
     server: Any = None
-    own = os.getpid()
     # Programs that the arm starts, or execs, do not keep its socket open.
     os.set_inheritable(connection.fileno(), False)
     for request in _requests(connection):
@@ -73,11 +72,11 @@ def serve(connection: Connection, imports: float) -> None:
                 from pytest_fp8.worker.server import ArmServer
 
                 server = ArmServer(from_plain(ArmSpec, request["arguments"]["spec"]))
-                compilers_late = compilers.wait()
+                compilers.wait()
                 result: Any = server.describe()
-                result["seconds"] = {"imports": imports, **result["seconds"], "compilers": compilers_late}
             elif request["operation"] == "import":
-                result = compilers.wait()
+                compilers.wait()
+                result = None
             elif server is None:
                 raise RuntimeError("asked before it was built")
             else:
@@ -85,10 +84,6 @@ def serve(connection: Connection, imports: float) -> None:
             answer = {"bytes": len(result)} if isinstance(result, bytes) else {"result": result}
         except BaseException as error:
             answer, result = _told(error), None
-        if os.getpid() != own:
-            # A fork in the user's code that came back here as well: the arm itself answers.
-            os._exit(0)
-        _block(connection)
         # JSON as Python writes it: NaN and infinities, which a loss may be, come back as such.
         connection.send_bytes(json.dumps({"id": request["id"], **answer}).encode())
         if isinstance(result, bytes):
@@ -99,28 +94,19 @@ def _requests(connection: Connection) -> Iterator[dict[str, Any]]:
     # A reset instead of an end: the other side closed before it had read an answer.
     with contextlib.suppress(EOFError, ConnectionResetError):
         while True:
-            _block(connection)
             yield json.loads(connection.recv_bytes())
 
 
-def _block(connection: Connection) -> None:
-    """Have the socket wait: code of the user may have made every file descriptor non-blocking."""
-    os.set_blocking(connection.fileno(), True)
-
-
-def import_ahead(name: str) -> float:
-    """Import what an arm of this backend needs, so that a process started early is ready when it is wanted. Gives the
-    seconds that this took.
+def import_ahead(name: str) -> None:
+    """Import what an arm of this backend needs, so that a process started early is ready when it is wanted.
 
     A library of the backend's own that is missing is reported when the arm is built, not here.
     """
     # Imports make next to no garbage. Looking for it meanwhile, and in each collection afterwards, takes half a second
     # of five.
     gc.disable()
-    start = time.perf_counter()
     try:
         _import_libraries(name)
-        return time.perf_counter() - start
     finally:
         # Freeze the heap, so that later collections skip it.
         gc.freeze()
@@ -179,11 +165,9 @@ def _describe(error: BaseException) -> dict[str, Any]:
 
     from pytest_fp8.worker import error_trace
 
-    raised_by = error_trace.workloads_function(error)
     code, cause, next_step = error_trace.known_cause(error)
     described = {
-        "error": (f"the workload's {raised_by} raised " if raised_by else "")
-        + f"{type(error).__name__}: {str(error).lstrip()[:2000]}",
+        "error": f"{type(error).__name__}: {str(error).lstrip()[:2000]}",
         "code": code,
         "trace": error_trace.trace_of(error),
         "line": error_trace.telling_line(error),

@@ -64,14 +64,13 @@ class ArmServer:
         return lambda *args, **kwargs: to_plain(OPERATIONS[name](self.engine, *args, **kwargs))
 
     def describe(self) -> dict[str, Any]:
-        """Versions, sizes, and the seconds that each stage of construction took."""
+        """Versions and sizes."""
         engine = self.engine
         facts: dict[str, Any] = {
             "libraries": library_versions(),
             "cudnn": torch.backends.cudnn.version() if engine.device.type == "cuda" else None,
             "parameters": sum(held(each).shape.numel() for each in engine.model.parameters()),
             "compiled": engine.compiled,
-            "seconds": engine.seconds,
             "first_step": engine.first_step,
             "own_checkpoints": roundtrip.are_given(engine),
             "foreign_parameters": bool(foreign(engine.model, engine.optimizer)),

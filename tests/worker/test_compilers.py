@@ -31,7 +31,5 @@ def test_an_arm_on_a_gpu_starts_them_before_its_other_imports():
 
 
 def test_where_nothing_compiles_none_are_started_and_none_waited_for():
-    program = (
-        "import sys; from pytest_fp8.worker import compilers; print(compilers.wait() < 0.1, 'torch' in sys.modules)"
-    )
-    assert said_by(program) == ["True", "False"]
+    program = "import sys; from pytest_fp8.worker import compilers; print(compilers.wait(), 'torch' in sys.modules)"
+    assert said_by(program) == ["None", "False"]

@@ -21,7 +21,7 @@ from helpers.loops import CASE, build, loop, serve, squares
 from pytest_fp8.codes import R
 from pytest_fp8.worker.answers.token_count import TokenCountError
 from pytest_fp8.worker.checkpoint import stores
-from pytest_fp8.worker.error_trace import known_cause, telling_line, trace_of, workloads_function
+from pytest_fp8.worker.error_trace import known_cause, telling_line, trace_of
 from pytest_fp8.worker.main import _describe
 
 pytestmark = pytest.mark.slow
@@ -203,22 +203,6 @@ def test_what_is_advised_mends_it(name, monkeypatch, tmp_path):
         (tmp_path / "a_module_of_nobody.py").touch()
         monkeypatch.syspath_prepend(tmp_path)
         served(mended)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"batch": lambda step: {}["x"]}, "batch(step) raised KeyError: 'x'"),
-        ({"loss": functools.partial(lambda model, x, times: model(x, times), times=3)}, "loss(model, batch) raised "),
-        ({"optimizer": lambda parameters: [].pop()}, "optimizer(parameters) raised IndexError: pop from empty list"),
-        ({"build": lambda: {}["net"]}, "build() raised KeyError: 'net'"),
-    ],
-    ids=["batch", "loss", "optimizer", "build"],
-)
-def test_the_function_that_failed_is_named(wrong, says):
-    error = raised(lambda: served(wrong))
-    assert f"{workloads_function(error)} raised {type(error).__name__}: {error}".startswith(says)
-    assert "pytest_fp8/worker" not in trace_of(error)
 
 
 def test_a_full_disk_names_the_folder_and_what_a_checkpoint_needs(monkeypatch, tmp_path):

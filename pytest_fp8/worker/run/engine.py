@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import gc
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -57,8 +56,8 @@ from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import training
 from pytest_fp8.zoo.batch import with_tensors
 
-WARM_UP = ("first step", "second step", "second step")
-"""Phases of the steps before an arm answers. Both may compile: the second where the first one's guards do not hold."""
+WARM_UP = 3
+"""Steps before an arm answers. Two may compile: the second where the first one's guards do not hold."""
 
 
 class Engine:
@@ -80,9 +79,7 @@ class Engine:
         if spec.threads:
             torch.set_num_threads(spec.threads)
         multiply_bfloat16_through_float32(self.device)
-        self.seconds: dict[str, float] = {}
-        with self._timed("device"):
-            torch.zeros(1, device=self.device)
+        torch.zeros(1, device=self.device)
         own: Workload | None = unship_in_arm(spec.workload) if spec.workload else None
         if own is not None and own.trainer is not None:
             own = by_trainer(own, self.backend, self.case, self.device)
@@ -92,8 +89,7 @@ class Engine:
         self.attention = prefer_fast_attention(self.device)
         self.own_fp8 = OwnFp8()
         self.build()
-        with self._timed("definition"):
-            self.first_step = first_step(self)
+        self.first_step = first_step(self)
         self.timing_batches = [self.timing_batch(step) for step in range(4)]
         self.warm_up(explain_failure)
         self.own_fp8 = own_fp8(self)
@@ -107,8 +103,7 @@ class Engine:
         """Everything up to the first training step."""
         own = self.setup.own
         self.switches = {"asked": os.environ.get("ACCELERATE_MIXED_PRECISION", "")}
-        with self._timed("weights"):
-            self.model = self.fresh_model(seed=0)
+        self.model = self.fresh_model(seed=0)
         self.definition = definition_of(self.model)
         buffers = {name for name, _ in self.model.named_buffers()}
         self.originals = {name: (m.in_features, m.out_features) for name, m in linears(self.model).items()}
@@ -116,8 +111,7 @@ class Engine:
         self.unmatched = mark_skipped(self.model, leave)
         """Patterns of what is to be left that match no Linear."""
         self.compiled = self.case.compile
-        with self._timed("conversion"):
-            self.conversion = self._observed_conversion()
+        self.conversion = self._observed_conversion()
         self.switches["accelerate"] = accelerate_precision()
         self.precision = self.precision_context()
         if self.case.activation_checkpointing:
@@ -220,14 +214,14 @@ class Engine:
         """Arguments of the model in the first call that trains in each of these steps. None where a step calls parts of
         the model alone."""
         try:
-            for phase, batch in zip(WARM_UP, self.timing_batches, strict=False):
+            for batch in self.timing_batches[:WARM_UP]:
                 first = len(self.inputs)
 
                 def keep(*call: Any, first: int = first) -> None:
                     if len(self.inputs) == first:
                         self.inputs.append(with_tensors(call, torch.Tensor.detach))
 
-                with self._timed(phase), on_training_calls(self.wrapped, keep):
+                with on_training_calls(self.wrapped, keep):
                     if self.own_step is None:
                         self.step(batch)
                     else:
@@ -349,13 +343,6 @@ class Engine:
         """Wait for the GPU; nothing on a CPU."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.synchronize()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
 
 def engine_type(control: str | None) -> type[Engine]:
