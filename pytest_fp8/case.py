@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -82,8 +81,6 @@ class Case:
     """Runs on this kind of GPU alone: one of :data:`CHIPS`; empty: on each that can run the recipe."""
     autocast: bool = False
     """Weights stay in float32, and forward passes run under ``torch.autocast`` to bfloat16, in both arms."""
-    weights: str | None = None
-    """A local folder of weights; ``None`` means random weights from a seed."""
     lora: int = 0
     """Rank of the LoRA adapters, which are then all that is trained; 0 trains all weights."""
     lora_targets: tuple[str, ...] = ()
@@ -156,7 +153,6 @@ class Case:
             (not self.compile and not self.emulated, "eager"),
             (self.activation_checkpointing, "ac"),
             (self.autocast, "autocast"),
-            (self.weights is not None, "weights"),
             (self.lora > 0, ".".join([f"lora{self.lora}", *self.lora_targets])),
             (self.gpus > 1, f"{self.parallel}.{self.gpus}"),
         ):
@@ -206,10 +202,11 @@ class Case:
         where_used = {"autocast": False, "lora": 0, "lora_targets": (), "name": "", "gpus": 1, "parallel": ""}
         content = {name: getattr(self, name) for name in always}
         content |= {name: value for name, unused in where_used.items() if (value := getattr(self, name)) != unused}
-        content |= {"options": self.full_options, "weights": self.weights is not None}
+        content |= {"options": self.full_options, "weights": False}
         content |= {"horizon": self.steps, "seeds": self.seeds}
         content["shape"] = SHAPES[self.model].describe() if self.model != OWN else workload
-        # Stored hashes have these. The second one is raised where what a case trains changes and no field says so.
+        # Stored hashes have these, and "weights". The second one is raised where what a case trains changes and no
+        # field says so.
         content |= {"chip": "hopper", "measurement": 2}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -238,10 +235,10 @@ EMULATES = Rule(
 )
 RULES = (
     Rule(
-        lambda case: not _is_own(case) or (case.batch, case.seq, case.weights) == (None, None, None),
-        "batch=, seq= or weights= with a model of your own",
-        "none of them: they are for models of the suite, and your own batch(step) and build() decide",
-        "batch={case.batch}, seq={case.seq}, weights={case.weights!r:.80}",
+        lambda case: not _is_own(case) or (case.batch, case.seq) == (None, None),
+        "batch= or seq= with a model of your own",
+        "neither: they are for models of the suite, and your own batch(step) decides",
+        "batch={case.batch}, seq={case.seq}",
     ),
     Rule(
         lambda case: not case.autocast or WAYS[case.parallel].keeps_weights,
@@ -297,9 +294,8 @@ def field_value(name: str, value: Any) -> Any:
     what = EXPECTED[Case.__annotations__[name].removesuffix(" | None")]
     what, within = WITHIN.get(name, (what, lambda _: True))
     try:
-        # A path becomes a text, and a list a tuple.
-        given = os.fspath(value) if name == "weights" and isinstance(value, os.PathLike) else value
-        found = plain_value(types_of(Case)[name], given, name)
+        # A list becomes a tuple.
+        found = plain_value(types_of(Case)[name], value, name)
         sound = found is None or within(found)
     except PlainDataError:
         sound = False

@@ -140,21 +140,6 @@ def is_for(case: Case, gpu: Gpu | None) -> bool:
     return gpu is not None and bool(gpu.chip) and case.chip in ("", gpu.chip)
 
 
-def require_one_folder(cases: Iterable[Case]) -> None:
-    """Raises :class:`SettingsError` where cases of one name train from different folders of weights: rows, arms and
-    baselines are told apart by the name."""
-    first: dict[str, Case] = {}
-    for case in cases:
-        other = first.setdefault(case.id, case)
-        if other.weights != case.weights:
-            refuse(
-                R.SAME_NAME,
-                f"two cases are named {case.id}",
-                expected="one folder of weights for each name: it names the row, the arms and the baseline",
-                seen=f"weights={other.weights!r} and weights={case.weights!r}",
-            )
-
-
 def one_of_each(cases: Iterable[Case]) -> list[Case]:
     """One case of each name, in their order, and one of those that are for another kind of GPU than this machine's. Of
     cases that are judged differently it has all their questions."""

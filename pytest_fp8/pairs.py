@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_fp8 import gpu as gpus
 from pytest_fp8.baselines.store import Folder, baseline_path, components_in, held_against, source_of
-from pytest_fp8.markers import one_of_each, require_one_folder, running
+from pytest_fp8.markers import one_of_each, running
 from pytest_fp8.options import Settings
 from pytest_fp8.report.record import CaseNotes, Notes
 
@@ -50,8 +50,7 @@ class Pairs:
 
     def collected(self, asked: list[tuple[Case, str | None]]) -> None:
         """Note the case and the question of each collected test. Question ``None``: the marks name none, so the test
-        may ask any. Raises :class:`SettingsError`."""
-        require_one_folder(case for case, _ in asked)
+        may ask any."""
         self.cases = one_of_each(case for case, _ in asked)
         for case, question in asked:
             self.asked.setdefault(case.id, set()).add(question)

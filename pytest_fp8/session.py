@@ -133,10 +133,7 @@ class Session:
         asked = {item.nodeid: (case, question_of(item)) for item in session.items if (case := case_of(item))}
         if not asked:
             return
-        try:
-            self.pairs.collected(list(asked.values()))
-        except Fp8Error as error:
-            raise pytest.UsageError(error.message) from None
+        self.pairs.collected(list(asked.values()))
         stored = {case.id for case in self.pairs.cases if case.needs_gpu and case.backend != "bf16"}
         whole = all(os.path.isdir(argument) for argument in self.config.args) and not self._part
         tests = {test: case.id for test, (case, _) in asked.items()}

@@ -60,24 +60,21 @@ def ship(value: Any, what: str, asked_by: str = "") -> str:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _culprit(value: Any, within: tuple[Any, ...] = ()) -> str:
-    """The names by which a workload, a function or a class's methods refer to what cannot be sent: ``batch, which
-    refers to lock``. Empty where none is known. ``within``: what led here."""
-    held: dict[str, Any] = {}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        held = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    for function in vars(value).values() if isinstance(value, type) else (_innermost(value),):
+def _culprit(workload: Any) -> str:
+    """The fields of a workload that cannot be sent, with the variables that their functions refer to: ``batch, which
+    refers to lock``. Empty where none is known."""
+    fields = dataclasses.fields(workload) if dataclasses.is_dataclass(workload) else ()
+    found = []
+    for name, value in ((field.name, getattr(workload, field.name)) for field in fields):
+        if _can_be_pickled(value):
+            continue
+        variables: dict[str, Any] = {}
         # A variable that a function closes over and that has no value yet is a ValueError; a callable object has none.
         with contextlib.suppress(ValueError, TypeError):
-            variables = inspect.getclosurevars(function)
-            held |= {**variables.globals, **variables.nonlocals}
-    found = []
-    within = (*within, value)
-    for name, one in held.items():
-        # A method that calls super() refers to its own class.
-        if not any(one is each for each in within) and not _can_be_pickled(one):
-            further = _culprit(one, within)
-            found.append(f"{name}, which refers to {further}" if further else name)
+            told = inspect.getclosurevars(_innermost(value))
+            variables = {**told.globals, **told.nonlocals}
+        culprits = [name for name, held in variables.items() if not _can_be_pickled(held)]
+        found.append(f"{name}, which refers to {', '.join(culprits)}" if culprits else name)
     return "; ".join(found)
 
 

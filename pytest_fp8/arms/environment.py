@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import shlex
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -108,12 +107,16 @@ def commit_of(revision: str, project: Path) -> str:
     try:
         return commit_named(project, revision)
     except GitError as error:
-        raise SettingsError(
-            R.NO_REVISION,
-            f"git revision {revision!r} of this project cannot be checked out",
-            expected="a commit, branch or tag of the repository in the current folder",
-            seen=str(error),
-        ) from error
+        raise _not_checked_out(revision, error) from error
+
+
+def _not_checked_out(revision: str, error: GitError) -> SettingsError:
+    return SettingsError(
+        R.NO_REVISION,
+        f"git revision {revision!r} of this project cannot be checked out",
+        expected="a commit, branch or tag of the repository in the current folder, and room for its files",
+        seen=str(error)[-500:],
+    )
 
 
 @contextlib.contextmanager
@@ -133,16 +136,7 @@ def checkout(revision: str, project: Path) -> Iterator[Path]:
             written = "checkout-index", "--all", "--quiet", f"--prefix={folder / 'tree'}/"
             git(top, *written, index=index, seconds=CHECKOUT_SECONDS)
         except GitError as error:
-            raise SettingsError(
-                R.NOT_CHECKED_OUT,
-                f"the files of git revision {revision!r} cannot be written to a temporary folder",
-                expected=f"room for them in {folder.parent}, and all that git needs for them",
-                seen=str(error)[-500:],
-                cause="the disk is full, a filter of git's configuration is not installed, or a partial clone's server "
-                "is gone",
-                next_step=f"df -h {folder.parent}; git worktree add --detach FOLDER {shlex.quote(revision)}, to see it "
-                "by hand",
-            ) from error
+            raise _not_checked_out(revision, error) from error
         yield folder / "tree" / below
 
 

@@ -11,7 +11,7 @@ import math
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from statistics import fmean
 from typing import Any
@@ -96,24 +96,18 @@ def stepwise(function: Callable[[Sequence[Any]], Any]) -> Rule:
     return lambda values, _: [function(step) for step in zip(*values, strict=True)]
 
 
-def same(cause: Cause) -> Rule:
-    """Raises :class:`RanksDisagree` for the first rank that differs from rank 0."""
+def same(cause: Cause, where_both: bool = False) -> Rule:
+    """Raises :class:`RanksDisagree` for the first rank that differs from rank 0. ``where_both``: of mappings that may
+    lack keys."""
 
     def rule(values: Sequence[Any], key: str) -> Any:
         for rank, value in enumerate(values):
-            _require_alike(rank, values[0], value, key, cause)
-        return values[0]
-
-    return rule
-
-
-def alike_where_both(cause: Cause) -> Rule:
-    """The same of mappings, which may lack keys."""
-
-    def rule(values: Sequence[Answer], key: str) -> Any:
-        for rank, value in enumerate(values):
-            one, other = ({name: each[name] for name in value if name in values[0]} for each in (values[0], value))
-            _require_alike(rank, one, other, key, cause)
+            one, other = values[0], value
+            if where_both:
+                one, other = ({name: each[name] for name in value if name in one} for each in (one, value))
+            if not alike(one, other):
+                where, here, there = difference(one, other, key.replace("_", " "))
+                raise RanksDisagree(rank, where, f"{here!s:.80}", f"{there!s:.80}", cause)
         return values[0]
 
     return rule
@@ -141,41 +135,22 @@ def mean_sketches(values: Sequence[Mapping[str, str]]) -> dict[str, str]:
 # -- what differs ------------------------------------------------------------------------------------------------------
 
 
-def _require_alike(rank: int, one: Any, other: Any, key: str, cause: Cause) -> None:
-    if not alike(one, other):
-        where, here, there = difference(one, other, key.replace("_", " "))
-        raise RanksDisagree(rank, where, in_words(here), in_words(there), cause)
-
-
 def alike(one: Any, other: Any) -> bool:
     """Equal, where a number that is none is equal to itself."""
     return bool(one == other) or repr(one) == repr(other)
 
 
 def difference(one: Any, other: Any, where: str) -> tuple[str, Any, Any]:
-    """The first place where two values differ, and what is there in each. Of lists of different lengths: what the other
-    lacks."""
+    """The first place where two values differ, and what is there in each; ``None``: nothing."""
+    pairs: Iterator[tuple[str, Any, Any]] = iter(())
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        for key in [*one, *other]:
-            if not alike(one.get(key), other.get(key)):
-                return difference(one.get(key), other.get(key), f"{where}, {key}")
-    if isinstance(one, list) and isinstance(other, list):
-        for index, (here, there) in enumerate(zip(one, other, strict=False)):
-            if len(one) == len(other) and not alike(here, there):
-                return difference(here, there, f"{where}[{index}]")
-        more, less = (Counter(map(in_words, entries)) for entries in (one, other))
-        return where, _entries(more - less, one), _entries(less - more, other)
+        pairs = ((f"{where}, {key}", one.get(key), other.get(key)) for key in [*one, *other])
+    elif isinstance(one, list) and isinstance(other, list):
+        pairs = ((f"{where}[{index}]", *pair) for index, pair in enumerate(zip_longest(one, other)))
+    for place, here, there in pairs:
+        if not alike(here, there):
+            return difference(here, there, place)
     return where, one, other
-
-
-def _entries(more: Counter[str], of: Sequence[Any]) -> str:
-    return ", ".join(more.elements()) or f"{len(of)} entries"
-
-
-def in_words(value: Any) -> str:
-    if isinstance(value, str):
-        return value if len(value) < 80 else f"{value[:40]}..."
-    return "nothing" if value is None else f"{value!r:.200}"
 
 
 def _require_fp8(counted: Sequence[Mapping[str, tuple[int, int]]]) -> None:
@@ -310,7 +285,7 @@ def _without_idle(steps: Sequence[float], busy: Sequence[float]) -> float:
 
 LAYERS = record(
     **dict.fromkeys(("in_eval", "originals", "converted", "skipped", "live_fp8", "kinds", "switches"), same(BUILT)),
-    recipes=alike_where_both(BUILT),
+    recipes=same(BUILT, where_both=True),
     waits=each(largest),
     stale_amax=union,
     dropped_behaviour=each(first),
@@ -352,7 +327,6 @@ GRADIENTS = record(
 )
 BUILD = record(
     **dict.fromkeys(("libraries", "parameters", "compiled", "own_checkpoints", "foreign_parameters"), same(BUILT)),
-    seconds=each(largest),
     memory=each(largest),
 )
 RULES: dict[str, Rule] = {

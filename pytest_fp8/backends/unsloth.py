@@ -85,7 +85,7 @@ class ThroughUnsloth(Backend):
         super().import_library()
 
     def build(self, case: Case, seed: int, device: str) -> torch.nn.Module:
-        """The model with adapters; the base's weights are those of :data:`BASE_SEED` or of the case's folder."""
+        """The model with adapters; the base's weights are those of :data:`BASE_SEED`."""
         self.import_library()
         import torch
         from unsloth import FastLanguageModel
@@ -268,17 +268,16 @@ def language_model_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
 
 @contextmanager
 def model_folder(case: Case, device: str) -> Iterator[Path]:
-    """A folder to load the case's base from: the case's own, or a temporary one with random weights. What the library
-    caches of it in the arm's temporary folder, a copy in FP8, is removed at the end."""
+    """A temporary folder with the case's base, of random weights. What the library caches of it in the arm's temporary
+    folder, a copy in FP8, is removed at the end."""
     import torch
 
     with tempfile.TemporaryDirectory(prefix="fp8-unsloth-") as made:
-        folder = Path(case.weights or made)
-        if case.weights is None:
-            write_model(case.model, folder, seed=BASE_SEED, device=device)
-            # Its memory, before the model is loaded.
-            gc.collect()
-            torch.cuda.empty_cache()
+        folder = Path(made)
+        write_model(case.model, folder, seed=BASE_SEED, device=device)
+        # Its memory, before the model is loaded.
+        gc.collect()
+        torch.cuda.empty_cache()
         try:
             yield folder
         finally:

@@ -1,9 +1,7 @@
-"""Builds the suite's models: transformers' Llama architecture, with random weights of a seed or those of a folder."""
+"""Builds the suite's models: transformers' Llama architecture, with random weights of a seed."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.zoo.shapes import SHAPES, Shape
@@ -45,32 +43,14 @@ def causal_attention() -> str:
     return "causal_sdpa"
 
 
-def build(
-    name: str, *, seed: int, device: str, weights: str | None = None, dtype: torch.dtype | None = None
-) -> torch.nn.Module:
-    """The model ``name`` of the zoo on ``device``, in training mode; in bfloat16 where no ``dtype`` is given.
-
-    ``weights`` is a local folder in transformers' own layout (``config.json`` and safetensors); without it the
-    weights are random and depend only on ``seed`` and the kind of device. Raises ``KeyError`` for an unknown name and
-    ``FileNotFoundError`` for a folder without ``config.json``.
-    """
+def build(name: str, *, seed: int, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
+    """The model ``name`` of the zoo on ``device``, in training mode; in bfloat16 where no ``dtype`` is given. Its
+    weights are random and depend only on ``seed`` and the kind of device. Raises ``KeyError`` for an unknown name."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    dtype = dtype or torch.bfloat16
     torch.manual_seed(seed)
-    if weights is not None:
-        # Plain causal attention is right for Llama; other architectures have windows and sinks in their masks.
-        plain = json.loads(Path(weights, "config.json").read_text()).get("model_type") == "llama"
-        model = AutoModelForCausalLM.from_pretrained(
-            weights,
-            dtype=dtype,
-            local_files_only=True,
-            attn_implementation=causal_attention() if plain else "sdpa",
-        )
-        model.config.use_cache = False
-        return model.to(device).train()  # type: ignore[no-any-return]
     # Initialising on the device takes an 8B model a second instead of a minute.
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(llama_config(SHAPES[name]), dtype=dtype)
+        model = AutoModelForCausalLM.from_config(llama_config(SHAPES[name]), dtype=dtype or torch.bfloat16)
     return model.train()  # type: ignore[no-any-return]

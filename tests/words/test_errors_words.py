@@ -12,7 +12,7 @@ from helpers.fakes import H200
 from pytest_fp8 import Case, Workload, doctor, gpu
 from pytest_fp8.codes import R, S
 from pytest_fp8.errors import Fp8Error
-from pytest_fp8.markers import cases_of, require_one_folder
+from pytest_fp8.markers import cases_of
 from pytest_fp8.options import Settings
 from pytest_fp8.report.rows import Answer
 from pytest_fp8.report.terminal import unanswered
@@ -65,7 +65,6 @@ SETTINGS = {
     "two marks": (R.BAD_MARK, two_marks),
     "no case": (R.NO_CASE, mark(recipe=[])),
     "no case that answers": (R.NO_CASE, mark(emulated=True, question="memory")),
-    "one name": (R.SAME_NAME, lambda: require_one_folder([case(weights="/a")(), case(weights="/b")()])),
     "emulated": (R.NOT_EMULATED, case(backend="te", recipe="delayed", emulated=True)),
     "ranks": (R.FIELDS_DISAGREE, case(gpus=2)),
     "zero3": (R.FIELDS_DISAGREE, case(gpus=2, parallel="zero3")),

@@ -15,7 +15,6 @@ pytest.importorskip("accelerate")
 pytest.importorskip("peft")
 
 import torch
-import transformers
 from accelerate import Accelerator
 from torch import nn
 from transformers import Trainer, TrainingArguments
@@ -332,17 +331,3 @@ def test_a_forward_pass_is_causal():
     before, after = logits(model, tokens), logits(model, changed)
     assert before[:, :16].equal(after[:, :16])
     assert not before[:, 16:].equal(after[:, 16:])
-
-
-def test_a_folder_keeps_the_mask_of_its_architecture(tmp_path):
-    torch.manual_seed(0)
-    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 64, **heads}
-    config = transformers.MistralConfig(**sizes, sliding_window=4)
-    theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").bfloat16().eval()
-    theirs.save_pretrained(tmp_path)
-    ours = models.build("tiny", seed=0, device="cpu", weights=str(tmp_path)).eval()
-    tokens = torch.randint(0, 64, (1, 24))
-    assert torch.allclose(logits(ours, tokens), logits(theirs, tokens), atol=0.02)
-    theirs.config.sliding_window = None
-    assert not torch.allclose(logits(ours, tokens), logits(theirs, tokens), atol=0.02), "the window matters here"

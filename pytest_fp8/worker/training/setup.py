@@ -56,9 +56,7 @@ class TrainingSetup:
             if (brought := self._backend.build(self.case, seed, str(self.device))) is not None:
                 return brought
             dtype = torch.float32 if self.case.autocast else torch.bfloat16
-            model = models.build(
-                self.case.model, seed=seed, device=str(self.device), weights=self.case.weights, dtype=dtype
-            )
+            model = models.build(self.case.model, seed=seed, device=str(self.device), dtype=dtype)
         else:
             seed_generators(seed)
             model = self.own.build()
