@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.fakes import H100, FakeProcess
-from helpers.pairs import live_pair
+from helpers.fakes import H100, FakeProcess, install
 from pytest_fp8 import ArmError, Case
+from pytest_fp8.arms.pair import PairArms
+from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
 from pytest_fp8.plan import FP8, REFERENCE, Ask
 
@@ -14,9 +15,13 @@ from pytest_fp8.plan import FP8, REFERENCE, Ask
 @pytest.fixture
 def pair(monkeypatch):
     """Its arms take turns; the reference is alive."""
-    with live_pair(monkeypatch, H100, Case("8b", "torchao", "tensorwise")) as pair:
-        assert pair.takes_turns
-        yield pair
+    install(monkeypatch, H100)
+    pool = ArmPool(H100)
+    pair = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
+    pair.start()
+    assert pair.takes_turns
+    yield pair
+    pool.close()
 
 
 @pytest.fixture

@@ -156,6 +156,7 @@ Trainer(Losing(), arguments, train_dataset=data).train()
 """
 
 
+@pytest.mark.nightly
 def test_bf16_of_the_trainer_wins(tmp_path, python_with_torch):
     training = python_with_torch.watched(script(tmp_path, TRAINER), ACCELERATE_MIXED_PRECISION="fp8")
     assert (training.verdict, codes(training)) == ("OFF", [W.OTHER_SETTING_DECIDES])

@@ -51,6 +51,7 @@ def test_a_case_takes_it_and_no_torch_is_loaded(installed):
     assert said.split() == ["micro-mlp_alone-tensorwise-emulated", "bf16", "False"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_its_arms_are_judged_as_any_others(installed, pytester):
     pytest.importorskip("torchao")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.crowded import alive, beside_another, pair_of_8b, several_gpus
 from helpers.fakes import H100, H200, FakeProcess, install, timed
 from pytest_fp8 import ArmError, Case, Verdict
 from pytest_fp8.arms.environment import ArmEnvironment
@@ -18,6 +17,28 @@ from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.loss.check import loss_of
 from pytest_fp8.questions.speed.evidence import timing_for_baseline, timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer
+
+
+def alive(world):
+    return [process for process in world.processes if process.alive and process.spec is not None]
+
+
+def beside_another(monkeypatch, world, operation, fails):
+    """``operation`` of an arm for which ``fails`` says so ends in this while another arm is alive."""
+    real = getattr(FakeProcess, operation)
+
+    def asked(self, **arguments):
+        if len(alive(world)) > 1 and fails(self):
+            return crowded(arguments)
+        return real(self, **arguments)
+
+    def crowded(arguments):
+        if operation == "blocks":
+            return timed([100.0] * arguments["count"], retries=arguments["count"] * arguments["steps"])
+        raise ArmError(R.OUT_OF_MEMORY, "no room beside the other")
+
+    monkeypatch.setattr(FakeProcess, operation, asked)
+
 
 CASE = Case("tiny", "torchao", "rowwise")
 LARGE = Case("8b", "torchao", "rowwise", checkpoint_formats=("safetensors",), resume=False)
@@ -153,13 +174,18 @@ def test_a_real_arm_that_is_killed_between_two_requests_is_one_error_with_its_ca
 
 @pytest.fixture
 def world(monkeypatch):
-    return several_gpus(monkeypatch)
+    return install(monkeypatch, H200)
 
 
 @pytest.fixture
 def pair(world):
-    with pair_of_8b(world) as pair:
-        yield pair
+    """Both arms of a case, built together."""
+    pool = ArmPool(H200)
+    pair = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
+    pair.start()
+    assert len(alive(world)) == 2
+    yield pair
+    pool.close()
 
 
 @pytest.mark.parametrize("who", ["bf16", "torchao"])

@@ -15,12 +15,46 @@ from benchmarks.gate.noise import Condition, draw, fit
 from benchmarks.gate.record import free_name, from_report
 from benchmarks.gate.record import main as record_main
 from benchmarks.gate.recordings import BASELINES, from_recording, histories, load
-from benchmarks.gate.simulate import TODAY, ours, replay
+from benchmarks.gate.simulate import TODAY, gated, ours, replay
 from helpers.fakes import H200, SUITE, install
-from helpers.gate import histories_of, noise_put_in, recording, verdicts
 from pytest_fp8 import Case
 from pytest_fp8.stats.components import MEASURED
 from pytest_fp8.verdicts import Verdict
+
+BLOCKS = 24
+
+
+def recording(block=0.004, run=0.003, processes=4, seed=0, **changes):
+    """A recording as ``record.py`` writes one; its noise is what the arguments say."""
+    rng = np.random.default_rng(seed)
+    entries = []
+    for _ in range(processes):
+        shift = rng.normal(0, run)
+        bf16, fp8 = (
+            [float(x) for x in base * np.exp(sign * shift / 2 + rng.normal(0, block, 2 * BLOCKS))]
+            for base, sign in ((120.0, 1), (107.0, -1))
+        )
+        entries.append({"bf16": bf16, "fp8": fp8, "throttles": [], "strangers": 0})
+    return {"case": "1b-x", "steps_per_block": 3, "dropped_steps": 1, "processes": entries, **changes}
+
+
+def noise_put_in():
+    """What is fitted to twelve such processes."""
+    return fit({"1b-x": [from_recording(recording(processes=12))]}, MEASURED)["1b-x"]
+
+
+def histories_of(rng, noise, count, sessions=4, **how):
+    traces = [draw(rng, noise, (count, 4, 8), is_baseline=True) for _ in range(sessions)]
+    return traces, draw(rng, noise, (count, 4, 6), **how)
+
+
+def verdicts(traces, now, decide):
+    found = []
+    for index in range(len(now.bf16)):
+        history = [trace.log_ratios[index].tolist() for trace in traces]
+        stored = [[float(np.median(trace.bf16[index]))] for trace in traces]
+        found.append(gated(history, now, index, stored, decide))
+    return found
 
 
 @pytest.fixture(scope="module")
