@@ -91,7 +91,7 @@ class FakeAnswers:
 
     def _products(self) -> list[dict[str, Any]]:
         sound = {"values": 16384, "power": 1.0, "gain": 1.0, "sqnr": 28.0, "own_gain": 1.0, "own_sqnr": 28.0}
-        more = {"gain_error": 0.0, "lost": 0.0, "underflow": 0.0, "constant": 0.0, "own_scales": False}
+        more = {"gain_error": 0.0, "lost": 0.0, "underflow": 0.0, "of_bias": 0.0, "own_scales": False}
         return [{"layer": name, "role": role, **sound, **more} for name in SIZES for role in ROLES]
 
     def _gradients(self, changed: bool) -> dict[str, Any]:

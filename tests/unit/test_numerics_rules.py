@@ -104,8 +104,8 @@ def look(field, *products, case=CASE, **given):
         (wrong(role=DGRAD, gain=1.004, sqnr=11.3, lost=0.01), N.TOO_COARSE),
         (wrong(role=DGRAD, sqnr=11.0), N.TOO_COARSE),
         (wrong(gain=math.nan, sqnr=math.nan), N.NOT_FINITE),
-        (wrong(gain=1.014, sqnr=17.8, constant=0.98), N.WRONG_BIAS),
-        (wrong(gain=1.014, sqnr=17.8, constant=0.1), N.TOO_COARSE),
+        (wrong(gain=1.014, sqnr=17.8, of_bias=0.98), N.WRONG_BIAS),
+        (wrong(gain=1.014, sqnr=17.8, of_bias=0.1), N.TOO_COARSE),
     ],
     ids=lambda value: "" if isinstance(value, N) else f"{value.role} gain {value.gain} sqnr {value.sqnr}",
 )
@@ -135,7 +135,7 @@ def test_a_product_that_is_wrong_in_another_look_alone_is_named(field, product, 
 @pytest.mark.parametrize("field", ["products", "later"])
 def test_a_small_bias_that_is_missing_is_the_bias(field):
     """Its row has as much power as FP8's own noise: without it the product is as right as the recipe's casts."""
-    small = wrong(sqnr=SOUND.own_sqnr - 3.0, constant=0.5)
+    small = wrong(sqnr=SOUND.own_sqnr - 3.0, of_bias=0.5)
     verdict_of(look(field, small, case=TENSORWISE), FAIL, N.WRONG_BIAS)
 
 

@@ -26,7 +26,7 @@ from pytest_fp8.casts import BLOCK, E4M3, E5M2, GRADIENT, INPUT, LINE, MX, SQUAR
 from pytest_fp8.questions.numerics.products import LATER_DELAYED
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
 from pytest_fp8.worker.answers import numerics, recorded
-from pytest_fp8.worker.record.accuracy import Operand, square_amax
+from pytest_fp8.worker.record.accuracy import Expected, Operand, square_amax
 from pytest_fp8.worker.record.gradients import rotated, sketch
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.state.weights import moved_operands
@@ -63,6 +63,15 @@ def test_a_cast_costs_what_its_mantissa_says(scales, name, lowest, highest):
     noise = (cast - lines).square().sum() / lines.square().sum()
     assert lowest < -10 * math.log10(noise) < highest
     assert underflow < 0.01
+
+
+@pytest.mark.parametrize(("bias", "added", "share"), [(None, 2, 0), (1, 0, 1), (1, 2, 1), (1, -3, 0.44), (1, 1.2, 0)])
+def test_an_error_is_the_bias_where_it_is_missing_or_added_twice(bias, added, share):
+    """Weights of an earlier step, too, are off by one row that is the same everywhere."""
+    left, right = torch.randn(64, 128), torch.randn(64, 128)
+    operands = (Operand(each, each.abs().amax()) for each in (left, right))
+    expected = Expected(*operands, None, torch.float32, bias and torch.full((64,), float(bias)))
+    assert float(expected.compare(left @ right.t() + added)["of_bias"]) == pytest.approx(share, abs=1e-2)
 
 
 def test_torchaos_casts_are_the_librarys():

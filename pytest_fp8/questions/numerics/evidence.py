@@ -37,8 +37,8 @@ class ProductCheck:
     """Share of values that are zero and should not be."""
     underflow: float
     """Share of nonzero operand values that the recipe's own cast makes zero: the larger of both operands'."""
-    constant: float = 0.0
-    """Share of the error's power that is one row, the same for all rows of the product."""
+    of_bias: float = 0.0
+    """Share of the error's power that is the layer's bias, missing or added twice."""
     own_scales: bool = False
     """Whether the layer keeps numbers beside its weight and bias that this step changed, as scales of past steps are,
     and the casts it is compared with do not know them."""

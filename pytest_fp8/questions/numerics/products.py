@@ -95,10 +95,9 @@ def later_limits_of(backend: str, recipe: str) -> Limits:
 # -- each product by itself -------------------------------------------------------------------------------------------
 
 FORMULAS = {FPROP: "x . W^T", RECOMPUTE: "x . W^T", DGRAD: "dy . W", WGRAD: "dy^T . x"}
-ONE_ROW = 0.8
-"""Share of an error that is the same in all rows, from which it is a bias: one over the number of rows where it is
-noise."""
-SOME_ROW = 0.3
+THE_BIAS = 0.8
+"""Share of an error that a bias explains, missing or added twice, from which it is the bias."""
+A_SMALL_BIAS = 0.3
 """The same where the rest of the error is what the recipe's casts give: a bias as small as FP8's own noise."""
 LOST_OF_UNRELATED = 0.2
 """A gain below it is no product of which a part is missing: four values in five would have to be."""
@@ -216,9 +215,8 @@ def _code(product: ProductCheck, limits: Limits) -> N | None:
         return N.PART_MISSING
     error = 10 ** (-product.sqnr / 10)
     own_error = 10 ** (-min(product.own_sqnr, HIGH_PRECISION_DB) / 10)
-    # Without the row that is the same everywhere.
-    sound = error * (1 - product.constant) <= own_error * 10 ** (within / 10)
-    if product.role in (FPROP, RECOMPUTE) and product.constant > (SOME_ROW if sound else ONE_ROW):
+    sound = error * (1 - product.of_bias) <= own_error * 10 ** (within / 10)
+    if product.role in (FPROP, RECOMPUTE) and product.of_bias > (A_SMALL_BIAS if sound else THE_BIAS):
         return N.WRONG_BIAS
     gain = gain_error(product) + 1
     noise = max(error - (1 - product.gain) ** 2, 1e-10)

@@ -20,8 +20,6 @@ steps. Emulated on a CPU with a 182M model: inputs are up to 2.2 times what thei
 2.0 times in the second step and 1.05 to 1.15 times from the third pass over equal weights on, as each pass rounds
 otherwise. A history of 1024 steps keeps the first, large gradients: after 13 steps gradients are down to a 8500th of
 them. An operand 8 times as large has a scale that was not renewed."""
-LEAST_ROWS = 8
-"""Of a product, from which an error that is the same in all rows is told."""
 HISTORY = 4096
 """Most numbers that a layer keeps to scale by."""
 
@@ -105,10 +103,8 @@ class Expected:
             operand.cast(how) for operand, how in zip((left, right), casts or (None, None), strict=True)
         )
         own = self.exact if casts is None else one @ two.t()
-        if bias is not None:
-            self.exact = self.exact + bias.to(self.exact.dtype)
-            own = own + bias.to(self.exact.dtype)
-        self.exact, self.own, self._biased = self.exact.double(), own.to(dtype).double(), bias is not None
+        self._bias = self.exact.new_zeros(()).double() if bias is None else bias.double()
+        self.exact, self.own = self.exact.double() + self._bias, (own.double() + self._bias).to(dtype).double()
         self.underflow = torch.maximum(lost_one, lost_two)
 
     def compare(self, seen: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -125,9 +121,9 @@ class Expected:
             return (values - self.exact).square().sum() / safe
 
         gain, wrong = gain_of(seen), seen - self.exact
-        # In a row or two all errors are one row; without a bias it is none that is missing or added twice, but the mean
-        # of what weights of an earlier step are off by (Transformer Engine on an H200, is_first_microbatch=False).
-        constant = wrong.mean(dim=0).square().sum() * len(wrong) / wrong.square().sum().clamp(min=1e-300)
+        # Not any row that is the same everywhere: weights of an earlier step are off by one, too.
+        off = wrong.square().sum()
+        left = torch.minimum((wrong - self._bias).square().sum(), (wrong + self._bias).square().sum())
         return {
             "values": power.new_tensor(float(seen.numel())),
             "power": power,
@@ -138,7 +134,7 @@ class Expected:
             "gain_error": ((seen - gain * self.exact) * self.exact).square().sum().sqrt() / safe,
             "lost": ((seen == 0) & (self.own != 0)).double().mean(),
             "underflow": self.underflow,
-            "constant": constant * (self._biased and len(wrong) >= LEAST_ROWS),
+            "of_bias": (off - left).clamp(min=0) / off.clamp(min=1e-300),
         }
 
 
