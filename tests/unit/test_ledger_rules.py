@@ -20,6 +20,7 @@ from pytest_fp8.questions.ledger.compare import (
 )
 from pytest_fp8.questions.ledger.evidence import (
     NO_UPDATES,
+    Collective,
     Draw,
     Entered,
     ModuleCalls,
@@ -33,6 +34,7 @@ from pytest_fp8.verdicts import Decision, Verdict
 HEALTHY = arm_ledger()
 IN_FLOAT32 = {"mul float32": 2, "rsqrt float32": 1}
 GIVEN = HEALTHY.batch[0]
+REDUCED = Collective("backward", "reduce-scatter", "float32", 4096, 2)
 DRAW = Draw("forward", "norm", "native_dropout", [48, 64], "s1")
 
 
@@ -102,6 +104,10 @@ UNDER_AUTOCAST = {
 }
 ALIKE = {
     "equal arms": {},
+    "an amax that is reduced": {
+        "reference": arm_ledger(wire=[REDUCED]),
+        "wire": [REDUCED, replace(REDUCED, dtype="float8", bytes=64)],
+    },
     "an FP8 layer draws": {"random": "other", "draws": [replace(DRAW, owner="q")]},
     "an FP8 layer waits": {"waits": {"q": {"forward": 3}}},
     "casts": {"operators": {**HEALTHY.operators, "q": {"amax float32": 2}}},
@@ -160,6 +166,7 @@ DIFFERENCES = [  # changes of the FP8 arm, code, what the message names
     ({"operators": {**HEALTHY.operators, "norm": IN_FLOAT32}}, D.OTHER_PRECISION, "norm"),
     ({"waits": {"norm": {"forward": 1}}}, D.OTHER_WAITS, "norm"),
     ({"norm_kept": 0.2}, D.OTHER_CLIPPING, "0.2"),
+    ({"reference": arm_ledger(wire=[REDUCED]), "wire": [replace(REDUCED, dtype="bf16")]}, D.OTHER_PRECISION, "bf16"),
     ({"loss_dtype": "bfloat16"}, D.OTHER_PRECISION, "bfloat16"),
     ({"random": "other"}, D.OTHER_RANDOM_NUMBERS, "state other"),
     ({"random": "other", "draws": [DRAW]}, D.OTHER_RANDOM_NUMBERS, "native_dropout of 48x64 by norm"),

@@ -564,6 +564,15 @@ def recomputed_the_same(reference: ArmLedger, fp8: ArmLedger, explained: Explain
         yield replace(found, verdict=Verdict.FAIL) if two else found
 
 
+def _sums(arm: ArmLedger, explained: Explained) -> Facts:
+    """The type in which most of what the backward pass sums over the ranks travels: that of gradients."""
+    bytes_of = Counter[str]()
+    for each in arm.wire if explained.dtypes and not explained.other_modules else ():
+        if each.phase == "backward" and each.operation in ("all-reduce", "reduce-scatter"):
+            bytes_of[each.dtype] += each.bytes * each.count
+    return {"gradients on their way between ranks": max(bytes_of, key=bytes_of.__getitem__)} if bytes_of else {}
+
+
 def _loss(arm: ArmLedger, explained: Explained) -> Facts:
     return {"the loss": arm.loss_dtype} if explained.dtypes and not explained.other_modules else {}
 
@@ -586,6 +595,7 @@ ROWS: tuple[Callable[[ArmLedger, ArmLedger, Explained], Iterable[Difference]], .
     Row(_calls, (D.OTHER_WORK,), about="calls of {}", of_modules=True),
     products_alike,
     Row(_operators, (D.OTHER_WORK, *OF_DTYPES), about="operators of {}"),
+    Row(_sums, (D.OTHER_PRECISION,), of_both=True),
     Row(_loss, (D.OTHER_PRECISION,)),
     clipped_alike,
     Row(_waits, (D.OTHER_WAITS,), about="waits of {}"),
