@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.healthy.sound import Net, apart, classes_of, entry, finish, mlp, module, of, vectors
+from benchmarks.healthy.sound import Net, apart, classes_of, entry, finish, mlp, module, of, trained, vectors
 
 # -- steps ------------------------------------------------------------------------------------------------------------
 
@@ -31,15 +31,12 @@ def accumulation_and_clipping(model, batch, optimizer, precision):
 @of("step", build=lambda: Net(0.1))
 def evaluation_in_the_step(model, batch, optimizer, precision):
     """Each step ends with an evaluation of an odd number of rows."""
-    with precision():
-        loss = apart(model, batch)
-    loss.backward()
-    finish(optimizer)
+    loss = trained(apart)(model, batch, optimizer, precision)
     model.eval()
     with torch.no_grad(), precision():
         model(batch[:16])
     model.train()
-    return loss.detach()
+    return loss
 
 
 class Averaged(nn.Module):
@@ -65,12 +62,9 @@ class Averaged(nn.Module):
 @of("step", build=Averaged, batch=lambda step: vectors(128, 16).repeat(1, 4), learning_rate=4e-3)
 def moving_average_teacher(model, batch, optimizer, precision):
     """A moving average of the weights, taken in the step, gives the targets: a clean view's for a noisy one."""
-    with precision():
-        loss = model(batch + torch.randn_like(batch), batch)
-    loss.backward()
-    finish(optimizer)
+    loss = trained(lambda model, x: model(x + torch.randn_like(x), x))(model, batch, optimizer, precision)
     model.follow()
-    return loss.detach()
+    return loss
 
 
 @of("step", batch=lambda step: torch.randint(1 << 30, ()))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from controls.control import Control, control, micro, torch
+from controls.control import micro, torch
 from controls.models import RECOMPUTING, SHIFTED, STUDENT
 from controls.ways import Loop, fault, on_gradients, through_e4m3
 from pytest_fp8.codes import D, L
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 REFERENCE = ("bf16",)
 UNDER_AUTOCAST = micro(autocast=True)
@@ -218,28 +215,26 @@ fault(
 )
 
 
-@control("gradients-left", D.GRADIENTS_LEFT, "gradients that no zero_grad() reaches", question="loss")
-class GradientsLeft(Control):
+def _clears_no_norm(arm: Any, made: Any) -> None:
     """Gradients of the norms are never cleared, so that those of all steps add up."""
+    own, norms = made.zero_grad, [weight for name, weight in arm.model.named_parameters() if "norm" in name]
 
-    def build(self) -> None:
-        self._kept: dict[Any, Tensor] = {}
-        super().build()
+    def zero_grad(set_to_none: bool = True) -> None:
+        kept = [norm.grad for norm in norms]
+        own(set_to_none)
+        for norm, gradient in zip(norms, kept, strict=True):
+            norm.grad = gradient
 
-    def before_step(self, seed: int, step: int) -> None:
-        if step == 0:
-            self._kept = {}
-            for norm in {p for name, p in self.model.named_parameters() if "norm" in name}:
-                norm.register_post_accumulate_grad_hook(self._keep)
-        self.stepped()
+    made.zero_grad = zero_grad
 
-    def stepped(self) -> None:
-        for norm, gradient in self._kept.items():
-            norm.grad = gradient.clone()
 
-    def _keep(self, norm: Tensor) -> None:
-        assert norm.grad is not None
-        self._kept[norm] = norm.grad.detach().clone()
+fault(
+    "gradients-left",
+    D.GRADIENTS_LEFT,
+    "gradients that no zero_grad() reaches",
+    optimizer_made=_clears_no_norm,
+    question="loss",
+)
 
 
 def _teacher_apart(arm: Any, model: Any) -> None:
