@@ -222,13 +222,14 @@ fault(
 )
 
 
-@control(
+fault(
     "other-order",
     K.DATA_NOT_CARRIED,
     "a resumed run draws another order of data",
+    OwnFunctions,
+    training_batch=lambda arm, seed, step, whole=False: arm.setup.training_batch(
+        seed, step + 100 * (arm.loaded and step < 100), whole
+    ),
     breaks=("fp8",),
     verdicts=("INVALID",),
 )
-class OtherOrderOfData(OwnFunctions):
-    def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
-        return super().training_batch(seed, step + 100 if self.loaded and step < 100 else step, whole)

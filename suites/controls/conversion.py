@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from controls.control import ACCELERATE, TORCHAO, TRANSFORMERS, Control, control, micro, tiny, torch
+from controls.control import ACCELERATE, TORCHAO, TRANSFORMERS, micro, tiny, torch
 from controls.models import ADAPTERS, HOOKED, ROUTER, TWICE
 from controls.ways import Loop, by_torchao, fault, renew_weights, torchao_config
 from pytest_fp8.codes import L, P
-
-if TYPE_CHECKING:
-    from pytest_fp8.backends.base import Conversion
 
 FILTER = f"[torchao, module_filter_fn]({TORCHAO}/blob/main/torchao/float8/float8_linear_utils.py)"
 TRANSFORMER_ENGINE = f"{ACCELERATE}/utils/transformer_engine.py"
@@ -164,25 +161,14 @@ fault(
 )
 
 
-@control(
+fault(
     "optimizer-too-early",
     L.NOT_IN_OPTIMIZER,
     "the optimizer knows the weights from before the conversion",
     source=f"[Accelerate, AORecipeKwargs]({ACCELERATE}/utils/dataclasses.py)",
+    optimizer_made=lambda arm, made: renew_weights(arm.fp8_layers()),
     question="loss",
 )
-class OptimizerMadeBefore(Control):
-    def convert(self) -> Conversion:
-        self._made = self.setup.optimizer(self.model)
-        return super().convert()
-
-    def converted(self, model: Any) -> None:
-        renew_weights(self.fp8_layers())
-
-    def make_optimizer(self) -> torch.optim.Optimizer:
-        return self._made
-
-
 # The converted weights are new parameters, which take gradients even where the replaced ones took none.
 fault(
     "base-unfrozen",
