@@ -98,20 +98,6 @@ def test_list_has_one_line_per_baseline_and_its_origin_below(run, project):
     assert "bad.json is not a readable baseline" in err
 
 
-def test_list_of_a_case_has_its_sessions_and_what_sets_them_apart(run, project):
-    code, out, _ = run("list", "1b-torchao-rowwise")
-    assert code == 0
-    assert "from 1: 2026-11-20, commit 0123456789ab, torch 1.0.0: first" in out
-    assert run("list", "h200/1b-torchao-rowwise") == (0, out, ""), "as the closing summary calls it"
-    sessions = [baseline(date=f"2026-11-1{i}").newest for i in range(2)]
-    sessions[1] = replace(sessions[1], libraries={"torch": "2.0.0"}, starts=("memory_ratio",), measurement=1)
-    write_baseline(project / "baselines", replace(baseline(), sessions=tuple(sessions)))
-    marks = run("list", "1b-torchao-rowwise")[1].partition("from 2: 2026-11-11")[2]
-    assert "taken another way: measurement 1" in marks
-    assert "a new level of memory_ratio begins" in marks
-    assert "since the session before: torch 1.0.0 -> 2.0.0" in marks
-
-
 @pytest.mark.parametrize(
     ("arguments", "next_step"),
     [

@@ -16,6 +16,7 @@ from pytest_fp8.baselines.store import load_baseline
 from pytest_fp8.codes import C, D
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import (
+    RUNS_OF_ONE_CURVE,
     START,
     Course,
     Curve,
@@ -419,3 +420,39 @@ def test_no_further_seed_is_asked_after_one_that_none_can_mend():
 
     for arms in (CurvePair(broken, losses()), CurvePair(losses(0.001), losses(), data=1)):
         assert len(arms.evidence().fp8) == 1
+
+
+# -- seeds that all give one training run -----------------------------------------------------------------------------
+
+
+def runs(gap, seeds):
+    """Arms that train the same run whatever the seed, but for a rounding."""
+
+    def losses(end):
+        def of(seed, steps, jitter, noise):
+            by = end + 0.001 * (1 + 20 * end) * (-1) ** seed * (1 + seed / 7) * jitter
+            return [3 - (1 - by) * t / 40 for t in range(steps)]
+
+        return of
+
+    return CurvePair(losses(gap), losses(0.0), seeds)
+
+
+@pytest.mark.parametrize(
+    ("gap", "seeds", "verdict", "says"),
+    [
+        (0.001, 4, Verdict.PASS, "of 4 runs of one curve, one rounding apart"),
+        (0.2, 4, Verdict.FAIL, ""),
+        # No seed is another training: there is no more to look at.
+        (0.0225, 2, Verdict.INCONCLUSIVE, "with torch's generators"),
+    ],
+)
+def test_equal_runs_are_told_from_one_run_with_both_arms_alike(gap, seeds, verdict, says):
+    arms = runs(gap, seeds)
+    evidence = arms.evidence()
+    assert evidence.one_curve
+    assert len({tuple(curve.losses) for curve in evidence.bf16.values()}) == len(evidence.bf16) == RUNS_OF_ONE_CURVE
+    assert all(jitter is (seed > 0) for arm, seed, _, jitter, noise in arms.asked if arm == "fp8" or noise is not None)
+    decision = check_loss(evidence)
+    verdict_of(decision, verdict, says)
+    assert decision.figures.seeds == 1

@@ -10,15 +10,11 @@ from functools import cache
 import pytest
 import torch
 
-from helpers.curve_pair import CurvePair
-from helpers.evidence import verdict_of
 from helpers.loops import CASE, serve
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.plain import from_plain
-from pytest_fp8.questions.loss.check import check_loss
-from pytest_fp8.questions.loss.evidence import RUNS_OF_ONE_CURVE, Curve, ProductCount
-from pytest_fp8.verdicts import Verdict
+from pytest_fp8.questions.loss.evidence import Curve, ProductCount
 from pytest_fp8.worker import curve as curves
 from pytest_fp8.worker.record import probe
 from pytest_fp8.worker.record.probe import LOOKED_AT, StepLooks
@@ -210,37 +206,3 @@ def test_weights_that_a_build_seeds_are_moved_by_the_seed_in_both_arms_alike():
         server.engine.restart(seed=3, jitter=True)
         weights.append([parameter.detach().float().clone() for parameter in server.engine.model.parameters()])
     assert all(fp8.equal(reference) for fp8, reference in zip(*weights, strict=True))
-
-
-def runs(gap, seeds):
-    """Arms that train the same run whatever the seed, but for a rounding."""
-
-    def losses(end):
-        def of(seed, steps, jitter, noise):
-            by = end + 0.001 * (1 + 20 * end) * (-1) ** seed * (1 + seed / 7) * jitter
-            return [3 - (1 - by) * t / 40 for t in range(steps)]
-
-        return of
-
-    return CurvePair(losses(gap), losses(0.0), seeds)
-
-
-@pytest.mark.parametrize(
-    ("gap", "seeds", "verdict", "says"),
-    [
-        (0.001, 4, Verdict.PASS, "of 4 runs of one curve, one rounding apart"),
-        (0.2, 4, Verdict.FAIL, ""),
-        # No seed is another training: there is no more to look at.
-        (0.0225, 2, Verdict.INCONCLUSIVE, "with torch's generators"),
-    ],
-)
-def test_equal_runs_are_told_from_one_run_with_both_arms_alike(gap, seeds, verdict, says):
-    arms = runs(gap, seeds)
-    evidence = arms.evidence()
-    assert evidence.one_curve
-    assert len({tuple(curve.losses) for curve in evidence.bf16.values()}) == len(evidence.bf16) == RUNS_OF_ONE_CURVE
-    moved = [(seed, jitter) for name, seed, _, jitter, _ in arms.asked if name == "fp8"]
-    assert moved[:3] == [(0, False), (1, True), (2, True)]
-    decision = check_loss(evidence)
-    verdict_of(decision, verdict, says)
-    assert decision.figures.seeds == 1

@@ -14,7 +14,6 @@ pytest.importorskip("torchao")
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from helpers.closures import lbfgs
 from helpers.loops import CASE, build, loop, serve, squares
@@ -246,14 +245,6 @@ class Rare(nn.Module):
         return torch.cat([self.rare(out[:33]), out[33:]]) if len(x) > 32 else out
 
 
-class Recomputed(Rare):
-    """Its second layer is called with gradients in the backward pass alone."""
-
-    def forward(self, x):
-        out = self.body(x)
-        return torch.cat([checkpoint(self.rare, out[:17], use_reentrant=True), out[17:]])
-
-
 class Anchored(Rare):
     """Its second layer is called twice, once without a gradient."""
 
@@ -270,10 +261,9 @@ def sentences(step):
     [
         ({"build": Rare, "batch": rows(24)}, "layer 'body' was given 24 rows"),
         ({"build": Rare, "batch": rows(32, 48)}, r"'rare' was given 33 rows .* from batch\(step=3\)"),
-        ({"build": Recomputed, "batch": rows(48)}, "'rare' was given 17 rows"),
         ({"build": Pooled, "batch": sentences, "loss": of_pooled}, "'pooler' was given 8 rows"),
     ],
-    ids=["called directly", "from a step on", "recomputed", "pooled"],
+    ids=["called directly", "from a step on", "pooled"],
 )
 def test_a_layer_with_an_odd_number_of_rows_is_named_with_the_helper(parts, named):
     with pytest.raises(TokenCountError, match=named) as error:

@@ -26,7 +26,6 @@ from pytest_fp8.worker.record import clock
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.state.snapshot import unchanged
 from pytest_fp8.worker.training.preparation import prefer_fast_attention
-from pytest_fp8.worker.training.restored import followed, hooked
 from pytest_fp8.worker.training.step import follow
 
 pytestmark = pytest.mark.slow
@@ -373,52 +372,6 @@ def test_answers_are_equal_in_any_order(made):
 
     first, other = map(answers, range(2))
     assert [name for name in OPERATIONS if repr(first[name]) != repr(other[name])] == []
-
-
-# -- hooks on calls that run none -------------------------------------------------------------------------------------
-
-
-class Scaled(nn.Linear):
-    def __call__(self, x):
-        return self.forward(x)
-
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
-def calls_itself(kind=nn.Linear):
-    layer = kind(4, 2)
-    layer.register_forward_hook(lambda module, args, output: output + module.forward(*args))
-    return layer
-
-
-def called(layer, x):
-    return layer(x)
-
-
-@pytest.mark.parametrize(
-    ("make", "call"),
-    [
-        (lambda: nn.Linear(4, 2), called),
-        (lambda: nn.Linear(4, 2), lambda layer, x: layer.forward(x)),
-        (lambda: Scaled(4, 2), called),
-        (calls_itself, called),
-    ],
-    ids=["()", "forward", "base class", "in a hook"],
-)
-def test_a_call_runs_hooks_once_however_it_is_made(make, call):
-    layer, x, seen = make(), torch.ones(3, 4), []
-    plain = call(layer, x)
-    hooks = [
-        layer.register_forward_pre_hook(lambda *_: seen.append("begins")),
-        layer.register_forward_hook(lambda *_: seen.append("ends")),
-    ]
-    with hooked([*followed([layer]), *hooks]):
-        assert call(layer, x).equal(plain)
-    assert seen == ["begins", "ends"]
-    call(layer, x)
-    assert seen == ["begins", "ends"]
-    assert "forward" not in vars(layer)
 
 
 # -- switches of torch ------------------------------------------------------------------------------------------------
