@@ -13,22 +13,10 @@ from pytest_fp8.libraries import documentation
 from pytest_fp8.recipes import RECOMPUTE, ROLES
 from pytest_fp8.report.record import Record
 from pytest_fp8.report.rows import Row, number
-from pytest_fp8.report.table import BAD, COLUMNS, answered, cell_of, notes_of, tally
+from pytest_fp8.report.table import BAD, COLUMNS, LOOKS, answered, cell_of, notes_of, tally
 
 OPEN = ("FAIL", "ERROR", "INVALID", "UNFINISHED")
 """Verdicts of cases that are open when the page is."""
-LEGEND = {
-    "PASS": "what was asked is shown",
-    "IMPROVED": "better than the baseline: store a new one",
-    "FAIL": "the opposite is shown",
-    "ERROR": "an arm failed, which ended a question",
-    "INVALID": "the measurement was disturbed, or the arms differ in more than FP8: no answer",
-    "INCONCLUSIVE": "the evidence does not decide: no answer",
-    "NOT_EXERCISED": "there is nothing to compare with: no answer",
-    "KNOWN": "a test failed as it was expected to",
-    "UNFINISHED": "not all tests of the case ran",
-    "SLOWER": "no failure, and FP8 is slower than BF16",
-}
 
 
 # -- charts -----------------------------------------------------------------------------------------------------------
@@ -165,7 +153,7 @@ def page_of(name: str, report: Record) -> dict[str, Any]:
         "counts": tally(rows),
         "origin": origin_of(name, report),
         "columns": [COLUMNS[question] for question in shown],
-        "legend": LEGEND,
+        "legend": {verdict: text for verdict, (_, _, text) in LOOKS.items()},
         "named": BAD,
         "verdicts": documentation("verdicts.md"),
         "codes": documentation("codes.md"),

@@ -17,6 +17,21 @@ if TYPE_CHECKING:
 
 
 NONE = "-"
+LOOKS = {
+    "PASS": ("green", "", "what was asked is shown"),
+    "IMPROVED": ("green", "better", "better than the baseline: store a new one"),
+    "FAIL": ("red", "FAIL", "the opposite is shown"),
+    "ERROR": ("red", "error", "an arm failed, which ended a question"),
+    "INVALID": ("yellow", "invalid", "the measurement was disturbed, or the arms differ in more than FP8: no answer"),
+    "INCONCLUSIVE": ("yellow", "?", "the evidence does not decide: no answer"),
+    "NOT_EXERCISED": ("dim", "", "there is nothing to compare with: no answer"),
+    "KNOWN": ("yellow", "known", "a test failed as it was expected to"),
+    "UNFINISHED": ("yellow", "", "not all tests of the case ran"),
+    "SLOWER": ("magenta", "", "no failure, and FP8 is slower than BF16"),
+}
+"""Verdict of a cell or a case -> its style and what follows its figures on a terminal, and what it means."""
+BAD = ("FAIL", "ERROR", "INVALID", "INCONCLUSIVE", "KNOWN")
+"""Verdicts that a cell of the summary and of the page names."""
 EXPLAINED, LONGEST = 20, 4000
 """Answers with their messages in the summary, and characters of one; GitHub shows at most a MiB of it."""
 
@@ -203,10 +218,6 @@ def markdown(report: Record) -> str:
     for reason, tests in report.not_run.items():
         lines += ["", f"{len(tests)} not run: {_cell(reason)}"]
     return "\n".join(lines) + "\n"
-
-
-BAD = ("FAIL", "ERROR", "INVALID", "INCONCLUSIVE", "KNOWN")
-"""Verdicts that a cell of the summary and of the page names."""
 
 
 def _words(verdict: str) -> str:

@@ -18,25 +18,12 @@ from pytest_fp8.questions.findings import some
 from pytest_fp8.report.baselines import revision_lines
 from pytest_fp8.report.record import Closing, Record, shortened
 from pytest_fp8.report.rows import FAILS, NO_ANSWER, Answer, Row
-from pytest_fp8.report.table import COLUMNS, NONE, answered, cell_of, new_table, notes_of
+from pytest_fp8.report.table import COLUMNS, LOOKS, NONE, answered, cell_of, new_table, notes_of
 
 if TYPE_CHECKING:
     import pytest
 
 
-MARKS = {
-    "PASS": ("green", ""),
-    "IMPROVED": ("green", " better"),
-    "FAIL": ("red", " FAIL"),
-    "ERROR": ("red", " error"),
-    "INCONCLUSIVE": ("yellow", " ?"),
-    "INVALID": ("yellow", " invalid"),
-    "NOT_EXERCISED": ("dim", ""),
-    "KNOWN": ("yellow", " known"),
-    "SLOWER": ("magenta", ""),
-    "": ("dim", ""),
-}
-"""Verdict of a cell -> its style, and what follows its figures."""
 ON_A_GPU = ("speedup", "memory")
 """Questions that no emulated case answers."""
 WIDTH = 100
@@ -110,8 +97,8 @@ def summary(
 def marked(row: Row, question: str) -> tuple[str, str]:
     """A cell's text and style."""
     cell = cell_of(row, question)
-    style, mark = MARKS[cell.verdict]
-    return (cell.figures + mark).strip() or NONE, style
+    style, mark, _ = LOOKS.get(cell.verdict, ("dim", "", ""))
+    return f"{cell.figures} {mark}".strip() or NONE, style
 
 
 def remarks(record: Record) -> list[str]:

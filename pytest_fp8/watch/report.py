@@ -84,7 +84,7 @@ def opening(group: Sequence[Training], lead: Training) -> Iterator[str]:
     parts = [many, f"torch {evidence.get('torch', '?')}"]
     if evidence.get("optimizers"):
         optimizers = " and ".join(dict.fromkeys(evidence["optimizers"]))
-        parts.append(f"{optimizers} over {amount(evidence['parameters'])} parameters")
+        parts.append(f"{optimizers} over {evidence['parameters']:,} parameters")
     yield from told("pytest-fp8:", ", ".join(parts))
     if "steps_ms" in evidence:
         warm, timed = evidence["warm_steps"], len(evidence["steps_ms"])
@@ -198,13 +198,6 @@ def step_lines(training: Training) -> Iterator[str]:
             f"of no operator that is known, and not in the share: {loose:.1f} ms, most of them {window.loose[0].name}"
         )
         yield from told("", f"kernels with a product's name {said}")
-
-
-def amount(count: int) -> str:
-    for size, word in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
-        if count >= size:
-            return f"{count / size:.2f} {word}"
-    return str(count)
 
 
 # -- plain data ---------------------------------------------------------------------------------------------------
