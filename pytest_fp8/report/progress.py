@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-FIRST_SECONDS, APART_SECONDS = 10.0, 30.0
-"""From the beginning of a test to its first line, and from one line to the next."""
+APART_SECONDS = 20.0
+"""From the beginning of a wait to its first line, and from one line to the next."""
 
 
 class Progress:
@@ -29,7 +29,6 @@ class Progress:
     def test(self, case: str, question: str | None) -> None:
         """A test begins; what is waited for from now on is for it. ``case``: of a test without one its name."""
         self._what = f"{case} {question or ''}".strip()
-        self._due = time.monotonic() + FIRST_SECONDS
 
     @contextlib.contextmanager
     def waiting(self, arm: str, what: str) -> Iterator[None]:
@@ -49,12 +48,11 @@ class Progress:
         began = time.monotonic()
         # A terminal that is gone is no fault of the session: whoever writes there next will say so.
         with contextlib.suppress(OSError):
-            while not ended.wait(max(0.0, self._due - time.monotonic())):
+            while not ended.wait(APART_SECONDS):
                 now = time.monotonic()
                 minutes, seconds = divmod(int(now - self._began), 60)
                 waited = f"{what.replace('_', ' ')} of {arm}, {now - began:.0f} s"
                 self._write(f"fp8: {self._what}: {waited}; {minutes}:{seconds:02d} in all")
-                self._due = now + APART_SECONDS
 
 
 def follow(config: pytest.Config) -> Progress | None:

@@ -91,14 +91,6 @@ def gap_of(numbers: Any) -> str:
     return f"{gap:+.4f} (<{f'{margin:.4f}'.removesuffix('0')})"
 
 
-def products_of(numbers: Any) -> str:
-    """Of the products that the FP8 layers owe, how many ran in FP8."""
-    roles = numbers.get("roles")
-    counts = list(roles.values()) if isinstance(roles, Mapping) else []
-    fp8, expected = (sum(number(each, name) or 0 for each in counts) for name in ("fp8", "expected"))
-    return f"{fp8:.0f} of {expected:.0f} products" if expected else ""
-
-
 def stored_of(numbers: Any) -> str:
     """The stored speedup that an answer's is held against."""
     busy = say("({:.3f} busy)", numbers, "gated_baseline") if numbers.get("on_busy") else ""
@@ -122,7 +114,6 @@ COLUMNS = {
         "FP8 layers\nand FLOPs",
         "converted Linears of all; share of the step's FLOPs in FP8",
         lambda n: (say("{:.0f}/{:.0f}", n, "converted", "linears"), say("{:.1%}", n, "fp8_share")),
-        lambda n: (products_of(n),),
     ),
     "numerics": Column(
         "gradients\noff BF16",

@@ -170,7 +170,6 @@ class Held(Observer):
             "cudnn": _cudnn_version() if on_gpu else None,
             "parameters": sum(each.numel() for each in self.whole().parameters()),
             "compiled": self.graphs > 0,
-            "first_step": "",
             "own_checkpoints": False,
             "foreign_parameters": False,
         }
@@ -178,7 +177,6 @@ class Held(Observer):
             facts["memory"] = {
                 "allocated": torch.cuda.memory_allocated(),
                 "peak": torch.cuda.max_memory_reserved(),
-                "step": torch.cuda.max_memory_allocated(),
             }
         return facts
 
