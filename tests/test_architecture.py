@@ -57,8 +57,6 @@ CROSSES_THE_PIPE = ("arms.spec", "worker.main")
 """What an arm is to be, plain data that both sides read; and the first function of an arm's process."""
 LONGEST_FUNCTION = 60
 """Lines."""
-LONGEST_NAME = 88
-"""Characters, with `def`."""
 
 
 def name_of(path: Path) -> str:
@@ -178,11 +176,6 @@ def test_a_test_module_imports_no_other_one():
     """What several need stands in tests/helpers."""
     names = [(path.stem, name) for path in TESTS for name in imported(tree(path))]
     assert [each for each in names if each[1].startswith(("test_", "tests."))] == []
-
-
-def test_names_of_tests_fit_a_line():
-    names = [(path.stem, each.name) for path in TESTS for each in functions(path)]
-    assert [each for each in names if len(f"def {each[1]}") > LONGEST_NAME] == []
 
 
 def at_its_top(path: Path) -> Iterator[str]:

@@ -61,15 +61,3 @@ def test_what_a_shallow_clone_lacks_is_there_once_it_is_fetched(origin):
     git(clone, "fetch", "-q", "--unshallow")
     with checkout("HEAD~1", clone) as tree:
         assert (tree / "file").read_text() == git(origin, "show", "mine~1:file")
-
-
-def test_why_files_cannot_be_written_is_said_by_git(origin):
-    """A filter of the repository that is not installed here, as git's large file storage."""
-    (origin / ".gitattributes").write_text("file filter=large\n")
-    git(origin, "add", ".")
-    git(origin, "commit", "-qm", "large files")
-    git(origin, "config", "filter.large.smudge", "there-is-no-such-program smudge")
-    git(origin, "config", "filter.large.required", "true")
-    with pytest.raises(SettingsError, match="cannot be checked out") as refused, checkout("HEAD", origin):
-        pass
-    assert "there-is-no-such-program" in refused.value.seen

@@ -73,7 +73,6 @@ SESSIONS = {
     # name: (tests, the arms' faults, first line of the summary after its title, what the row says)
     "beside what else was asked": ((LAYERS,), {}, "1 KNOWN", "KNOWN"),
     "another failure is not known": ((LAYERS,), {"nan_at": 3}, "1 FAIL", "FAIL"),
-    "all of another case": ((LAYERS.replace("**CASE", "**OTHER"),), {}, "1 KNOWN, 1 PASS", "PASS"),
     "asks nothing": ((ASKS_NOTHING,), {}, "1 PASS", "PASS"),
     "a later look": ((LAYERS, LOOK), {}, "1 KNOWN", "KNOWN"),
     "hidden after": ((LAYERS, AGAIN), {}, "1 FAIL", "FAIL"),
@@ -91,7 +90,6 @@ SESSIONS = {
         "1 FAIL",
         "FAIL",
     ),
-    "looked at": ((own("fp8_pair.layers(); pytest.xfail('no')"),), {}, "1 KNOWN", "KNOWN"),
     "no answer is never known": (
         (own("fp8_pair.assert_speedup(); assert False"),),
         {"strangers": (4242,), "executed_roles": None},
@@ -99,7 +97,6 @@ SESSIONS = {
         "INVALID",
     ),
     "an arm": ((DIES.format("fp8_pair", "fp8_pair"),), DEAD, "1 KNOWN, 1 PASS", "PASS"),
-    "an arm in a set-up": ((DIES.format("checked", "checked"),), DEAD, "1 KNOWN, 1 PASS", "PASS"),
     "an arm, and otherwise": ((DIES.format("fp8_pair", "fp8_pair"), DIES_AGAIN), DEAD, "1 ERROR, 1 PASS", "PASS"),
 }
 RED = {

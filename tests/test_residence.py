@@ -63,29 +63,6 @@ def test_no_more_is_built_than_the_selected_tests_need(pytester, monkeypatch, to
     assert [arm for arm, _ in told.asked] == order
 
 
-def test_a_test_that_names_no_question_beside_others_has_the_time_measured_first(pytester, monkeypatch, told):
-    install(monkeypatch, H100)
-    pytester.makepyfile(
-        """
-        import pytest
-        from pytest_fp8 import Case
-
-        CASES = [Case("8b", "torchao", "tensorwise")]
-
-        @pytest.mark.fp8(cases=CASES, question="layers")
-        def test_layers(fp8_pair):
-            fp8_pair.assert_layers()
-
-        @pytest.mark.fp8(cases=CASES)
-        def test_mine(fp8_pair):
-            assert fp8_pair.timing_evidence().bf16
-        """
-    )
-    pytester.runpytest("--fp8-gpu=h100").assert_outcomes(passed=2)
-    assert [arm for arm, _ in told.asked] == [REFERENCE, ARMS[0], REFERENCE]
-    assert [operations[0] for _, operations in told.asked] == ["blocks"] * 3
-
-
 def test_an_update_measures_fresh_processes_and_times_each_first(pytester, monkeypatch, told):
     install(monkeypatch, H100)
     assert run(pytester, "--fp8-update=first").ret == 0

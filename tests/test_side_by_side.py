@@ -57,18 +57,6 @@ def told(monkeypatch):
     return seen
 
 
-def test_on_a_cpu_the_reference_trains_while_the_fp8_arm_does(world, told):
-    pool = ArmPool(None)
-    pair = PairArms(EMULATED, pool, None)
-    pair.start()
-    evidence = pair.run(lambda: loss_of(pair, True))
-    first = ["torchao begins", "bf16", "bf16", "torchao"]
-    assert told[:4] == first, "its curve and the next seed's, before FP8's answer is awaited"
-    assert evidence.fp8.keys() == evidence.bf16.keys()
-    assert evidence.fp8[0].losses != evidence.bf16[0].losses
-    pool.close()
-
-
 def test_arms_that_fit_a_gpu_together_train_together_and_others_one_after_the_other(world, told, monkeypatch):
     pool = ArmPool(H200)
     [pair] = pairs(pool, "tiny", "tensorwise")
