@@ -139,8 +139,7 @@ def judged(name: str, recipe: str, answer: dict[str, Any]) -> Line:
     if "error" in answer:
         step = f"python -m pytest_fp8.worker.known_product {name} {recipe}"
         return Line("products", f"{what}: {answer['error']}", R.WRONG_PRODUCT, step)
-    cudnn = f", cuDNN {answer['cudnn']}" if answer["cudnn"] else ""
-    text = f"{what}: {answer['off']:.1%} off the exact product, by {answer['kernel']}{cudnn}"
+    text = f"{what}: {answer['off']:.1%} off the exact product"
     if LEAST <= answer["off"] <= MOST:
         return Line("products", text)
     why = "as exact as BF16: it did not run in FP8" if answer["off"] < LEAST else "wrong, even for FP8"

@@ -115,13 +115,11 @@ class Pairs:
     def _made(self, kind: type[P], case: Case, workload: Workload | None, shipped: str | None, model: str) -> P:
         from pytest_fp8.arms.pair import PairArms
         from pytest_fp8.report.evidence import evidence_of
-        from pytest_fp8.workload import case_digest
 
         arms = PairArms(case, self.pool(), shipped, model)
-        digest = arms.digest
         if workload is not None:
             arms.start()
-            digest = case_digest(case, workload, arms.bf16)
+        digest = arms.case_digest(workload)
         gpu = self.gpu_key if case.needs_gpu else "emulated"
         if gpu not in self._spreads:
             self._spreads[gpu] = components_in(self.source, gpu)

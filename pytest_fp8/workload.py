@@ -13,14 +13,10 @@ import hashlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse
-
-if TYPE_CHECKING:
-    from pytest_fp8.case import Case
-
 
 ARGUMENTS = {
     "build": (),
@@ -179,22 +175,3 @@ def require_function(what: str, name: str, function: Any, arguments: tuple[str, 
         cause=cause,
         next_step=f"{name}=lambda{' ' if arguments else ''}{', '.join(arguments)}: ...",
     )
-
-
-class Reference(Protocol):
-    """The arm of a reference, as far as the hash of a case asks it (:class:`pytest_fp8.arms.arm.Arm`)."""
-
-    @property
-    def facts(self) -> dict[str, Any]: ...
-
-    def request(self, operation: str) -> Any: ...
-
-
-def case_digest(case: Case, workload: Workload | None, reference: Reference) -> str:
-    """The hash of a case as baselines keep it. A workload's part is read from the facts of its reference arm, which is
-    built if it is not yet. Raises :class:`ArmError`."""
-    if workload is None:
-        return case.digest()
-    if not reference.facts:
-        reference.request("park")
-    return case.digest(workload.fingerprint(reference.facts["first_step"]))

@@ -21,7 +21,7 @@ from pytest_fp8.report.record import CaseNotes, Notes
 from pytest_fp8.script.command import Script
 from pytest_fp8.script.pair import Fp8Script
 from pytest_fp8.shipping import identity
-from pytest_fp8.workload import Workload, case_digest
+from pytest_fp8.workload import Workload
 
 
 class ControlRunner:
@@ -61,7 +61,7 @@ class ControlRunner:
         workload = own.ship("a control") if own is not None else None
         model = identity(workload) if workload is not None else ""
         arms = PairArms(case, self._pool(), workload, model, broken.get("fp8"), broken.get("bf16"))
-        digest = case_digest(case, own, arms.bf16)
+        digest = arms.case_digest(own)
         baseline = None if case.emulated else read_baseline(self._source(), self._gpu, case.id, digest)
         arms.start()
         return Fp8Pair(arms, self._settings, CaseNotes(Notes(), case.id, digest), baseline, "")

@@ -18,7 +18,7 @@ from pytest_fp8.codes import R
 from pytest_fp8.libraries import wanted
 
 ROOT = Path(__file__).parent.parent
-FP8_PRODUCT = {"off": 0.037, "kernel": "sm90_xmma_gemm_e4m3", "cudnn": 91900}
+FP8_PRODUCT = {"off": 0.037}
 VERSIONS = {"torch": "2.11.0", "transformers": "5.17.0", "torchao": "0.18.0", "transformer-engine": "2.20.2"}
 
 
@@ -52,7 +52,7 @@ def test_a_machine_with_a_hopper_gpu_is_described(doctor):
     assert code == 0
     assert "--fp8-gpu=h200" in printed
     assert "torchao: tensorwise, rowwise, rowwise_with_gw_hp\n" in printed
-    assert "3.7% off the exact product, by sm90_xmma_gemm_e4m3" in printed
+    assert "3.7% off the exact product" in printed
 
 
 def test_recipes_follow_the_capability(doctor):
@@ -78,8 +78,8 @@ def test_without_a_gpu_it_says_what_runs_there(doctor):
         ),
         ({"versions": {"torchao": "0.18.0", "transformers": "5.17.0"}}, f"{R.NOT_INSTALLED}: torch is not installed"),
         ({"gpu": None, "answer": {"error": "exited with -11: nothing was said"}}, "tensorwise: exited with -11"),
-        ({"gpu": None, "answer": {**FP8_PRODUCT, "off": 0.002}}, "it did not run in FP8"),
-        ({"gpu": None, "answer": {**FP8_PRODUCT, "off": 1.3}}, "wrong, even for FP8"),
+        ({"gpu": None, "answer": {"off": 0.002}}, "it did not run in FP8"),
+        ({"gpu": None, "answer": {"off": 1.3}}, "wrong, even for FP8"),
     ],
 )
 def test_what_is_in_the_way_is_a_problem_and_exit_code_1(doctor, wrong, says):

@@ -9,6 +9,7 @@ from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.case import Case
 from pytest_fp8.plan import TwoArms
+from pytest_fp8.workload import Workload
 
 
 class PairArms(TwoArms):
@@ -28,6 +29,15 @@ class PairArms(TwoArms):
         self.fp8 = make_arm(case, pool, workload, fingerprint, fp8_control, own_process=case.backend == "bf16")
         self.bf16 = make_arm(case.reference(), pool, workload, fingerprint, reference_control)
         super().__init__(case, pool, self.bf16, self.fp8)
+
+    def case_digest(self, workload: Workload | None) -> str:
+        """The hash of the case as baselines keep it. A workload's part is read from the facts of its reference arm,
+        which is built if it is not yet. Raises :class:`ArmError`."""
+        if workload is None:
+            return self.digest
+        if not self.bf16.facts:
+            self.bf16.request("park")
+        return self.case.digest(workload.fingerprint(self.bf16.facts["first_step"]))
 
 
 def beside_another(arms: TwoArms, recipe: str, leave: tuple[str, ...]) -> TwoArms:

@@ -58,8 +58,6 @@ OTHER_COLLECTIVES = re.compile(r"collective mismatch|Received data size doesn't 
 """What gloo says of ranks whose calls do not fit together, before it ends one of them."""
 ON_THE_CPU = {"TORCH_WARM_POOL": "0", "DS_ACCELERATOR": "cpu"}
 """torch starts no processes for compilation ahead, as there are no kernels for them; DeepSpeed takes no GPU."""
-TRACEBACK = re.compile(r'^Traceback \(most recent call last|^ +File ".+", line \d+, in ', re.M)
-"""What shows an exception in the end of an output, where a long one has lost its head."""
 
 
 class Rank:
@@ -445,14 +443,11 @@ def cause_of(code: int | None, tail: str) -> str:
         return "the system's out-of-memory killer, or a kill -9"
     if code < 0:
         return "a library crashed, and the output above says where, if it could; or some code sent this signal"
-    if code == 1 and TRACEBACK.search(tail):
-        # Python ends so where nothing catches an exception, and then shows it.
-        return (
-            "an exception outside of any question, as where a library cannot be imported; the output above ends with it"
-        )
-    ended = "code in the arm ended its process, as os._exit() does"
-    # What multiprocessing gives where nobody knows the code any more.
-    return ended if code != 255 else f"{ended}; or the process that arms on the CPU are forked from was killed"
+    return (
+        "code in the arm ended its process, as os._exit() does; an exception outside of any question, as where torch "
+        "cannot be imported, which the output then ends with; with 255 also: the process that arms on the CPU are "
+        "forked from was killed"
+    )
 
 
 def end_of_process(

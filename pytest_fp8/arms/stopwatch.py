@@ -16,8 +16,8 @@ BUILD = "build"
 class Stopwatch:
     """Seconds since the session's first arm was started."""
 
-    waited: dict[tuple[str, str], float] = field(default_factory=dict)
-    """(arm, operation) -> seconds that were waited for it. Arms that are built at the same time share their wait."""
+    waited: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Arm -> operation -> seconds that were waited for it. Arms that are built at the same time share their wait."""
     tell: Callable[[str, str], contextlib.AbstractContextManager[None]] | None = None
     """Tells a person what is waited for, (arm, operation), while its block runs."""
     _began: float | None = None
@@ -31,21 +31,15 @@ class Stopwatch:
             with self.tell(arm, what) if self.tell is not None else contextlib.nullcontext():
                 yield
         finally:
-            key = arm, what
-            self.waited[key] = self.waited.get(key, 0.0) + time.monotonic() - start
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the first arm was started, or since they were last taken; 0 where none was."""
-        return time.monotonic() - self._began if self._began is not None else 0.0
+            spent = self.waited.setdefault(arm, {})
+            spent[what] = spent.get(what, 0.0) + time.monotonic() - start
 
     def take(self) -> dict[str, Any]:
-        """``elapsed`` seconds since the last call, and ``waited`` by arm and operation; empty without a wait."""
-        if not self.waited:
+        """``elapsed`` seconds since the first arm was started or the last call, and those that were ``waited``; empty
+        without a wait."""
+        if self._began is None or not self.waited:
             return {}
-        waited: dict[str, dict[str, float]] = {}
-        for (arm, what), seconds in self.waited.items():
-            waited.setdefault(arm, {})[what] = seconds
-        taken = {"elapsed": self.elapsed, "waited": waited}
-        self._began, self.waited = time.monotonic(), {}
+        now = time.monotonic()
+        taken = {"elapsed": now - self._began, "waited": self.waited}
+        self._began, self.waited = now, {}
         return taken
