@@ -43,7 +43,7 @@ class ControlRunner:
             return control.ask(self.pair_of(control.case, control.workload, broken))
         except ArmError as error:
             if control.ends_arms:
-                return Outcome.of_error(control, error)
+                return Outcome.of(control, error)
             raise
 
     def script_pair(self, case: Case, script: Script, broken: Mapping[str, str]) -> Fp8Script:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -150,18 +150,13 @@ class Outcome:
 
     control: type[Control]
     verdict: str
-    headline: str
     message: str
     code: Code | None = None
-    numbers: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, control: type[Control], found: Decision) -> Outcome:
-        return cls(control, found.verdict.value, found.headline, found.message, found.code, found.numbers)
-
-    @classmethod
-    def of_error(cls, control: type[Control], error: Fp8Error) -> Outcome:
-        return cls(control, "FAIL", error.headline, error.message, error.code)
+    def of(cls, control: type[Control], found: Decision | Fp8Error) -> Outcome:
+        verdict = getattr(found, "verdict", None)
+        return cls(control, verdict.value if verdict else "FAIL", found.message, found.code)
 
     @property
     def caught(self) -> bool:

@@ -52,20 +52,17 @@ fault(
 )
 
 
-@control("rare-tile", C.RARE_PRODUCT, "one call in 41 loses a tile of its output")
-class RareTile(Forwards):
+def _loses_a_tile(arm: Any, layer: Any, own: Callable[[Any], Any], x: Tensor) -> Any:
     """A quarter of the output stays zero, as in a race."""
+    output, arm.calls = own(x), getattr(arm, "calls", 0) + 1
+    if arm.calls % 41:
+        return output
+    written = torch.ones_like(output)
+    written[..., : output.shape[-2] // 2, : output.shape[-1] // 2] = 0
+    return output * written
 
-    _calls = 0
 
-    def forward(self, layer: Any, own: Callable[[Any], Any], x: Tensor) -> Any:
-        output = own(x)
-        self._calls += 1
-        if self._calls % 41:
-            return output
-        written = torch.ones_like(output)
-        written[..., : output.shape[-2] // 2, : output.shape[-1] // 2] = 0
-        return output * written
+fault("rare-tile", C.RARE_PRODUCT, "one call in 41 loses a tile of its output", forward=_loses_a_tile)
 
 
 def _poison(at: tuple[int, int]) -> Any:

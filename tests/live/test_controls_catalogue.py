@@ -80,9 +80,9 @@ def test_the_docs_hold_the_catalogue():
 
 def test_the_verdict_with_another_code_catches_nothing():
     control = type("Coded", (Control,), {"code": R.UNKNOWN_GPU, "about": "v100"})
-    caught = [Outcome(control, "FAIL", "", said, code).caught for said, code in OUTCOMES]
+    caught = [Outcome(control, "FAIL", said, code).caught for said, code in OUTCOMES]
     assert caught == [True, False, False]
-    assert not Outcome(control, "INVALID", "", *OUTCOMES[0]).caught
+    assert not Outcome(control, "INVALID", *OUTCOMES[0]).caught
 
 
 OUTCOMES = (("v100", R.UNKNOWN_GPU), ("v100", R.NOT_STARTED), ("h100", R.UNKNOWN_GPU))
@@ -119,7 +119,7 @@ def test_a_broken_arm_is_never_shared_with_a_healthy_one(monkeypatch):
     ],
 )
 def test_where_both_arms_are_slower_nothing_but_that_is_meant(verdict, code, message, caught):
-    assert Outcome(BY_ID["both-slower"], verdict, "", message, code).caught is caught
+    assert Outcome(BY_ID["both-slower"], verdict, message, code).caught is caught
 
 
 def test_the_gpu_controls_are_held_against_the_stored_baselines():
