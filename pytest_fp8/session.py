@@ -85,36 +85,33 @@ class Session:
         return commit_of(self.settings.base, self.root)
 
     def _require_places(self) -> None:
-        """See that the report can be written, and take the baselines' lock where they are updated."""
-        if self.settings.report_dir is not None:
-            report, baselines = self.settings.report_dir.resolve(), self.settings.baseline_dir.resolve()
-            if report.is_relative_to(baselines):
-                refuse(
-                    R.REPORT_AMONG_BASELINES,
-                    "the report is to be written into the folder of the baselines",
-                    expected="folders of their own: what is below the baselines' folder is read as baselines",
-                    seen=f"--fp8-report={report}, and baselines in {baselines}",
-                )
+        """See that the report can be written, and baselines where they are updated: a run of hours must not learn at
+        its end that nothing can be."""
+        report, baselines = self.settings.report_dir, self.settings.baseline_dir
+        if report is not None and report.resolve().is_relative_to(baselines.resolve()):
+            refuse(
+                R.REPORT_AMONG_BASELINES,
+                "the report is to be written into the folder of the baselines",
+                expected="folders of their own: what is below the baselines' folder is read as baselines",
+                seen=f"--fp8-report={report}, and baselines in {baselines}",
+            )
+        for option, folder in (("report", report), ("baselines", baselines if self.settings.update else None)):
             try:
-                report.mkdir(parents=True, exist_ok=True)
-                # A run of hours must not learn at its end that nothing can be written there.
-                with tempfile.TemporaryFile(dir=report):
-                    pass
+                if folder is not None:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    with tempfile.TemporaryFile(dir=folder):
+                        pass
             except OSError as error:
                 refuse(
                     R.NOT_WRITABLE,
-                    f"the report cannot be written to {self.settings.report_dir}",
+                    f"the {option} cannot be written to {folder}",
                     expected="a folder that exists or can be made, and in which files can be made",
                     seen=f"{type(error).__name__}: {error}",
-                    next_step="another folder: --fp8-report=DIR, or fp8_report in the ini file",
+                    next_step=f"another folder: --fp8-{option}=DIR, or fp8_{option} in the ini file",
                 )
-        if self.settings.update:
-            from pytest_fp8.baselines.atomic import updating
-
-            self._held.enter_context(updating(self.settings.baseline_dir))
 
     def pytest_unconfigure(self) -> None:
-        """End all arms and give the baselines' lock back, once nothing is written any more."""
+        """End all arms, once nothing is written any more."""
         self.pairs.end()
         self._held.close()
         self.endings.give_back()

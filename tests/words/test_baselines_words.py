@@ -11,7 +11,6 @@ import pytest
 
 from helpers.baselines import GOOD, baseline, edit, read
 from pytest_fp8 import Case
-from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.baselines.check import inspect, suite_cases
 from pytest_fp8.baselines.store import Folder, chosen, read_folder, write_baseline
 from pytest_fp8.codes import B
@@ -31,11 +30,6 @@ def written(change):
     return ask
 
 
-def twice(folder):
-    with updating(folder), updating(folder):
-        pass
-
-
 def onto_a_file(folder):
     (folder / "h200").write_text("")
     write_baseline(folder, GOOD)
@@ -50,7 +44,6 @@ RAISED = {
     B.UNREADABLE: written(lambda path: path.write_text("{")),
     B.REDEFINED: written(lambda path: edit(path, lambda data: data.update(case_hash="b"))),
     B.NOT_WRITTEN: onto_a_file,
-    B.LOCKED: twice,
     B.NOTHING_THERE: lambda folder: read_folder(folder / "basline"),
     B.UNKNOWN_NAME: lambda folder: chosen({Path(FILE): GOOD}, case="1b-torchao-rowwse"),
     B.NO_REVISION: of_no_revision,
