@@ -88,15 +88,8 @@ class Decision(Finding):
     def __bool__(self) -> NoReturn:
         """Raises ``TypeError``: as any other object, a FAIL would be true, and ``assert fp8_pair.layers()`` green."""
         __tracebackhide__ = True
-        raise TypeError(
-            explain(
-                f"a decision on {self.question!r} has no truth value",
-                expected=f"fp8_pair.assert_{self.question}(), which fails the test where the decision says so",
-                seen="the decision itself, in an assert, an if or with not, as in: assert fp8_pair.layers()",
-                cause="a FAIL would count as true",
-                next_step=f"fp8_pair.assert_{self.question}(); or look at it: decision.verdict == 'PASS'",
-            )
-        )
+        asked = f"fp8_pair.assert_{self.question}() fails the test where it says so"
+        raise TypeError(f"a decision on {self.question!r} has no truth value, or a FAIL would be true: {asked}")
 
     @property
     def numbers(self) -> dict[str, Any]:

@@ -32,9 +32,7 @@ def test_a_decision_that_is_asserted_itself_fails_the_test_and_names_what_to_wri
     pytester.makepyfile(ASSERTS.format(what=what))
     result = pytester.runpytest("--fp8-gpu=h200")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["E *TypeError: a decision on 'layers' has no truth value*", "E *fp8_pair.assert_layers()*"]
-    )
+    result.stdout.fnmatch_lines(["E *TypeError: a decision on 'layers' has no truth value*fp8_pair.assert_layers()*"])
 
 
 @pytest.mark.parametrize(("roles", "name"), [(("fprop",), "FAIL"), (None, "PASS")])

@@ -12,13 +12,7 @@ from pytest_fp8.codes import Code, L, P
 from pytest_fp8.questions.findings import SHOWN, finding, some, words
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import ABSENT, FP8, TRAINING, Attribution, StepProducts, role_table
-from pytest_fp8.questions.ledger.compare import (
-    evaluated_otherwise,
-    find_in_ledger,
-    find_where_gradients_are_missing,
-    never_called,
-    outermost,
-)
+from pytest_fp8.questions.ledger.compare import evaluated_otherwise, find_in_ledger, never_called, outermost
 from pytest_fp8.questions.ledger.evidence import ArmLedger, Collective, OwnedProduct, TwoLedgers
 from pytest_fp8.recipes import DGRAD, FPROP, POWERS, RECOMPUTE, ROLES, WGRAD, Role, Stays, library_of, recipe_facts
 from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict, passed
@@ -74,15 +68,20 @@ def check_layers(
     roles = recipe_facts(case.backend, case.recipe).roles
     step = evidence.step(roles)
     figures = _figures(evidence, step)
+
+    def differs(code: Code | None = None) -> Finding | None:
+        return find_in_ledger(ledgers, QUESTION, code) if ledgers is not None else None
+
     found = (
         find_in_conversion(case, evidence)
         or find_in_recipe(case, evidence)
         # A forward pass that is repeated in high precision has its gradients there too: it is named before them.
         or find_in_execution(case, evidence, step, (FPROP, RECOMPUTE))
-        or (find_where_gradients_are_missing(ledgers, QUESTION) if ledgers is not None else None)
+        # Without gradients a layer has no gradient products: those of layers of equal sizes may be taken for them.
+        or differs(L.NO_GRADIENT)
         or find_in_execution(case, evidence, step, (DGRAD, WGRAD))
-        or (find_on_wire(case, evidence, ledgers) if ledgers is not None else None)
-        or (find_in_ledger(ledgers, QUESTION) if ledgers is not None else None)
+        or find_on_wire(case, evidence, ledgers)
+        or differs()
         # Where the reference does call the layer, that has been said.
         or find_past_layers(case, evidence)
         or less_than_stored(figures, stored or {})
@@ -91,13 +90,8 @@ def check_layers(
     if found is not None:
         return found.answer(QUESTION, figures)
     notes = beside(case, evidence, step, ledgers)
-    wire = travelled(ledgers.fp8) if ledgers is not None else ""
-    said = [
-        f"{figures.converted} of {figures.linears} Linears in FP8, {figures.fp8_share:.1%} of the step's GEMM FLOPs",
-        *notes,
-        *([f"on the wire, a step of a rank: {wire}"] if wire else []),
-    ]
-    return passed("; ".join(said)).answer(QUESTION, replace(figures, notes=notes))
+    said = f"{figures.converted} of {figures.linears} Linears in FP8, {figures.fp8_share:.1%} of the step's GEMM FLOPs"
+    return passed("; ".join([said, *notes])).answer(QUESTION, replace(figures, notes=notes))
 
 
 def _figures(evidence: LayersEvidence, step: StepProducts) -> LayersFigures:
@@ -313,9 +307,9 @@ def _kinds(wrong: Sequence[Attribution]) -> str:
 # -- between ranks ----------------------------------------------------------------------------------------------------
 
 
-def find_on_wire(case: Case, evidence: LayersEvidence, ledgers: TwoLedgers) -> Finding | None:
+def find_on_wire(case: Case, evidence: LayersEvidence, ledgers: TwoLedgers | None) -> Finding | None:
     """FP8 all-gather that gathers BF16. Held against the reference, whose step gathers the same weights."""
-    if not case.options.get("float8_all_gather"):
+    if ledgers is None or not case.options.get("float8_all_gather"):
         return None
     sizes = [prod(evidence.originals[name]) for name in evidence.sharded if name in evidence.converted]
     before, now = (_gathered(arm) for arm in (ledgers.reference, ledgers.fp8))

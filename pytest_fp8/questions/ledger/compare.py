@@ -66,22 +66,15 @@ def compare(ledgers: TwoLedgers) -> list[Difference]:
     return [each for row in ROWS for each in row(ledgers.reference, ledgers.fp8, explained)]
 
 
-def find_in_ledger(ledgers: TwoLedgers, question: str) -> Finding | None:
-    """The first difference that changes the answer to ``question``, or ``None``."""
-    found = [d for d in compare(ledgers) if question in d.questions]
-    if not found:
+def find_in_ledger(ledgers: TwoLedgers, question: str, code: Code | None = None) -> Finding | None:
+    """The first difference that changes the answer to ``question``, or ``None``; so where there is none of ``code``."""
+    found = [each for each in compare(ledgers) if question in each.questions]
+    if not found or (code is not None and code not in [each.code for each in found]):
         return None
-    first = next((d for d in found if d.verdict is Verdict.FAIL), found[0])
-    also = [d.about for d in found if d.about != first.about]
+    first = next((each for each in found if each.verdict is Verdict.FAIL), found[0])
+    also = [each.about for each in found if each.about != first.about]
     seen = first.seen + (f"; other differences: {some(also)}" if also else "")
     return replace(first, expected=f"as in the BF16 arm: {first.expected}", seen=seen)
-
-
-def find_where_gradients_are_missing(ledgers: TwoLedgers, question: str) -> Finding | None:
-    """:func:`find_in_ledger` where weights get no gradient in the FP8 arm alone. Their layers then have no gradient
-    products, and those of other layers of equal sizes may be taken for them."""
-    missing = any(gradients_there(ledgers.reference, ledgers.fp8, Explained(ledgers)))
-    return find_in_ledger(ledgers, question) if missing else None
 
 
 def unless_unlike(decision: Decision, ledgers: TwoLedgers) -> Decision:
