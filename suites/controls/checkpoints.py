@@ -201,9 +201,8 @@ fault(
 # Its smallest numbers are larger than bfloat16's.
 fault(
     "cast-to-half",
-    K.CAST_ON_THE_WAY,
+    K.WEIGHTS_CHANGED,
     "own save() in float16",
-    about="float16",
     lose=_weights(lambda _, held: {name: w.half() if w.is_floating_point() else w for name, w in held.items()}),
 )
 # The optimizer keeps it as an attribute, which its state_dict() does not hold.

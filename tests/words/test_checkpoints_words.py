@@ -49,7 +49,6 @@ FOUND = {
     K.UNTIED: stores(untied={"head": "emb"}),
     K.WEIGHTS_MISSING: untouched("w"),
     K.WEIGHTS_CHANGED: stores(digests={"w": 1, "v": 3}),
-    K.CAST_ON_THE_WAY: own(loaded={"digests": {"w": 7, "v": 2}, "rounded": {"w": "float16"}}),
     K.CHANGED_BY_SAVING: own(saved={"changed_by_saving": ["w"]}),
     K.STRAY_PARAMETERS: own(loaded={"strays": True}),
     K.STALE_COPIES: stores(stale=["q"]),

@@ -24,10 +24,8 @@ class Held:
     the optimizer does not travel."""
     untied: Mapping[str, str] = field(default_factory=dict)
     """Weight that the conversion made one of its own -> the weight that it was tied to."""
-    rounded: Mapping[str, str] = field(default_factory=dict)
-    """Weight -> the coarsest dtype that holds all its values. Asked of the user's own functions alone, as what follows.
-    """
     kept: Kept = field(default_factory=dict)
+    """Asked of the user's own functions alone, as what follows."""
     flags: Sequence[str] = ()
     """What the call did to the modes of modules and to which parameters are trained: ``model.training = False``."""
 

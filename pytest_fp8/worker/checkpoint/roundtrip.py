@@ -27,7 +27,6 @@ from pytest_fp8.worker.checkpoint.state import (
     optimizer_digests,
     optimizer_state,
     require_own,
-    rounded,
     weights_of,
 )
 from pytest_fp8.worker.curve import curve
@@ -125,7 +124,6 @@ def _held(engine: Engine, optimizer: bool, own: bool) -> dict[str, Any]:
         "digests": digests(weights),
         "optimizer_digests": optimizer_digests(engine, optimizer_state(engine)[0]) if optimizer else {},
         "untied": untied(*engine.weights),
-        "rounded": rounded(weights) if own else {},
         "kept": kept(engine) if own else {},
     }
 

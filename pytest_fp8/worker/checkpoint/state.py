@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 EXTRA, BESIDES = "extra/", "besides/"
 """In the tree that is stored beside the weights and the optimizer's state: what modules give as extra state, and what
 else the optimizer and its schedule keep."""
-CASTS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16)
-"""Casts that a checkpoint may have made, from the coarsest."""
 LISTED_ELSEWHERE = ("state", "param_groups", "defaults", "scheduler", "optimizer")
 """Attributes of an optimizer that are kept by other means."""
 SWITCHES = ("params", "foreach", "fused", "capturable", "differentiable")
@@ -108,22 +106,6 @@ def load_weights(engine: Engine, stored: Mapping[str, Any], aliases: Mapping[str
     # As a user loads it, where all is there: a load_state_dict() of one's own may know no strict=False.
     strict = {} if others or not absent or any(absent) else {"strict": False}
     model.load_state_dict(state | others, **strict)
-
-
-def rounded(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Weight -> the coarsest of :data:`CASTS` that holds all its values; not of one that holds any value."""
-    found = {}
-    for name, weight in weights.items():
-        values = held(weight).whole().detach()
-        for dtype in CASTS:
-            if (
-                values.is_floating_point()
-                and values.dtype != dtype
-                and torch.equal(values.to(dtype).to(values), values)
-            ):
-                found[name] = str(dtype).removeprefix("torch.")
-                break
-    return found
 
 
 def _live(engine: Engine) -> dict[str, torch.Tensor]:
