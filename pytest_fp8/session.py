@@ -395,7 +395,6 @@ class Session:
         said.revisions += done.revisions
         said.written += map(str, done.written)
         said.problems += done.problems
-        said.notes += done.notes
         if not (interrupted or done.written or said.problems):
             reasons = "; ".join(self.record.not_run) or "no test asked a question whose figures a baseline holds"
             said.problems.append(f"{R.NOTHING_STORED}: --fp8-update was given and nothing was stored: {reasons}")

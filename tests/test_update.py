@@ -83,11 +83,7 @@ def test_a_speedup_that_moved_begins_a_level_and_is_shown_old_to_new(stored, mon
 def test_busy_time_is_stored_and_gated_on_where_the_host_makes_step_times_scatter(suite, monkeypatch):
     # Step times alone would be refused: their processes spread too much.
     install(monkeypatch, H200, busy=95.0, kernels_alone=True, host=0.8)
-    first = suite.runpytest(*update(), *SPEED)
-    assert first.ret == 0
-    first.stdout.fnmatch_lines(
-        ["*baseline of tiny-torchao-rowwise is this host's as much as the GPU's*gated on busy time*"]
-    )
+    assert suite.runpytest(*update(), *SPEED).ret == 0
     assert len(load_baseline(suite.path / FILE).values("busy_speedup")) == 4
     # A host that holds nothing up changes nothing: the case is gated on busy time from then on.
     install(monkeypatch, H200, busy=95.0, kernels_alone=True)
@@ -103,12 +99,7 @@ def test_busy_time_is_stored_and_gated_on_where_the_host_makes_step_times_scatte
 
 def test_step_times_alone_of_a_host_bound_session_blame_no_fp8(suite, monkeypatch):
     install(monkeypatch, H200, busy=30.0)
-    suite.runpytest(*update()).stdout.fnmatch_lines(
-        [
-            "*baseline of tiny-torchao-rowwise is this host's as much as the GPU's in step time: *works 30.0 ms*",
-            "  next: store one with a larger batch; on a slower host this one's gate may fail",
-        ]
-    )
+    suite.runpytest(*update())
     install(monkeypatch, H200, busy=30.0, speedup=1.0)
     result = suite.runpytest(*GATE)
     assert result.ret == 1, "not answered on a declared GPU"

@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Update:
-    """What was done with each case: ``problems`` fail the session, ``notes`` are for a person to read."""
+    """What was done with each case; ``problems`` fail the session."""
 
     revisions: list[Revision] = field(default_factory=list)
     written: list[Path] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 def update_baselines(record: Record, folder: Path, origin: Mapping[str, Any]) -> Update:
@@ -48,8 +47,6 @@ def update_baselines(record: Record, folder: Path, origin: Mapping[str, Any]) ->
             why = _store(done, folder, entry, new, components)
         if why:
             done.problems.append(f"baseline of {name} was not updated: {why}")
-        elif "speedup" in new.metrics and new.newest.host_bound:
-            done.notes.append(_host_bound(entry, new))
     return done
 
 
@@ -82,8 +79,9 @@ def appended(old: Baseline | None, new: Baseline, starts: Sequence[str]) -> Base
 def measured(entry: Row, origin: Mapping[str, Any]) -> Baseline:
     """What this session measured of a case, as a baseline of one session. An emulated case used no GPU."""
     values = {name: metric["values"] for name, metric in entry.metrics.items()}
+    host_bound = entry.speed is not None and bool(entry.speed.numbers["host_bound"])
     gpu = {"name": "emulated"} if entry.gpu == "emulated" else origin["gpu"]
-    session = StoredSession(**{**origin, "gpu": gpu}, metrics=values, host_bound=bool(_speed(entry, "host_bound")))
+    session = StoredSession(**{**origin, "gpu": gpu}, metrics=values, host_bound=host_bound)
     return Baseline(entry.case, entry.case_hash, entry.gpu, (session,))
 
 
@@ -123,19 +121,4 @@ def _unfit(entry: Row, new: Baseline, components: Components) -> str:
         return ""
     if len(new.values(new.gated)) < RUNS_TO_FAIL:
         return "its speedup stands on one process, which may be slow by chance"
-    why = too_coarse(new, entry.metrics[new.gated]["tolerance"], components)
-    return "; ".join(filter(None, (why, _speed(entry, "scattered")))) if why else ""
-
-
-def _speed(entry: Row, name: str) -> Any:
-    """A number of its speed; empty where it has none."""
-    return entry.speed.numbers.get(name, "") if entry.speed is not None else ""
-
-
-def _host_bound(entry: Row, new: Baseline) -> str:
-    """A note where the step time that was stored depends on the host as much as on the GPU."""
-    waits = _speed(entry, "waits_for_host") or _speed(entry, "scattered") or "so an earlier session says"
-    what = f"baseline of {entry.case} is this host's as much as the GPU's in step time: {waits}"
-    if new.gated == "busy_speedup":
-        return f"{what}; it is gated on busy time\n  next: a larger batch, if step time is to be gated"
-    return f"{what}\n  next: store one with a larger batch; on a slower host this one's gate may fail"
+    return too_coarse(new, entry.metrics[new.gated]["tolerance"], components)

@@ -17,7 +17,7 @@ from pytest_fp8.codes import C, L, M, R, S
 from pytest_fp8.markers import one_of_each
 from pytest_fp8.options import Settings
 from pytest_fp8.pairs import Pairs
-from pytest_fp8.questions.speed import question
+from pytest_fp8.questions.speed import check as question
 from pytest_fp8.report.files import read_report
 from pytest_fp8.report.record import Notes
 from pytest_fp8.stats.looks import BASELINE_BLOCKS
@@ -360,7 +360,7 @@ def test_speed_is_timed_on_processes_that_nobody_profiled(pytester, monkeypatch,
 
 def test_the_cases_that_are_gated_on_speed_share_the_sessions_false_alarms(suite, monkeypatch):
     asked = []
-    place = "pytest_fp8.questions.speed.question.check_speedup"
+    place = "pytest_fp8.questions.speed.check.check_speedup"
     install(monkeypatch, H200)
 
     real = question.check_speedup

@@ -18,9 +18,8 @@ from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.gpu import Conditions
-from pytest_fp8.questions.speed.check import check_speedup
+from pytest_fp8.questions.speed.check import SpeedQuestion, check_speedup
 from pytest_fp8.questions.speed.evidence import timing_for_baseline, timing_of
-from pytest_fp8.questions.speed.question import SpeedQuestion
 from pytest_fp8.questions.speed.timing import BlockTimer, unsteady_pair
 from pytest_fp8.stats.components import MEASURED
 from pytest_fp8.stats.looks import BASELINE_BLOCKS, GATE

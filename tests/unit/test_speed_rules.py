@@ -143,7 +143,7 @@ DECIDED = [  # decision, verdict, code, what the message says
         lambda: asked(floor=None, host_bound=True, **busy_of(113.0, 99.4)),
         Verdict.NOT_EXERCISED,
         S.NO_BASELINE,
-        "of busy time, since the host held up steps, here or when the baseline was stored",
+        "of busy time, since the host held up steps",
     ),
 ]
 
@@ -255,10 +255,10 @@ def test_recorded_noise_raises_no_false_alarm(draws):
 
 def test_a_launch_bound_step_is_gated_on_busy_time():
     decision = launch_bound(98.0, **FAST_KERNELS)
-    verdict_of(decision, PASS, "1.154x", "of busy time, since FP8 waits for the host", "0.590x of step time")
+    verdict_of(decision, PASS, "1.154x", "of busy time, since the host", "0.590x of step time")
     assert stored_of(decision.numbers) == "(1.154 busy)"
     [note] = decision.numbers["notes"]
-    assert note.endswith("since FP8 waits for the host: the GPU works 98 ms of FP8's 206 ms step")
+    assert note.startswith("speedup judged: 1.15")
     known = replace(MEASURED, sessions=60, busy_sessions=60)
     like_steps, apart = (
         launch_bound(98.0, **FAST_KERNELS, components=replace(known, busy=busy)) for busy in (known.session, 0.009)
@@ -287,7 +287,7 @@ def test_what_timed_steps_wait_is_no_work_though_the_profiled_ones_met_a_quiet_h
     assert (account.fp8.idle, account.fp8.busy) == pytest.approx((29.0, 96.0))
     assert replace(evidence, bf16_busy=(), fp8_busy=()).account().fp8.idle == pytest.approx(2.0)
     decision = decided(evidence, None, history=sessions(0.97), busy_history=sessions(1.25))
-    verdict_of(decision, PASS, "1.250x", "and 96.00 ms of FP8's 125.00 ms")
+    verdict_of(decision, PASS, "1.250x", "and 96.00 ms of it")
 
 
 def test_a_step_that_the_profiler_lost_is_left_out():

@@ -58,7 +58,6 @@ FOUND = {
     S.SHORT_OF_MEMORY: lambda: sleeping(beside=Beside(turns=[Turn("BF16", steps=6, retries=12)])),
     S.NOT_COMPILED: lambda: plain(fp8=[[120.0, 120.1] * 6] * 2, fp8_compiled=False, floor=1.0),
     S.SLOW_WIRE: lambda: asked(travelling(BF16, 12.0, 8.0, 2.0), travelling(FP8_ARM, 32.0, 8.0, 22.0), 123.5, 128.0),
-    S.TOO_SMALL: lambda: asked(BF16, BF16, 121.5, 124.0),
     S.COSTS_MORE_THAN_IT_SAVES: lambda: asked(floor=1.25),
     S.HOST_SCATTERS: scattering,
     S.SESSIONS_DIFFER: lambda: plain(history=sessions(1.27)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from statistics import median
 
 from pytest_fp8.codes import S
@@ -13,7 +14,7 @@ from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.kernels import kernel_family
 from pytest_fp8.questions.speed.account import IDLE, LOST, Account, ArmAccount, ArmWire
 from pytest_fp8.questions.speed.evidence import TimingEvidence
-from pytest_fp8.questions.speed.timing import Beside, scattered
+from pytest_fp8.questions.speed.timing import Beside, scatters
 from pytest_fp8.stats.estimate import Estimate
 from pytest_fp8.verdicts import Finding, Verdict
 
@@ -205,8 +206,10 @@ Why = tuple[S, str]
 
 def why_undecided(evidence: TimingEvidence, change: Estimate, against_history: bool) -> Why:
     """Where the interval contains the bound: times that scatter, sessions that differ, or a small difference."""
-    if blocks := scattered(evidence.bf16, evidence.fp8):
-        return S.HOST_SCATTERS, f"the host: {blocks}"
+    if any(map(scatters, evidence.bf16, evidence.fp8)):
+        blocks = {"FP8": list(chain(*evidence.fp8)), "BF16": list(chain(*evidence.bf16))}
+        told = ", ".join(f"{arm}'s blocks {min(x):.1f} to {max(x):.1f} ms a step" for arm, x in blocks.items())
+        return S.HOST_SCATTERS, f"the host: {told}"
     own = change.own_error
     sessions = math.sqrt(max(0.0, change.error**2 - own**2))
     if against_history and 0 < own < sessions:
@@ -216,14 +219,6 @@ def why_undecided(evidence: TimingEvidence, change: Estimate, against_history: b
             f"by {own:.2%}: more of them would not decide",
         )
     return S.UNDECIDED, ""
-
-
-def why_busy(account: Account | None) -> str:
-    """Why busy times are judged."""
-    waiting = account.launch_bound if account is not None else []
-    if waiting:
-        return f"since {waiting[0]} waits for the host" if len(waiting) == 1 else "since both arms wait for the host"
-    return "since the host held up steps, here or when the baseline was stored"
 
 
 def why_slow(account: Account | None, evidence: TimingEvidence) -> Why:
@@ -240,8 +235,6 @@ def why_slow(account: Account | None, evidence: TimingEvidence) -> Why:
     noticed = NOTICED * account.bf16.step
     if wire := _slow_wire(account.bf16.wire, account.fp8.wire, noticed):
         return S.SLOW_WIRE, wire
-    if account.earned < noticed:
-        return S.TOO_SMALL, ""
     if account.casts > noticed and account.grown():
         had = {kernel.name for kernel in account.bf16.rest}
         most = "; ".join(
@@ -265,7 +258,5 @@ def _slow_wire(bf16: ArmWire, fp8: ArmWire, noticed: float) -> str:
 
 def launch_bound(arm: ArmAccount) -> str:
     """The cause for an arm that waits for the host. Empty where it hardly waits."""
-    if not arm.launch_bound:
-        return ""
-    step = f"{arm.step:.1f}" if arm.slow_step - arm.step < 0.1 else f"{arm.step:.1f} to {arm.slow_step:.1f}"
-    return f"launch-bound: the GPU works {arm.busy:.1f} ms of each {step} ms step and waits for the host"
+    waits = f"launch-bound: the GPU works {arm.busy:.1f} ms of each {arm.step:.1f} ms step and waits for the host"
+    return waits if arm.launch_bound else ""

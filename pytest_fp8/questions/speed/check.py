@@ -1,4 +1,4 @@
-"""Is it really faster? The paired blocks of both arms against the floor and the baseline. Pure.
+"""Is it really faster? The paired blocks of both arms, asked for until they decide, against the floor and the baseline.
 
 docs/verdicts.md has the decision in ten sentences.
 """
@@ -6,24 +6,27 @@ docs/verdicts.md has the decision in ten sentences.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
 from typing import Any
 
 from pytest_fp8.codes import S
+from pytest_fp8.plan import Asking, TwoArms
 from pytest_fp8.questions.findings import finding
 from pytest_fp8.questions.speed import causes
 from pytest_fp8.questions.speed.account import Account
-from pytest_fp8.questions.speed.evidence import TimingEvidence
-from pytest_fp8.questions.speed.timing import scattered
+from pytest_fp8.questions.speed.evidence import TimingEvidence, timing_for_baseline, timing_of
+from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.stats.components import MEASURED, Components, Session
 from pytest_fp8.stats.estimate import Estimate, estimate_of, level, ratios_by_process
-from pytest_fp8.stats.looks import GATED_CASES, RUNS_TO_FAIL, Outcome, against_floor, against_history
+from pytest_fp8.stats.looks import GATE, GATED_CASES, RUNS_TO_FAIL, Outcome, against_floor, against_history
 from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict, passed
 
 QUESTION = "speedup"
+Row = tuple[str, list[Any], float | None]
+"""A metric that was measured: name, values, and the tolerance of the case where that counts."""
 CODES = {
     Verdict.NOT_EXERCISED: S.NO_BASELINE,
     Verdict.IMPROVED: S.FASTER_THAN_BASELINE,
@@ -58,10 +61,6 @@ class SpeedFigures(Figures):
     """That the baseline has."""
     tolerance: float
     """The loss that was gated on."""
-    scattered: str
-    """The blocks where they scatter by the host, in words."""
-    waits_for_host: str
-    """Why FP8's step waits, in words."""
     account: Mapping[str, Any] | None
     notes: Sequence[str]
     base: Mapping[str, Any] | None = None
@@ -117,21 +116,18 @@ def check_speedup(
         change=result.estimate.change if held else None,
         sessions=len(held),
         tolerance=result.tolerance,
-        scattered=scattered(evidence.bf16, evidence.fp8),
-        waits_for_host=causes.launch_bound(account.fp8) if account is not None else "",
         account=account.numbers(on_busy) if account is not None else None,
-        notes=_notes(evidence, here, account if on_busy else None),
+        notes=_notes(evidence, here.ratio if on_busy else None),
     )
     found = causes.unsound(evidence, account, figures.bf16_ms, baseline_reference_ms, here.interval[0], on_busy)
     if found is None:
-        seen = f"{_seen(here, figures, account)}; {_processes(steps, run)}{_change(result, held)}"
+        seen = _seen(here, figures, account, result)
         against = baseline_file if floor is None and not held else _against(floor, tolerance, result, held)
         found = _explain(evidence, result, account, seen, against, floor, host_bound and not on_busy)
     return _with_account(found, account, on_busy).answer(QUESTION, figures)
 
 
 def _with_account(found: Finding, account: Account | None, on_busy: bool) -> Finding:
-    """``found`` with where the steps' time goes behind it."""
     if account is None:
         return found
     if found.verdict is Verdict.PASS:
@@ -155,7 +151,7 @@ def _explain(
         # Nothing is stored that could tell a slow host from slow FP8.
         return finding(S.NO_BUSY_TIMES, against, seen, Verdict.INVALID)
     if verdict is Verdict.PASS:
-        return passed("; ".join(filter(None, (seen, against, _unwatched(evidence)))))
+        return passed("; ".join([seen, against, *_notes(evidence)]))
     if floor is None and verdict in CODES:
         return finding(CODES[verdict], against or "a stored baseline", seen, verdict)
     if verdict is Verdict.FAIL:
@@ -166,44 +162,28 @@ def _explain(
     return finding(code, against, seen, verdict, cause=cause, against=bound)
 
 
-def _unwatched(evidence: TimingEvidence) -> str:
-    return f"not watched on this GPU: {', '.join(unwatched)}" if (unwatched := evidence.beside.unwatched) else ""
+BUSY = "of busy time, since the host held up steps here or when the baseline was stored"
 
 
-def _change(result: Outcome, held: Sequence[Session]) -> str:
-    """With a 99 % interval that includes the difference between sessions and the baseline's own noise."""
-    if not held:
-        return ""
-    low, high = result.estimate.change_interval
-    return f"; {result.estimate.change:+.1%} [{low:+.1%}, {high:+.1%}] against the baseline of {len(held)} session(s)"
+def _notes(evidence: TimingEvidence, busy: float | None = None) -> list[str]:
+    """For below the table, which shows step times. ``busy``: the speedup where busy time is judged."""
+    unwatched = evidence.beside.unwatched
+    notes = [f"not watched on this GPU: {', '.join(unwatched)}"] if unwatched else []
+    return notes if busy is None else [f"speedup judged: {busy:.3f}x {BUSY}", *notes]
 
 
-def _processes(timed: Session, judged: Session) -> str:
-    of_some = f", busy times of {len(judged)} of them" if len(judged) < len(timed) else ""
-    few, many = min(map(len, timed)), max(map(len, timed))
-    blocks = f"{many}" if few == many else f"{few} to {many}"
-    return f"{len(timed)} process(es) of {blocks} blocks{of_some}"
-
-
-def _notes(evidence: TimingEvidence, judged: Estimate, busy: Account | None) -> list[str]:
-    """For below the table, which shows step times. ``busy``: the account where busy time is judged."""
-    notes = [_unwatched(evidence)] if _unwatched(evidence) else []
-    if busy is None:
-        return notes
-    works = f"the GPU works {busy.fp8.busy:.0f} ms of FP8's {busy.fp8.step:.0f} ms step"
-    return [f"speedup judged by busy time, {judged.ratio:.3f}x, {causes.why_busy(busy)}: {works}", *notes]
-
-
-def _seen(here: Estimate, figures: SpeedFigures, account: Account | None) -> str:
+def _seen(here: Estimate, figures: SpeedFigures, account: Account | None, result: Outcome) -> str:
     low, high = here.interval
     said = f"{here.ratio:.3f}x [{low:.3f}, {high:.3f}]"
+    more = f"{figures.processes} process(es)"
+    if figures.sessions:
+        low, high = result.estimate.change_interval
+        more += f"; {figures.change:+.1%} [{low:+.1%}, {high:+.1%}] against {figures.sessions} stored session(s)"
+    steps = f"BF16 {figures.bf16_ms:.2f} ms, FP8 {figures.fp8_ms:.2f} ms a step"
     if not figures.on_busy or account is None:
-        return f"{said}: BF16 {figures.bf16_ms:.2f} ms, FP8 {figures.fp8_ms:.2f} ms a step"
-    return (
-        f"{said} of busy time, {causes.why_busy(account)}: the GPU works "
-        f"{account.bf16.busy:.2f} ms of BF16's {account.bf16.step:.2f} ms step and {account.fp8.busy:.2f} ms of FP8's "
-        f"{account.fp8.step:.2f} ms; {figures.speedup:.3f}x of step time"
-    )
+        return f"{said}: {steps}; {more}"
+    works = f"the GPU works {account.bf16.busy:.2f} and {account.fp8.busy:.2f} ms of it"
+    return f"{said} {BUSY}; {figures.speedup:.3f}x of step time: {steps}, {works}; {more}"
 
 
 def _against(floor: float | None, tolerance: float, result: Outcome, history: Sequence[Session]) -> str:
@@ -214,3 +194,102 @@ def _against(floor: float | None, tolerance: float, result: Outcome, history: Se
     if result.tolerance > tolerance:
         held += f" (its {len(history)} session(s) cannot hold {100 * tolerance:g}%)"
     return held
+
+
+# -- what is asked ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class SpeedQuestion:
+    """The speed of one pair of arms, which is measured once for all that is asked of it."""
+
+    arms: TwoArms
+    host_bound: bool
+    """Whether a stored session is host-bound, of the baseline or of the one that an update adds to."""
+    history: Callable[[str], list[list[Any]]]
+    """The baseline's sessions of a metric, oldest first; empty where there is none."""
+    components: Components
+    baseline_file: str
+    gated_cases: int
+    processes: int | None = None
+    """Fresh pairs of processes to measure for a new baseline; ``None`` where the stored one is asked."""
+
+    def __post_init__(self) -> None:
+        # One for all cases with these arms: it has the blocks of what they have answered.
+        self.timer = self.arms.once("blocks", self._new_timer)
+
+    def _new_timer(self) -> BlockTimer:
+        # The host may be quiet while the first pairs are timed, and busy later.
+        return BlockTimer(self.arms, takes_busy=self.processes is not None or self.host_bound)
+
+    def first_timing(self) -> Asking[TimingEvidence]:
+        """The evidence of the first look, or all that a new baseline takes."""
+        self._renew_profiled()
+        return (yield from self._look(0))
+
+    def _look(self, look: int) -> Asking[TimingEvidence]:
+        """The evidence of one look of :data:`pytest_fp8.stats.looks.GATE`; of an update all that it takes."""
+        if self.processes is not None:
+            return timing_for_baseline(self.arms, self.timer, self.processes)
+        return timing_of(self.arms, self.timer, look)
+
+    def decide(self, floor: float | None) -> Asking[tuple[Decision, list[Row]]]:
+        """The decision, and what a baseline stores of it. ``floor``: the speedup over BF16 to exceed; ``None``: the
+        stored baseline is asked."""
+        self._renew_profiled()
+        against = floor is None and self.processes is None
+        for look in range(len(GATE.pairs) if self.processes is None else 1):
+            evidence = yield from self._look(look)
+            decision = self._judge(evidence, floor, against)
+            if decision.verdict is not Verdict.INCONCLUSIVE:
+                break
+        return decision, self._rows(evidence)
+
+    def _renew_profiled(self) -> None:
+        """Fresh processes where a test that was marked for another question has had the arms profiled."""
+        if self.arms.answered("layers", "curve", "ledger", "numerics") and not self.arms.answered("timing"):
+            self.arms.renew()
+
+    def _judge(self, evidence: TimingEvidence, floor: float | None, against_baseline: bool) -> Decision:
+        history = self.history("speedup") if against_baseline else ()
+        return check_speedup(
+            evidence,
+            floor=floor,
+            tolerance=self.arms.case.tolerance,
+            history=history,
+            components=self.components,
+            baseline_reference_ms=self.history("bf16_ms") if history else (),
+            baseline_file=self.baseline_file,
+            cases=self.gated_cases,
+            busy_history=self.history("busy_speedup") if against_baseline else (),
+            host_bound=self.host_bound,
+        )
+
+    def _rows(self, evidence: TimingEvidence) -> list[Row]:
+        """What a baseline stores, the metric that it is judged by first."""
+        ratios, busy = ratios_by_process(evidence.bf16, evidence.fp8), evidence.busy_ratios()
+        tolerance = self.arms.case.tolerance
+        rows: list[Row] = [("speedup", ratios, tolerance)]
+        if len(busy) >= RUNS_TO_FAIL:
+            rows.append(("busy_speedup", busy, tolerance))
+        on_busy = self._on_busy(evidence)
+        return [
+            *(reversed(rows) if on_busy else rows),
+            ("bf16_ms", [float(median(x)) for x in evidence.bf16], None),
+            ("fp8_ms", [float(median(x)) for x in evidence.fp8], None),
+            *_account_rows(evidence.account(), on_busy),
+        ]
+
+    def _on_busy(self, evidence: TimingEvidence) -> bool:
+        return (self.host_bound or evidence.host_bound) and len(evidence.busy_ratios()) >= RUNS_TO_FAIL
+
+
+def _account_rows(account: Account | None, on_busy: bool) -> list[Row]:
+    """Where a step went, for the tables of results. ``on_busy``: whether a baseline of this is gated on busy time."""
+    if account is None:
+        return []
+    found = {"bf16_busy_ms": account.bf16.busy, "fp8_busy_ms": account.fp8.busy, "casts_ms": account.casts}
+    if account.bf16.wire.rows:
+        found |= {"bf16_wire_ms": account.bf16.wire.exposed, "fp8_wire_ms": account.fp8.wire.exposed}
+    found |= {"earned_ms": account.earned, "speedup_limit": account.busy_limit if on_busy else account.limit}
+    return [(name, [value], None) for name, value in found.items()]

@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -61,14 +60,14 @@ class Turn:
     """How often the allocator found no free memory in blocks that count, and gave back what it had cached."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Beside:
     """What was seen beside blocks."""
 
-    states: Sequence[Conditions] = ()
+    states: list[Conditions] = field(default_factory=list)
     """The GPU's clocks and neighbours, in the order taken: once per ABBA block. Where the arms take turns, after each
     of the three turns."""
-    turns: Sequence[Turn] = ()
+    turns: list[Turn] = field(default_factory=list)
     """In the order taken."""
 
     @property
@@ -81,6 +80,10 @@ class Beside:
     def strangers(self) -> list[int]:
         """Process ids of others that used the GPU."""
         return sorted({pid for state in self.states for pid in state.strangers})
+
+    @property
+    def disturbed(self) -> bool:
+        return bool(self.throttles or self.strangers)
 
     @property
     def unwatched(self) -> list[str]:
@@ -119,14 +122,6 @@ def scatters(bf16: Sequence[float], fp8: Sequence[float]) -> bool:
     return robust_sigma(log_ratios(bf16, fp8)) > SCATTERS
 
 
-def scattered(bf16: Sequence[Sequence[float]], fp8: Sequence[Sequence[float]]) -> str:
-    """Both arms' blocks in words where those of a pair scatter; else empty."""
-    if not any(map(scatters, bf16, fp8)):
-        return ""
-    blocks = {"FP8": list(chain.from_iterable(fp8)), "BF16": list(chain.from_iterable(bf16))}
-    return ", ".join(f"{arm}'s blocks {min(x):.1f} to {max(x):.1f} ms a step" for arm, x in blocks.items())
-
-
 @dataclass
 class Turns:
     """How long each arm's turn is; the same for all cases of one reference."""
@@ -145,24 +140,15 @@ class Pair:
 
     reference: list[float] = field(default_factory=list)
     other: list[float] = field(default_factory=list)
-    states: list[Conditions] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
+    beside: Beside = field(default_factory=Beside)
     busy: tuple[Sequence[float], Sequence[float]] = NOT_ASKED
     """Milliseconds a step in which the GPU works, of the reference and of the other arm."""
-
-    @property
-    def beside(self) -> Beside:
-        return Beside(self.states, self.turns)
-
-    @property
-    def disturbed(self) -> bool:
-        return bool(self.beside.throttles or self.beside.strangers)
 
 
 def beside_of(pairs: Iterable[Pair]) -> Beside:
     """What was seen beside several pairs' blocks."""
-    pairs = list(pairs)
-    return Beside([state for pair in pairs for state in pair.states], [turn for pair in pairs for turn in pair.turns])
+    beside = [pair.beside for pair in pairs]
+    return Beside([s for each in beside for s in each.states], [t for each in beside for t in each.turns])
 
 
 class BlockTimer:
@@ -236,10 +222,10 @@ class BlockTimer:
         if not self.pairs and not self._long_turns() and unsteady_pair(pair.reference, pair.other):
             self._turns.long = True
             pair = yield from self._pair(blocks, profile)
-        if pair.disturbed and not self._disturbed:
+        if pair.beside.disturbed and not self._disturbed:
             # A GPU that an earlier job left hot, or that another process is just leaving, may be quiet by now.
             pair = yield from self._pair(blocks, profile)
-            self._disturbed = pair.disturbed
+            self._disturbed = pair.beside.disturbed
         return pair
 
     def _pair(self, blocks: int, profile: Profile | None) -> Asking[Pair]:
@@ -305,14 +291,14 @@ class BlockTimer:
         if tight:
             yield Ask(arm, "park", fresh=True)
         name = "BF16" if arm == REFERENCE else "FP8"
-        pair.turns.append(Turn(name, count * steps, found["compilations"], found["retries"]))
+        pair.beside.turns.append(Turn(name, count * steps, found["compilations"], found["retries"]))
         times: list[float] = found["milliseconds"]
         return times
 
     def _look_around(self, pair: Pair) -> None:
         """Note the GPU's state; once an ABBA block at most, for the question itself lets the GPU stand idle."""
         if (state := self.arms.conditions()) is not None:
-            pair.states.append(state)
+            pair.beside.states.append(state)
 
     def _long_turns(self) -> bool:
         return self.arms.tight or self._turns.long
