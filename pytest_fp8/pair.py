@@ -28,8 +28,8 @@ from pytest_fp8.questions.loss.check import LossFigures, check_loss, loss_of
 from pytest_fp8.questions.loss.evidence import LossEvidence, is_cross_entropy
 from pytest_fp8.questions.memory import check_memory
 from pytest_fp8.questions.numerics.check import check_numerics, with_further_draws
-from pytest_fp8.questions.speed.evidence import TimingEvidence, timing_of
 from pytest_fp8.questions.speed.check import Row, SpeedQuestion
+from pytest_fp8.questions.speed.evidence import TimingEvidence, timing_of
 from pytest_fp8.recipes import known_backend
 from pytest_fp8.report.record import CaseNotes
 from pytest_fp8.stats.components import MEASURED, Components

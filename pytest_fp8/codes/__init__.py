@@ -28,10 +28,10 @@ class Page:
     cause: str = ""
     """The likely cause, where the check that finds it says no other."""
 
-    def text(self) -> str:
-        """Meaning, example and next step."""
-        example = indent(self.example.strip("\n"), "    ")
-        return "\n\n".join(filter(None, (self.means, example, self.instead and f"Instead: {self.instead}")))
+    def text(self, between: str = "\n\n") -> str:
+        """Meaning, next step and example. ``between``: the meaning and the next step."""
+        words = between.join(filter(None, (self.means, self.instead and f"Instead: {self.instead}")))
+        return "\n\n".join(filter(None, (words, indent(self.example.strip("\n"), "    "))))
 
 
 class Code(StrEnum):

@@ -78,6 +78,6 @@ def markdown() -> str:
     for letter, name in LETTERS.items():
         parts.append(f"## {name.capitalize()}\n\n{letter.__doc__}")
         pages = pages_of(letter)
-        parts += [f"### {code} {code.slug}\n\n{pages[code].text()}" for code in letter]
+        parts += [f"### {code} {code.slug}\n\n{pages[code].text(' ')}" for code in letter]
         parts.append("\n".join(f"- {code}: {page.means}" for code, page in pages.items() if code not in list(letter)))
     return "\n\n".join(filter(None, parts)) + "\n"
