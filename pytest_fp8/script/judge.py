@@ -106,7 +106,6 @@ def _figures(fp8: Presence) -> LayersFigures:
         fp8_share=fp8["fp8_share"] or 0.0,
         roles=roles,
         skipped={},
-        attention={},
     )
 
 

@@ -131,7 +131,7 @@ def transfer(saved_changes=None, loaded_changes=None, **changes):
     healthy = {
         "arms": ("fp8", "bf16"),
         "store": "dcp",
-        "saved": Saved(**{**both, "on_disk": {"BF16": 2}, "bytes": 16, **(saved_changes or {})}),
+        "saved": Saved(**{**both, "on_disk": {"BF16": 2}, **(saved_changes or {})}),
         "loaded": Loaded(**{**both, **(loaded_changes or {})}),
         "logit_distance": 0.01,
         "start": Apart(0.025, 1024, 0.0),

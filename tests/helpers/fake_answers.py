@@ -184,7 +184,6 @@ class FakeAnswers:
             on_disk={"BF16": 1},
             digests={"w": 1},
             optimizer_digests=state,
-            bytes=2,
         )
         return to_plain(told)
 

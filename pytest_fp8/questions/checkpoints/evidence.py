@@ -36,11 +36,8 @@ class Saved(Held):
 
     changed_by_saving: Sequence[str] = ()
     """Weights that the call itself changed in the live model."""
-    scaling_state: Sequence[str] = ()
-    """Scaling state that is left out on purpose."""
     on_disk: Mapping[str, int] = field(default_factory=dict)
     """Type of the stored values -> how many tensors."""
-    bytes: int = 0
     frozen: int = 0
     """Tensors of a frozen base, which are not stored."""
     left_out: Sequence[str] = ()

@@ -43,8 +43,6 @@ class LayersFigures(Figures):
     """Role -> products that are ``expected`` of the FP8 layers, and those of them that ran in ``fp8``."""
     skipped: Mapping[str, int]
     """Reason -> Linears that stay in high precision for it."""
-    attention: Mapping[str, Sequence[str]]
-    """Attention operator -> its kernels."""
     notes: Sequence[str] = ()
     """What a PASS says besides."""
 
@@ -101,7 +99,6 @@ def _figures(evidence: LayersEvidence, step: StepProducts) -> LayersFigures:
         fp8_share=step.fp8_share(),
         roles=role_table(step, evidence.calls),
         skipped=Counter(map(str, evidence.skipped.values())),
-        attention=evidence.attention,
     )
 
 

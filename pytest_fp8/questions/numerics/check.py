@@ -72,7 +72,6 @@ class NumericsFigures(Figures):
     """Of that gradient: each has one of its own."""
     by_gain: int
     gain_error: float | None
-    limits: Limits
 
 
 def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidence) -> Decision:
@@ -144,7 +143,6 @@ def _figures(evidence: NumericsEvidence, found: Sequence[Difference], limits: Li
         gradient_limit=furthest.limit(limits) if furthest else None,
         by_gain=len(by_gain),
         gain_error=max(by_gain, default=None),
-        limits=limits,
     )
 
 

@@ -61,10 +61,8 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> Saved:
         **state,
         flags=changed_flags(before, model),
         changed_by_saving=sorted(name for name, digest in state["digests"].items() if now.get(name) != digest),
-        scaling_state=[plain_name(key) for key in model.state_dict() if engine.backend.is_scaling_state(key)],
         # Of our own stores the weights alone: an optimizer's state may be in FP8.
         on_disk=Counter(dtype for name, dtype in on_disk.items() if own or name in weights),
-        bytes=sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()),
         frozen=sum(not engine.backend.is_checkpointed(key) for key in model.state_dict()),
         left_out=[] if own else extra_state(engine)[1],
         foreign=len(foreign(model, engine.optimizer)),
