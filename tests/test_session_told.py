@@ -68,19 +68,10 @@ def test_a_test_that_fails_with_its_answer_is_told_once(pytester, monkeypatch):
     assert "something else" not in summary
 
 
-ENDINGS = {
-    "Ctrl-C": "raise KeyboardInterrupt",
-    "SIGTERM": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
-    "exit": "pytest.exit('enough', returncode=3)",
-}
-
-
-@pytest.mark.nightly_beyond(1)
-@pytest.mark.parametrize("how", ENDINGS)
-def test_no_case_passes_of_which_a_session_that_was_ended_left_tests(pytester, monkeypatch, how):
+def test_no_case_passes_of_which_a_session_that_was_ended_left_tests(pytester, monkeypatch):
     install(monkeypatch, H200)
     pytester.makepyfile(
-        f"""
+        """
         import pytest
         from pytest_fp8 import Case
 
@@ -93,7 +84,7 @@ def test_no_case_passes_of_which_a_session_that_was_ended_left_tests(pytester, m
         @pytest.mark.fp8(cases=CASES, question="loss")
         def test_loss(fp8_pair, request):
             if "tensorwise" in request.node.name:
-                {ENDINGS[how]}
+                raise KeyboardInterrupt
             fp8_pair.assert_loss()
 
         @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise_with_gw_hp")])
