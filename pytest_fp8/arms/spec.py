@@ -26,7 +26,7 @@ class ArmSpec:
     leave: tuple[str, ...] = ()
     """Patterns of Linears that stay in high precision, beside the workload's own."""
     first_step: str = ""
-    """The hash of the first step, where an earlier process of this arm has run it; see ``worker/first_step.py``."""
+    """The hash of the first step, where an earlier process of this arm has run it; see ``worker/as_built.py``."""
 
     @property
     def name(self) -> str:

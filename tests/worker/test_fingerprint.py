@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 
 from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.worker.first_step import VARY
-from pytest_fp8.worker.first_step import executed as executed_by
+from pytest_fp8.worker.as_built import VARY
+from pytest_fp8.worker.as_built import executed as executed_by
 from pytest_fp8.worker.run.engine import Engine
 
 pytestmark = pytest.mark.slow

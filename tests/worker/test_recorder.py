@@ -16,10 +16,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pytest_fp8.questions.layers.products import FP8
+from pytest_fp8.worker.as_built import dropped_behaviour, with_behaviour
 from pytest_fp8.worker.record.operators import products_of_call
 from pytest_fp8.worker.record.recorder import StepRecorder
 from pytest_fp8.worker.record.tables import layer_table, products_of
-from pytest_fp8.worker.run.dropped_behaviour import dropped_behaviour, with_behaviour
 
 pytestmark = pytest.mark.slow
 

@@ -25,10 +25,8 @@ from pytest_fp8.backends.ways import inner_model, way
 from pytest_fp8.case import Case
 from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.shipping import unship_in_arm
-from pytest_fp8.worker.first_step import definition_of, first_step
+from pytest_fp8.worker.as_built import OwnFp8, definition_of, dropped_behaviour, first_step, own_fp8, with_behaviour
 from pytest_fp8.worker.notes import weights_of
-from pytest_fp8.worker.own_fp8 import OwnFp8, own_fp8
-from pytest_fp8.worker.run.dropped_behaviour import dropped_behaviour, with_behaviour
 from pytest_fp8.worker.state.snapshot import Snapshot, unchanged
 from pytest_fp8.worker.state.weights import copy_model, copy_values
 from pytest_fp8.worker.tensors import plain_name
