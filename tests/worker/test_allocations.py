@@ -114,22 +114,6 @@ def test_labels_of_a_real_step():
     assert len(labels.uncounted) == 1
 
 
-class History:
-    """Stands in for the allocator of a GPU: a weight and a block that the forward pass leaves."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def held(self):
-        return {self.weight: 512}
-
-    def events(self):
-        return [(7, 1024)]
-
-
 @pytest.mark.parametrize(
     ("raised", "peak", "kinds"),
     [
@@ -140,8 +124,9 @@ class History:
 )
 def test_a_step_that_cannot_be_watched_has_no_kinds(monkeypatch, raised, peak, kinds):
     model = torch.nn.Linear(4, 4, bias=False)
-    History.weight = model.weight.untyped_storage().data_ptr()
-    monkeypatch.setattr(allocations, "AllocatorHistory", History)
+    # A weight and a block that the forward pass leaves.
+    history = {model.weight.untyped_storage().data_ptr(): 512}, lambda: [(7, 1024)]
+    monkeypatch.setattr(allocations, "allocator_history", lambda: nullcontext(history))
 
     def step(batch, phase, on_gradients):
         if raised is not None:

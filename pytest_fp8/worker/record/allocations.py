@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import sys
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,12 +24,6 @@ AGREES = 0.05
 peaks differ by a larger share, another step was replayed than the measured one, and nothing is told."""
 SMALLEST = 512
 """Bytes: a block is a multiple of it."""
-FP8_TYPES = {
-    kind
-    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
-    if (kind := getattr(torch, name, None)) is not None
-}
-
 Event = tuple[int, int]
 """An address, and the bytes that were allocated there; 0: they were freed."""
 
@@ -44,16 +38,6 @@ class Label:
     addresses: Collection[int]
 
 
-@dataclass
-class _Block:
-    """Memory at an address between two numbers of events."""
-
-    address: int
-    bytes: int
-    born: int = 0
-    died: float = math.inf
-
-
 def at_peak(
     held: Mapping[int, int],
     events: Sequence[Event],
@@ -66,27 +50,25 @@ def at_peak(
     is looked for.
     """
     skipped = {place for start, end in uncounted for place in range(start, end)}
-    blocks = [_Block(address, count) for address, count in held.items()]
-    live = {block.address: block for block in blocks}
+    live: dict[int, list[Any]] = {address: [count, OTHER] for address, count in held.items()}
     now = most = sum(held.values())
-    peak = 0
-    for place, (address, count) in enumerate(events):
-        if gone := live.pop(address, None):
-            gone.died, now = place + 1, now - gone.bytes
+    there = list(live.values())
+    due = deque(sorted(labels, key=lambda label: label.after))
+    for place, (address, count) in enumerate([*events, (0, 0)]):
+        while due and due[0].after == place:
+            label = due.popleft()
+            # A block of the peak may be named later: a gradient, when all are there.
+            for block in (live[each] for each in label.addresses if each in live):
+                block[1] = label.kind if block[1] == OTHER else block[1]
+        now += count - live.pop(address, [0])[0]
         if count:
-            live[address] = _Block(address, count, place + 1)
-            blocks.append(live[address])
-        now += count
+            live[address] = [count, OTHER]
         if now > most and place not in skipped:
-            peak, most = place + 1, now
-    ordered = sorted(labels, key=lambda label: label.after)
-    found: dict[str, int] = {}
-    for block in blocks:
-        if block.born <= peak < block.died:
-            named = (each for each in ordered if block.born <= each.after < block.died)
-            kind = next((label.kind for label in named if block.address in label.addresses), OTHER)
-            found[kind] = found.get(kind, 0) + block.bytes
-    return found
+            most, there = now, list(live.values())
+    found = Counter[str]()
+    for count, kind in there:
+        found[kind] += count
+    return dict(found)
 
 
 def left_by(events: Sequence[Event]) -> set[int]:
@@ -97,37 +79,28 @@ def left_by(events: Sequence[Event]) -> set[int]:
     return live
 
 
-class AllocatorHistory:
-    """What torch's allocator notes of this process while it is on, of the current GPU."""
+@contextmanager
+def allocator_history() -> Iterator[tuple[dict[int, int], Callable[[], list[Event]]]]:
+    """Have torch's allocator note what it does in this process. Gives address -> bytes of each block that is live now,
+    and what tells the events since, of the current GPU."""
+    device = torch.cuda.current_device()
+    # Private names, which PyTorch's notes "Understanding CUDA Memory Usage" document all the same.
+    memory: Any = torch.cuda.memory
+    # A block counts as free once its tensor is gone, not once another stream is done with it.
+    sizes = {"alloc": 1, "free_requested": 0}
 
-    def __enter__(self) -> AllocatorHistory:
-        # Private names, which PyTorch's notes "Understanding CUDA Memory Usage" document all the same.
-        torch.cuda.memory._record_memory_history("all", context=None)
-        return self
+    def events() -> list[Event]:
+        trace = memory._snapshot()["device_traces"][device]
+        told = [(each["addr"], each["size"], sizes[each["action"]]) for each in trace if each["action"] in sizes]
+        return [(address, -(-size // SMALLEST) * SMALLEST * stays) for address, size, stays in told]
 
-    def __exit__(self, *_: object) -> None:
-        torch.cuda.memory._record_memory_history(None)
-
-    def held(self) -> dict[int, int]:
-        """Address -> bytes of each live block."""
-        device = torch.cuda.current_device()
-        return {
-            block["address"]: block["size"]
-            for segment in torch.cuda.memory._snapshot()["segments"]
-            if segment.get("device", device) == device
-            for block in segment["blocks"]
-            if block["state"] == "active_allocated"
-        }
-
-    def events(self) -> list[Event]:
-        trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
-        # A block counts as free once its tensor is gone, not once another stream is done with it.
-        sizes = {"alloc": 1, "free_requested": 0}
-        return [
-            (entry["addr"], -(-entry["size"] // SMALLEST) * SMALLEST * sizes[entry["action"]])
-            for entry in trace
-            if entry["action"] in sizes
-        ]
+    memory._record_memory_history("all", context=None)
+    try:
+        segments = [each for each in memory._snapshot()["segments"] if each.get("device", device) == device]
+        blocks = [block for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"]
+        yield {block["address"]: block["size"] for block in blocks}, events
+    finally:
+        memory._record_memory_history(None)
 
 
 @dataclass
@@ -183,9 +156,8 @@ def kinds_at_peak(engine: Engine, batch: Any, peak: int) -> dict[str, int]:
     a step like it. Empty where the step has another peak, or cannot be watched: ``torch.func`` refuses hooks on saved
     tensors, and another allocator notes nothing."""
     engine.synchronize()
-    with AllocatorHistory() as history:
-        held = history.held()
-        seen = StepLabels(engine, history.events)
+    with allocator_history() as (held, told):
+        seen = StepLabels(engine, told)
         seen.resident()
         try:
             with torch.autograd.graph.saved_tensors_hooks(seen.pack, lambda tensor: tensor):
@@ -194,7 +166,7 @@ def kinds_at_peak(engine: Engine, batch: Any, peak: int) -> dict[str, int]:
             raise
         except RuntimeError:
             return {}
-        events = history.events()
+        events = told()
     return summed_to(at_peak(held, events, seen.labels, seen.uncounted), peak)
 
 
@@ -208,7 +180,7 @@ def summed_to(kinds: Mapping[str, int], peak: int) -> dict[str, int]:
 
 def is_fp8(tensor: torch.Tensor) -> bool:
     """Whether it holds FP8 values. Transformer Engine's are in bytes."""
-    if tensor.dtype in FP8_TYPES:
+    if tensor.is_floating_point() and tensor.element_size() == 1:
         return True
     return tensor.dtype is torch.uint8 and tensor.dim() > 1 and "transformer_engine" in sys.modules
 
