@@ -15,7 +15,9 @@ import torch
 
 from pytest_fp8.case import OWN_STORE
 from pytest_fp8.questions.checkpoints.evidence import Loaded, Resumed, Saved
+from pytest_fp8.questions.findings import some
 from pytest_fp8.said import WorkloadError
+from pytest_fp8.worker.answers.numerics import not_evaluated
 from pytest_fp8.worker.checkpoint import stores
 from pytest_fp8.worker.checkpoint.state import (
     BESIDES,
@@ -32,8 +34,9 @@ from pytest_fp8.worker.checkpoint.state import (
 from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.error_trace import known_cause
 from pytest_fp8.worker.notes import untied
-from pytest_fp8.worker.record.probe import StaleCopies
-from pytest_fp8.worker.tensors import digests, foreign, held, plain_name
+from pytest_fp8.worker.record.accuracy import is_product
+from pytest_fp8.worker.record.probe import ProductChecks
+from pytest_fp8.worker.tensors import digests, foreign, held, is_plain, plain_name
 from pytest_fp8.worker.training.ranks import share_buffers, wait_for_all
 from pytest_fp8.worker.training.step import innermost, inputs_noted, name_of
 from pytest_fp8.zoo.batch import tensors_in
@@ -82,8 +85,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool, seed: int) ->
         for name, buffer in model.named_buffers():
             if plain_name(name) in weights and buffer.is_floating_point():
                 buffer.mul_(2)
-    watch = StaleCopies(engine)
-    watch.before(own_load=own)
+    watch = StaleCopies(engine, own)
     before, flags, others = digests(weights), flags_of(model), len(foreign(model, engine.optimizer))
     apart = untied(*engine.weights)
     try:
@@ -124,6 +126,56 @@ def _held(engine: Engine, optimizer: bool, own: bool) -> dict[str, Any]:
         "untied": untied(*engine.weights),
         "kept": kept(engine) if own else {},
     }
+
+
+STALE = 3.0
+"""Decibels below which a product is one of other weights than the layer's: an error of half its power. Unrelated
+weights give -3, opposite ones -6, and a product in FP8 20 to 30."""
+
+
+class StaleCopies:
+    """Evaluates before a load, with weights that are far from those that will be loaded, and after it, and tells which
+    FP8 layers then multiply by other weights than theirs: a copy of a weight that a layer keeps must be renewed by the
+    load. Only trained weights count: of a frozen one a copy may be kept for good."""
+
+    def __init__(self, engine: Engine, own_load: bool) -> None:
+        """``own_load``: the workload's ``load()`` will load them. Where there is one it may renew copies by itself, so
+        ``load_state_dict()`` alone is not asked to."""
+        modules = dict(engine.model.named_modules())
+        self._engine = engine
+        self.layers = {n: m for n, m in modules.items() if engine.is_fp8_layer(m) and is_product(m) and _is_trained(m)}
+        self.unchecked = ""
+        """Why layers were not looked at, in words; empty where all were."""
+        if self.layers and engine.backend.brings_model:
+            self.unchecked = "the library computes FP8 layers without calling them"
+        elif self.layers and are_given(engine) and not own_load:
+            self.unchecked = "the workload's load() may renew them"
+        else:
+            self._evaluate()
+
+    def stale(self) -> list[str]:
+        """Plain names of the layers whose product is not that of their weights."""
+        if self.unchecked or not self.layers:
+            return []
+        checks = ProductChecks(self._engine, self.layers)
+        with checks.watching():
+            self._evaluate()
+        found = {} if self.unchecked else {check["layer"]: check["sqnr"] for check in checks.checks()}
+        missed = [plain_name(name) for name in self.layers if name not in found]
+        if missed and not self.unchecked:
+            self.unchecked = f"an evaluation does not call {some(missed)} with rows of its width"
+        return [plain_name(name) for name, sqnr in found.items() if sqnr < STALE]
+
+    def _evaluate(self) -> None:
+        error = not_evaluated(self._engine, 0, besides=set(self.layers.values())) if self.layers else None
+        if error is not None:
+            self.unchecked = f"no evaluation of the model: {error or 'its step calls parts of it, or there is no room'}"
+
+
+def _is_trained(layer: torch.nn.Module) -> bool:
+    """Whether its weight is a plain tensor, or plain in its shards, and trained."""
+    weight = layer._parameters["weight"]
+    return weight is not None and is_plain(weight) and weight.requires_grad and weight.dtype.itemsize > 1
 
 
 # -- through a store of ours ------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.casts import E4M3, GRADIENT, INPUT, LINE, SQUARE, TENSOR, WEIGHT, Cast, Casts, promised_casts
-from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.questions.loss.evidence import LayerCalls, Look
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
@@ -31,8 +30,7 @@ from pytest_fp8.worker.record.accuracy import (
     kept_numbers,
     square_amax,
 )
-from pytest_fp8.worker.record.held_out import not_evaluated
-from pytest_fp8.worker.tensors import Sharded, held, is_plain, plain_name, unwatched
+from pytest_fp8.worker.tensors import Sharded, held, is_plain, unwatched
 from pytest_fp8.worker.training.restored import Hook, followed, hooked
 from pytest_fp8.worker.training.step import closure_of, on_steps
 
@@ -399,72 +397,6 @@ def _multiplying(engine: Engine) -> dict[str, torch.nn.Module]:
 
     products = {name: module for name, module in engine.model.named_modules() if is_product(module)}
     return {name: m for name, m in products.items() if is_asked(name, m) and not is_fp8_code(m._parameters["weight"])}
-
-
-# -- copies of weights that a load does not renew ---------------------------------------------------------------------
-
-STALE = 3.0
-"""Decibels below which a product is one of other weights than the layer's: an error of half its power. Unrelated
-weights give -3, opposite ones -6, and a product in FP8 20 to 30."""
-
-
-class StaleCopies:
-    """Evaluates before a load and after it, and tells which FP8 layers then multiply by other weights than theirs: a
-    copy of a weight that a layer keeps must be renewed by the load. Only trained weights count: of a frozen one a copy
-    may be kept for good."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self._ready = engine, False
-        self.unchecked = ""
-        """Why layers were not looked at, in words; empty where all were."""
-        live = {name: layer for name, layer in engine.model.named_modules() if engine.is_fp8_layer(layer)}
-        if live and engine.backend.brings_model:
-            self.unchecked, live = "the library computes FP8 layers without calling them", {}
-        self.layers = {
-            name: layer
-            for name, layer in live.items()
-            if is_product(layer) and _is_trained(layer._parameters["weight"])
-        }
-
-    def before(self, own_load: bool = False) -> None:
-        """Evaluate with the weights that are there now, which must be far from those that will be loaded.
-
-        ``own_load``: the workload's ``load()`` will load them. Where there is one it may renew copies by itself, so
-        ``load_state_dict()`` alone is not asked to.
-        """
-        own = self._engine.setup.own
-        if self.layers and not own_load and own is not None and own.load is not None:
-            self.unchecked = "the workload's load() may renew them"
-        else:
-            self._ready = bool(self.layers) and self._evaluated()
-
-    def stale(self) -> list[str]:
-        """Evaluate again; plain names of the layers whose product is not that of their weights."""
-        if not self._ready:
-            return []
-        checks = ProductChecks(self._engine, self.layers)
-        with checks.watching():
-            if not self._evaluated():
-                return []
-        found = {check["layer"]: check["sqnr"] for check in checks.checks()}
-        missed = [plain_name(name) for name in self.layers if name not in found]
-        if missed:
-            self.unchecked = f"an evaluation does not call {some(missed)} with rows of its width"
-        return [plain_name(name) for name, sqnr in found.items() if sqnr < STALE]
-
-    def _evaluated(self) -> bool:
-        error = not_evaluated(self._engine, 0, besides=set(self.layers.values()))
-        if error is not None:
-            why = error or (
-                "it has no room" if self._engine.inputs else "the step or loss does not call the whole model"
-            )
-            self.unchecked = f"no evaluation of the model: {why}"
-        return error is None
-
-
-def _is_trained(weight: torch.nn.Parameter | None) -> bool:
-    """Whether it is a plain tensor, or plain in its shards, and trained."""
-    return weight is not None and is_plain(weight) and weight.requires_grad and weight.dtype.itemsize > 1
 
 
 # -- each step of a curve ---------------------------------------------------------------------------------------------
