@@ -66,7 +66,7 @@ def sketch(*numbers):
 
 
 TRAINED = ("lm_head.weight", "q.weight", "up.weight")
-UPDATES = Updates(3, 0.25, dict.fromkeys(TRAINED, "1"), dict.fromkeys(TRAINED, sketch(1.0, -2.0, 2.0)))
+UPDATES = Updates(3, 0.25, dict.fromkeys(TRAINED, sketch(1.0, -2.0, 2.0)))
 
 
 def arm_ledger(**changes):

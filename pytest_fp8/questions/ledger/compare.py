@@ -398,23 +398,21 @@ def _optimizer(arm: ArmLedger, explained: Explained) -> Facts:
 def updates_alike(reference: ArmLedger, fp8: ArmLedger, explained: Explained) -> Differences:
     """The weights after some steps in which both arms' optimizers got the same gradients."""
     one, two = reference.updates, fp8.updates
-    same = one.steps == two.steps > 0 and one.size == two.size and one.digests.keys() == two.digests.keys()
+    same = one.steps == two.steps > 0 and one.size == two.size and one.sketches.keys() == two.sketches.keys()
     finite = math.isfinite(reference.loss) and math.isfinite(fp8.loss)
     # Weights of another dtype, and those that only one arm trains, have rows of their own.
-    kinds = [{n: arm.after[n].dtype for n in one.digests if n in arm.after} for arm in (reference, fp8)]
+    kinds = [{n: arm.after[n].dtype for n in one.sketches if n in arm.after} for arm in (reference, fp8)]
     if explained.other_modules or not (same and finite) or kinds[0] != kinds[1] or reference.gradients != fp8.gradients:
         return
     other = {
-        name: _squares(one.sketches[name], two.sketches[name])
-        for name, digest in one.digests.items()
-        if digest and two.digests[name] and digest != two.digests[name]
+        name: _squares(moved, two.sketches[name]) for name, moved in one.sketches.items() if moved != two.sketches[name]
     }
     every = sum(_squares(sketch, sketch)[1] for sketch in one.sketches.values()) if other else 1.0
     apart = math.sqrt(sum(apart for apart, _ in other.values()) / every) if every else math.inf
     if apart > OTHER:
         worst = max(other, key=lambda name: other[name][0] / max(other[name][1], 1e-30))
         expected = f"the updates that BF16's optimizer makes of the same seeded gradients in {one.steps} steps"
-        seen = f"other updates of {len(other)} of {len(one.digests)} weights, {apart:.1%} off: {some([worst, *other])}"
+        seen = f"other updates of {len(other)} of {len(one.sketches)} weights, {apart:.1%} off: {some([worst, *other])}"
         yield differ(D.OTHER_UPDATES, f"updates of {worst}", (expected, seen))
 
 

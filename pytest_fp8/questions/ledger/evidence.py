@@ -116,13 +116,11 @@ class Updates:
     steps: int
     size: float
     """Root mean square of the gradients."""
-    digests: Mapping[str, str]
-    """Parameter -> digest of its values after these steps; empty where they are no plain numbers."""
     sketches: Mapping[str, str]
     """Parameter -> sketch of how far it moved: float32 numbers in base64, as those of gradients."""
 
 
-NO_UPDATES = Updates(0, 0.0, {}, {})
+NO_UPDATES = Updates(0, 0.0, {})
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from pytest_fp8.worker.answers.recorded import (
     recorded_batch,
     start_over,
 )
-from pytest_fp8.worker.notes import digest_of
 from pytest_fp8.worker.record.gradients import norm_of, rotated, sketch
 from pytest_fp8.worker.record.operators import dtype_name
 from pytest_fp8.worker.record.recorder import note_of
@@ -191,7 +190,6 @@ class _Given:
         return Updates(
             steps=self._steps,
             size=self._size,
-            digests={name: digest_of(held(self._weights[name]).local().detach()) for name in moved},
             sketches={name: in_text(each.cpu().numpy()) for name, each in moved.items()},
         )
 
