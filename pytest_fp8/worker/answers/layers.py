@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +11,7 @@ from pytest_fp8.backends.linears import stacked_weights
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.ledger.evidence import enclosing
 from pytest_fp8.worker.answers.ledger import ledger_of
-from pytest_fp8.worker.answers.recorded import SEED, in_training, product_in_training, recorded
+from pytest_fp8.worker.answers.recorded import SEED, recorded
 from pytest_fp8.worker.record.clock import NO_STEPS, busy_steps, made
 from pytest_fp8.worker.record.profile import learn_families, profile_step
 from pytest_fp8.worker.record.recorder import StepTable
@@ -29,7 +28,6 @@ def layers(engine: Engine) -> dict[str, Any]:
     modules = dict(engine.model.named_modules())
     live = [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])]
     found = layer_table(table, engine.originals, live)
-    calls = [in_training(engine, call) for call in found.calls]
     named = {plain_name(name): name for name in engine.originals}
     # The keys are the fields of questions.layers.evidence.LayersEvidence.
     return {
@@ -40,18 +38,20 @@ def layers(engine: Engine) -> dict[str, Any]:
         "live_fp8": live,
         "kinds": {name: class_path(modules[name]) for name in engine.originals},
         "sharded": [n for n in engine.originals if Sharded.has(modules[n]._parameters.get("weight"))],
-        "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
-        "foreign": to_plain(
-            [replace(each, product=product_in_training(engine, each.product)) for each in found.foreign]
-        ),
-        "others": to_plain([product_in_training(engine, each) for each in found.others]),
+        "in_eval": sorted({call.name for call in found.calls if call.fp8 and not call.training}),
+        "foreign": to_plain(found.foreign),
+        "others": to_plain(found.others),
         "dropped_behaviour": engine.conversion.dropped_behaviour,
         "stacked_weights": stacked_weights(engine.model),
         "switches": engine.switches,
         "own_conversion": engine.converts_itself,
-        "calls": to_plain(calls),
+        "calls": to_plain(found.calls),
         "recipes": {named[name]: recipe for name, recipe in table.recipes.items()},
-        **(_profiled(engine, [call.name for call in calls]) if engine.device.type == "cuda" else _unprofiled(table)),
+        **(
+            _profiled(engine, [call.name for call in found.calls])
+            if engine.device.type == "cuda"
+            else _unprofiled(table)
+        ),
     }
 
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from pytest_fp8.questions.layers.products import LayerCall, Product
 from pytest_fp8.questions.ledger.evidence import OUTSIDE, OptimizerNote
 from pytest_fp8.worker.notes import optimizer_note, random_state, switches_of
 from pytest_fp8.worker.record.accuracy import kept_numbers
 from pytest_fp8.worker.record.clock import compiled_frames
 from pytest_fp8.worker.record.gradients import GradientSketches, norm_of
 from pytest_fp8.worker.record.probe import ProductChecks
-from pytest_fp8.worker.record.recorder import StepRecorder
+from pytest_fp8.worker.record.recorder import StepRecorder, StepTable
 from pytest_fp8.worker.record.tables import work_of
 from pytest_fp8.worker.state.snapshot import unchanged
 from pytest_fp8.worker.tensors import parts, unwatched
@@ -55,24 +54,24 @@ def is_cut(engine: Engine) -> bool:
     return _trained_tokens(engine) > TOKENS
 
 
-def in_training(engine: Engine, call: LayerCall) -> LayerCall:
-    """A recorded call, and its products, with as many tokens as a training step has."""
-    ran = {role: product_in_training(engine, product) for role, product in call.ran.items()}
-    return replace(call, rows=_size_in_training(engine, call.rows), ran=ran)
-
-
-def product_in_training(engine: Engine, product: Product) -> Product:
-    inner, one, two = (_size_in_training(engine, size) for size in (product.inner, *product.outer))
-    return replace(product, inner=inner, outer=(one, two))
-
-
-def _size_in_training(engine: Engine, size: int) -> int:
-    return _trained_tokens(engine) if size == TOKENS and is_cut(engine) else size
-
-
 def _trained_tokens(engine: Engine) -> int:
     """Of the suite's models, on each rank; of a user's 0."""
     return math.prod(engine.case.tokens or (0,)) // engine.case.gpus
+
+
+def as_in_training(table: StepTable, tokens: int) -> None:
+    """Give calls and products of a batch that was cut as many tokens as a training step has."""
+
+    def size(recorded: int) -> int:
+        return tokens if recorded == TOKENS else recorded
+
+    for call in table.calls:
+        call.tensors = [(tuple(map(size, shape)), dtype) for shape, dtype in call.tensors]
+    for event in table.events:
+        event.products = [
+            replace(each, inner=size(each.inner), outer=(size(each.outer[0]), size(each.outer[1])))
+            for each in event.products
+        ]
 
 
 class Observer(Protocol):
@@ -195,6 +194,8 @@ class StepNotes:
             # Before the step: a schedule may note the loss, which FP8 moves.
             self.optimizer = optimizer_note(self._engine.optimizer, self._engine.model)
             yield
+            if is_cut(self._engine):
+                as_in_training(self.table, _trained_tokens(self._engine))
             self.switches_after = switches_of(self._engine.device)
             self.random = random_state()
 
