@@ -120,7 +120,7 @@ def fp8_model(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Work
 
 def _model(request: pytest.FixtureRequest, case: Case, workload: Workload | None, convert: bool) -> Any:
     """The one place where pytest's own process loads torch."""
-    from pytest_fp8.worker.local_model import local_model
+    from pytest_fp8.worker.training.setup import local_model
 
     with told():
         require_workload(request.node.name, case, workload)

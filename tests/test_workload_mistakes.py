@@ -13,8 +13,8 @@ from pytest_fp8.arms.pool import Arm
 from pytest_fp8.codes import R
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.shipping import ship
-from pytest_fp8.worker.answers.token_count import TokenCountError
 from pytest_fp8.worker.error_trace import known_cause
+from pytest_fp8.worker.token_count import TokenCountError
 from pytest_fp8.worker.training.step import WorkloadError
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,13 +21,15 @@ from pytest_fp8.backends.accelerate import (
     forget_accelerate,
     on_cpu,
 )
-from pytest_fp8.backends.base import MakeOptimizer, Prepared
+from pytest_fp8.backends.base import Backend, MakeOptimizer, Prepared
 from pytest_fp8.case import OWN
+from pytest_fp8.said import WorkloadError
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_fp8.case import Case
+    from pytest_fp8.workload import Workload
 
 ALL_GATHER = "enable_fsdp_float8_all_gather"
 """torchao's name of the option ``fp8_all_gather``. It wraps the weights for FSDP2, which makes them new parameters that
@@ -165,3 +167,95 @@ def accelerate_environment(asked: Mapping[str, str]) -> AbstractContextManager[N
     decide = (PREFIX + "FP8_", PREFIX + "MIXED_PRECISION")
     others = {name: value for name, value in os.environ.items() if not name.startswith(decide)}
     return patch.dict(os.environ, {**others, **asked}, clear=True)
+
+
+# -- a user's own Trainer: transformers' own, TRL's SFTTrainer, or another class of it ---------------------------------
+
+
+def by_trainer(own: Workload, backend: Backend, case: Case, device: torch.device) -> Workload:
+    """The workload with the functions of its Trainer. Those that the user gave beside ``trainer=`` stay."""
+    trainers = OfTrainer(own, backend, case, device)
+    return replace(
+        own,
+        build=trainers.build,
+        batch=own.batch or trainers.batch,
+        optimizer=own.optimizer or trainers.optimizer,
+        step=own.step or trainers.step,
+    )
+
+
+class OfTrainer:
+    """One arm's Trainer: the one of the model that was built first, which is the live one."""
+
+    def __init__(self, own: Workload, backend: Backend, case: Case, device: torch.device) -> None:
+        self.own, self.backend, self.device, self.asked = own, backend, device, backend.environment(case)
+        self.live: Any = None
+
+    def build(self) -> torch.nn.Module:
+        """The model of a Trainer that is made in the environment of ``accelerate launch``: with adapters that it adds,
+        and recomputing activations where its arguments say so, as ``train()`` switches it on."""
+        from transformers import Trainer
+
+        assert self.own.trainer is not None
+        if self.live is None:
+            forget_accelerate()
+        with self._environment():
+            made = self.own.trainer(self.own.build())
+        if not isinstance(made, Trainer):
+            raise WorkloadError("no_trainer", kind=type(made).__name__)
+        model: Any = made.model
+        if made.args.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=made.args.gradient_checkpointing_kwargs)
+        if self.live is None:
+            self.live, self.data = made, made.get_train_dataloader()
+            self.backend.users_trainer = made
+        return model  # type: ignore[no-any-return]
+
+    def batch(self, step: int) -> tuple[Any, ...]:
+        """The micro-batches of one step, drawn from the Trainer's dataset and made by its collator."""
+        import torch
+
+        examples, arguments = self.data.dataset, self.live.args
+        return tuple(
+            self.data.collate_fn(
+                [examples[index] for index in torch.randint(len(examples), (arguments.train_batch_size,)).tolist()]
+            )
+            for _ in range(arguments.gradient_accumulation_steps)
+        )
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        """The Trainer's own, at its ``learning_rate``, without its schedule."""
+        self.live.optimizer = None
+        return self.live.create_optimizer()  # type: ignore[no-any-return]
+
+    def step(
+        self, model: torch.nn.Module, batch: Any, optimizer: Any, precision: Callable[[], AbstractContextManager[Any]]
+    ) -> torch.Tensor:
+        """One update of the Trainer's loop: its ``training_step`` for each micro-batch, its clipping, its optimizer."""
+        import torch
+
+        trainer, arguments = self.live, self.live.args
+        trainer.compute_loss_context_manager = lambda: _both(trainer, precision)
+        parts, items = trainer.get_batch_samples(iter(batch), len(batch), arguments.device)
+        trainer.current_gradient_accumulation_steps = len(parts)
+        # Copies: a Trainer may take the labels out of the inputs that it is given.
+        loss = torch.stack([trainer.training_step(model, dict(part), items) for part in parts]).sum()
+        if arguments.max_grad_norm:
+            trainer.accelerator.clip_grad_norm_(model.parameters(), arguments.max_grad_norm)
+        optimizer.step()
+        model.zero_grad()
+        return loss
+
+    @contextmanager
+    def _environment(self) -> Iterator[None]:
+        """That of ``accelerate launch`` with the backend's recipe; else one that says nothing of FP8."""
+        cpu = {"ACCELERATE_USE_CPU": "true"} if self.device.type == "cpu" else {}
+        with accelerate_environment({**self.asked, **cpu}):
+            yield
+
+
+@contextmanager
+def _both(trainer: Any, precision: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """The Trainer's own context around its forward pass, and the arm's inside."""
+    with type(trainer).compute_loss_context_manager(trainer), precision():
+        yield

@@ -90,7 +90,7 @@ class ThroughUnsloth(Backend):
         import torch
         from unsloth import FastLanguageModel
 
-        from pytest_fp8.zoo.adapters import ALPHA, PROJECTIONS
+        from pytest_fp8.zoo.models import ALPHA, PROJECTIONS
 
         tokens = case.tokens
         assert tokens is not None, "only models of the suite run through Unsloth"

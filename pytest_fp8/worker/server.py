@@ -18,13 +18,13 @@ from pytest_fp8.worker.answers.alone import alone
 from pytest_fp8.worker.answers.layers import layers
 from pytest_fp8.worker.answers.ledger import ledger_of
 from pytest_fp8.worker.answers.numerics import held_out_output, moved, numerics
-from pytest_fp8.worker.answers.token_count import explain_rows, require_aligned_rows
 from pytest_fp8.worker.checkpoint import roundtrip
 from pytest_fp8.worker.curve import curve
 from pytest_fp8.worker.record import clock
 from pytest_fp8.worker.record.allocations import kinds_at_peak
 from pytest_fp8.worker.run.engine import Engine, engine_type
 from pytest_fp8.worker.tensors import foreign, held
+from pytest_fp8.worker.token_count import explain_rows, require_aligned_rows
 
 
 class UnsendableError(Told, TypeError):

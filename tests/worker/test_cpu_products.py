@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 PROGRAM = """
 import torch
 from torch.nn.functional import conv2d, conv_transpose2d, scaled_dot_product_attention
-from pytest_fp8.worker.training.cpu_products import OPERANDS, multiply_bfloat16_through_float32
+from pytest_fp8.worker.training.preparation import OPERANDS, multiply_bfloat16_through_float32
 
 torch.ops.mkldnn._is_mkldnn_bf16_supported = lambda: False
 OPERATORS = {
@@ -51,7 +51,7 @@ plain = dict(answers(torch.float32))
 # A process that serves one arm after another begins the next before the last is gone.
 multiply_bfloat16_through_float32(torch.device("cpu"))
 multiply_bfloat16_through_float32(torch.device("cpu"))
-assert all("cpu_products.py" in torch._C._dispatch_dump(f"aten::{name}") for name in OPERANDS)
+assert all("preparation.py" in torch._C._dispatch_dump(f"aten::{name}") for name in OPERANDS)
 again = dict(answers(torch.float32))
 for name, found in answers(torch.bfloat16):
     for exact, one, same in zip(plain[name], found, again[name]):

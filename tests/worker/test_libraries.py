@@ -31,7 +31,7 @@ from pytest_fp8.backends.accelerate import (
     keep_out_of_compiled_code,
 )
 from pytest_fp8.backends.linears import reason_to_skip
-from pytest_fp8.backends.trainer import fp8_environment
+from pytest_fp8.backends.trainer import by_trainer, fp8_environment
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.layers.check import check_layers
 from pytest_fp8.questions.layers.evidence import LayersEvidence
@@ -42,8 +42,7 @@ from pytest_fp8.worker.answers.layers import class_path
 from pytest_fp8.worker.notes import weights_of
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.training.setup import TrainingSetup
-from pytest_fp8.worker.training.trainer import by_trainer
-from pytest_fp8.zoo import adapters, data, models, training
+from pytest_fp8.zoo import data, models, training
 from pytest_fp8.zoo.shapes import SHAPES
 
 pytestmark = pytest.mark.slow
@@ -238,7 +237,7 @@ def test_adapters_start_at_zero_and_only_they_are_trained():
         return training.language_model_loss(compiled=False)(model, data.text_batch(shape.batch, shape.seq, 0, 0)).item()
 
     plain, model = (models.build("micro", seed=0, device="cpu") for _ in range(2))
-    model = adapters.add_adapters(model, 8)
+    model = models.add_adapters(model, 8)
     assert loss(model) == loss(plain)
     assert {adapter(name) for name, p in model.named_parameters() if p.requires_grad} == {True}
     assert {str(p.dtype) for p in model.parameters()} == {"torch.bfloat16"}

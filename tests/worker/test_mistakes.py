@@ -18,10 +18,10 @@ from torch import nn
 from helpers.closures import lbfgs
 from helpers.loops import CASE, build, loop, serve, squares
 from pytest_fp8.codes import R
-from pytest_fp8.worker.answers.token_count import TokenCountError
 from pytest_fp8.worker.checkpoint import stores
 from pytest_fp8.worker.error_trace import known_cause, telling_line, trace_of
 from pytest_fp8.worker.main import _describe
+from pytest_fp8.worker.token_count import TokenCountError
 
 pytestmark = pytest.mark.slow
 
@@ -347,7 +347,7 @@ def no_rows(recipe):
 
 
 def unknown_target():
-    from pytest_fp8.zoo.adapters import add_adapters
+    from pytest_fp8.zoo.models import add_adapters
 
     add_adapters(build(), 8, ("gate",))
 

@@ -21,6 +21,7 @@ from pytest_fp8.backends import backend, import_library
 from pytest_fp8.backends.accelerate import accelerate_precision
 from pytest_fp8.backends.base import Backend, Conversion, Prepared
 from pytest_fp8.backends.linears import linears, mark_skipped, observed_conversion, other_names
+from pytest_fp8.backends.trainer import by_trainer
 from pytest_fp8.backends.ways import inner_model, way
 from pytest_fp8.case import Case
 from pytest_fp8.recipes import recipe_facts
@@ -28,28 +29,27 @@ from pytest_fp8.shipping import unship_in_arm
 from pytest_fp8.worker.as_built import OwnFp8, definition_of, dropped_behaviour, first_step, own_fp8, with_behaviour
 from pytest_fp8.worker.notes import weights_of
 from pytest_fp8.worker.state.snapshot import Snapshot, unchanged
-from pytest_fp8.worker.state.weights import copy_model, copy_values
+from pytest_fp8.worker.state.weights import copy_values
 from pytest_fp8.worker.tensors import plain_name
 from pytest_fp8.worker.training import ranks
-from pytest_fp8.worker.training.cpu_products import multiply_bfloat16_through_float32
 from pytest_fp8.worker.training.preparation import (
     checkpoint_activations,
     compile_blocks,
+    multiply_bfloat16_through_float32,
     prefer_fast_attention,
     require_device,
     under_autocast,
 )
 from pytest_fp8.worker.training.setup import TrainingSetup, converted
 from pytest_fp8.worker.training.step import (
+    Followed,
     Step,
-    StepCounts,
     on_training_calls,
     require_whole,
     run_step,
     settings_now,
     step_schedule,
 )
-from pytest_fp8.worker.training.trainer import by_trainer
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import training
 from pytest_fp8.zoo.batch import with_tensors
@@ -251,12 +251,13 @@ class Engine:
         training, but it rounds differently: it shows how far two correct BF16 runs drift apart.
         """
         self.settle()
-        values = self.backend.seeded_values(self.model, seed)
-        if values is None:
-            copy_model(self.model, self.setup.seeded_values(seed), seed if jitter else None)
+        brought = self.backend.seeded_values(self.model, seed)
+        values, buffers = self.setup.seeded_values(seed) if brought is None else (brought, {})
+        missing = copy_values(self.model, values, seed if jitter else None, buffers)
+        if brought is None:
+            if missing:
+                raise RuntimeError(f"converted parameters that the fresh model does not have: {missing[:3]}")
             self.besides_weights.restore()
-        else:
-            copy_values(self.model, values, seed if jitter else None)
         self.optimizer.state.clear()
         self.renew_scales()  # by the old one: what stands beside a new one begins its curve without these passes
         if self._put_settings_back is None:
@@ -314,7 +315,7 @@ class Engine:
 
     def _followed(
         self, batch: Any, phase: training.Phase = nullcontext, on_gradients: Callable[[], None] | None = None
-    ) -> tuple[torch.Tensor, StepCounts]:
+    ) -> tuple[torch.Tensor, Followed]:
         step = self.own_step or self._training_step
         return run_step(step, self.wrapped, batch, self.optimizer, self.precision, phase, on_gradients)
 

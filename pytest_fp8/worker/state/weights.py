@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ import torch
 from pytest_fp8.backends.linears import weight_of
 from pytest_fp8.worker.tensors import held, parameters, plain_name
 from pytest_fp8.worker.training.restored import followed, hooked
-from pytest_fp8.worker.training.setup import SeedValues
 
 JITTER = 608_135_816
 """Added to a seed, so that the factors are no numbers that a model draws."""
@@ -28,24 +28,14 @@ change a product (28.6 dB)."""
 
 
 @torch.no_grad()
-def copy_model(model: torch.nn.Module, fresh: SeedValues, jitter: int | None) -> None:
-    """Copy all parameters and buffers of ``fresh``, of an unconverted model, into ``model``. ``jitter``: as for
-    :func:`copy_values`.
-
-    Raises ``RuntimeError`` where ``model`` has a parameter that ``fresh`` does not have.
-    """
-    missing = copy_values(model, fresh[0], jitter)
-    if missing:
-        raise RuntimeError(f"converted parameters that the fresh model does not have: {missing[:3]}")
-    buffers = dict(model.named_buffers())
-    for name, content in fresh[1].items():
-        if name in buffers:
-            buffers[name].copy_(content)
-
-
-@torch.no_grad()
-def copy_values(model: torch.nn.Module, values: Mapping[str, torch.Tensor], jitter: int | None) -> list[str]:
-    """Copy ``values``, by plain names, into the model's parameters; gives the names that ``values`` does not have.
+def copy_values(
+    model: torch.nn.Module,
+    values: Mapping[str, torch.Tensor],
+    jitter: int | None,
+    buffers: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> list[str]:
+    """Copy ``values`` and ``buffers``, of an unconverted model, into the model's; gives the plain names of parameters
+    that ``values`` does not have.
 
     ``jitter`` moves each weight by one rounding at most; the number is a seed.
     """
@@ -60,6 +50,10 @@ def copy_values(model: torch.nn.Module, values: Mapping[str, torch.Tensor], jitt
         else:
             # On the target's device, since a CPU takes seconds to draw a billion factors.
             held(target).fill(moved(value.to(target.device), JITTER + jitter + SEEDS_APART * index, ROUNDING))
+    there = dict(model.named_buffers())
+    for name, content in buffers.items():
+        if name in there:
+            there[name].copy_(content)
     return sorted(live)
 
 

@@ -14,15 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from pytest_fp8.backends import backend
 from pytest_fp8.backends.base import Backend
+from pytest_fp8.backends.linears import mark_skipped
 from pytest_fp8.case import Case
+from pytest_fp8.codes import R
+from pytest_fp8.errors import Fp8Error
 from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.tensors import on_host
 from pytest_fp8.worker.training.ranks import part_of
 from pytest_fp8.worker.training.restored import hooks_of
 from pytest_fp8.worker.training.step import described, innermost, name_of
 from pytest_fp8.workload import Workload
-from pytest_fp8.zoo import adapters, data, models, training
+from pytest_fp8.zoo import data, models, training
 from pytest_fp8.zoo.batch import tensors_of, with_tensors
 from pytest_fp8.zoo.shapes import SHAPES
 
@@ -40,8 +44,7 @@ class TrainingSetup:
     def __init__(self, case: Case, own: Workload | None, backend: Backend, device: torch.device) -> None:
         self.case, self.own, self.device = case, own, device
         self._backend = backend
-        self.drawn = self.first = Drawn()
-        """The workload's batches that were drawn last and first."""
+        self.drawn = Drawn()
         self._built: Callable[[], torch.nn.Module | None] = lambda: None
         """The model that the workload gave last, while it is there."""
         self._kept: tuple[int, SeedValues] | None = None
@@ -72,7 +75,7 @@ class TrainingSetup:
             model = (model.to(self.device) if self.case.autocast else _in_bfloat16(model, self.device)).train()
         if self.case.lora:
             torch.manual_seed(seed + 1)
-            model = adapters.add_adapters(model, self.case.lora, self.case.lora_targets)
+            model = models.add_adapters(model, self.case.lora, self.case.lora_targets)
         return model
 
     def seeded_values(self, seed: int) -> SeedValues:
@@ -102,7 +105,6 @@ class TrainingSetup:
         seed_generators(1_000_003 * (seed + 1) + step)
         batch = batch_of(self.own, step)
         self.drawn = Drawn.of(seed, step, batch)
-        self.first = self.first if self.first.shapes else self.drawn
         return self._place(batch)
 
     def timing_batch(self, step: int) -> Any:
@@ -138,7 +140,7 @@ class TrainingSetup:
         if self.own is not None and self.own.learning_rate is not None:
             return self.own.learning_rate
         if self.case.lora:
-            return adapters.LEARNING_RATE
+            return models.ADAPTERS_LEARNING_RATE
         return OWN_LEARNING_RATE if self.own is not None else SHAPES[self.case.model].learning_rate
 
     def _place(self, batch: Any) -> Any:
@@ -260,3 +262,33 @@ def takes_model(function: Callable[[Any], Any]) -> bool:
         return next(iter(inspect.signature(function).parameters), "") == "model"
     except (TypeError, ValueError):
         return False  # some functions written in C tell no signature
+
+
+# -- in pytest's own process ------------------------------------------------------------------------------------------
+
+
+def local_model(case: Case, workload: Workload | None, convert: bool) -> torch.nn.Module:
+    """A case's model in the caller's own process, for tests that touch its modules: with the weights of seed 0,
+    uncompiled; with ``convert`` in the case's recipe.
+
+    Raises :class:`Fp8Error` where the backend changes its whole process, or cannot run here.
+    """
+    chosen = backend(case.backend)
+    if chosen.brings_model or (convert and chosen.through_accelerate):
+        raise Fp8Error(
+            R.CANNOT_RUN_HERE,
+            f"{case.backend} changes the whole process it is used in, so its models live in arms only",
+            next_step="use fp8_pair, or fp8_pair.fp8.call(function)",
+        )
+    usable, reason = chosen.usable(case.recipe, case.emulated)
+    if convert and not usable:
+        raise Fp8Error(R.CANNOT_RUN_HERE, f"recipe {case.recipe!r} cannot run here: {reason}")
+    device = torch.device("cpu" if case.emulated else "cuda")
+    setup = TrainingSetup(case, workload, chosen, device)
+    model = setup.fresh_model(seed=0)
+    if not convert:
+        return model
+    mark_skipped(model, workload.leave if workload is not None else ())
+    if workload is not None and workload.convert is not None:
+        return converted(workload.convert, model)
+    return chosen.prepare(model, setup.optimizer, case).model

@@ -6,7 +6,6 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -34,8 +33,8 @@ def run_step(
     precision: Callable[[], Any],
     phase: Phase,
     on_gradients: Callable[[], None] | None = None,
-) -> tuple[torch.Tensor, StepCounts]:
-    """The step's loss, detached, and how often it went backward and stepped. Raises :class:`WorkloadError`."""
+) -> tuple[torch.Tensor, Followed]:
+    """The step's loss, detached, and what was seen of it. Raises :class:`WorkloadError`."""
     with follow(model, optimizer, phase, on_gradients) as seen:
         loss = step(model, batch, optimizer, precision)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -43,16 +42,16 @@ def run_step(
     return loss.detach().reshape(()), seen
 
 
-def require_whole(step: Step, loss: torch.Tensor, counts: StepCounts) -> None:
+def require_whole(step: Step, loss: torch.Tensor, seen: Followed) -> None:
     """Raise :class:`WorkloadError` where a step with a finite loss never went backward or never stepped.
 
     A step whose loss is not finite may well skip its optimizer, so it is not checked.
     """
     if not torch.isfinite(loss):
         return
-    if not counts.backward:
+    if not seen.backward:
         raise WorkloadError("never_backward", function=name_of(step))
-    if not counts.stepped:
+    if not seen.stepped:
         raise WorkloadError("never_stepped", function=name_of(step))
 
 
@@ -77,46 +76,39 @@ def described(value: Any) -> str:
 # -- what of a step is forward, backward, optimizer or evaluation ------------------------------------------------------
 
 
-@dataclass
-class StepCounts:
-    """How often one step went backward, and how often its optimizer stepped."""
-
-    backward: int = 0
-    stepped: int = 0
-
-
 @contextmanager
 def follow(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     phase: Phase,
     on_gradients: Callable[[], None] | None = None,
-) -> Iterator[StepCounts]:
+) -> Iterator[Followed]:
     """Open ``phase`` around each part of the step that runs inside, however often the parts alternate.
 
     What runs inside ``backward()`` is backward, what runs inside ``optimizer.step()`` is optimizer, a call of the model
     without gradients is evaluation, and all else is forward, also the closure that an optimizer is given and calls
     inside its step. ``on_gradients`` runs before each optimizer step, or after each call of its closure.
     """
-    parts = _Parts(phase, on_gradients or (lambda: None))
+    step = Followed(phase, on_gradients or (lambda: None))
     try:
         with (
-            on_steps(optimizer, parts.before_step, lambda: parts.enter("forward")),
-            around_backward(parts.backward),
-            called(model, parts.call),
+            on_steps(optimizer, step.before_step, lambda: step.enter("forward")),
+            around_backward(step.go_backward),
+            called(model, step.call),
         ):
-            parts.enter("forward")
-            yield parts.counts
+            step.enter("forward")
+            yield step
     finally:
-        parts.opened.close()
+        step.opened.close()
 
 
-class _Parts:
-    """The part of a step that is open now; at most one is."""
+class Followed:
+    """A step that runs: the part of it that is open now, at most one, and how often it went backward and stepped."""
 
     def __init__(self, phase: Phase, on_gradients: Callable[[], None]) -> None:
         self._phase, self._on_gradients = phase, on_gradients
-        self.opened, self.name, self.counts = ExitStack(), "", StepCounts()
+        self.opened, self.name = ExitStack(), ""
+        self.backward = self.stepped = 0
 
     def enter(self, name: str) -> None:
         self.opened.close()
@@ -139,13 +131,13 @@ class _Parts:
             return inner(*args, **kwargs)
 
     @contextmanager
-    def backward(self) -> Iterator[None]:
-        self.counts.backward += 1
+    def go_backward(self) -> Iterator[None]:
+        self.backward += 1
         with self.inside("backward"):
             yield
 
     def before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given | None:
-        self.counts.stepped += 1
+        self.stepped += 1
         closure = closure_of(args, kwargs)
         if closure is None:
             self._on_gradients()

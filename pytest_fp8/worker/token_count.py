@@ -65,9 +65,8 @@ class RowWatch(Probe):
         if call.x is None or not rows % self._engine.backend.row_multiple(call.layer):
             return
         drawn = self._engine.setup.drawn
-        later = drawn.shapes != self._engine.setup.first.shapes
-        which, whence = ("rows_later", f" from {drawn}") if later else ("rows", "")
-        error = TokenCountError(which, layer=call.name, rows=rows, shape=tuple(call.x.shape), whence=whence)
+        whence = f" from {drawn}" if drawn.shapes else ""
+        error = TokenCountError("rows", layer=call.name, rows=rows, shape=tuple(call.x.shape), whence=whence)
         if output is None:
             self.refused = error
         self._odd[call.name, rows] = error
