@@ -24,7 +24,7 @@ from pytest_fp8.worker.record.gradients import GradientSketches
 from pytest_fp8.worker.record.probe import ProductChecks
 from pytest_fp8.worker.state.snapshot import unchanged
 from pytest_fp8.worker.state.weights import SEEDS_APART, moved_operands, moved_weights
-from pytest_fp8.worker.tensors import held
+from pytest_fp8.worker.training.ranks import forget_aborted
 from pytest_fp8.worker.training.setup import seed_generators
 from pytest_fp8.worker.training.step import inputs_noted, output_of
 
@@ -210,8 +210,7 @@ def not_evaluated(engine: Engine, batch: int, besides: Container[torch.nn.Module
             raise
         return ""
     except Exception as error:
-        # FSDP2 would hold weights unsharded for good.
-        if any(held(parameter).is_part for parameter in engine.model.parameters()):
+        if not forget_aborted(engine.model):
             raise
         return f"{type(error).__name__}: {error}"
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -90,3 +91,19 @@ def part_of(case: Case, batch: Any) -> Any:
         return batch
     here = rank()
     return with_tensors(batch, lambda tensor: tensor.chunk(case.gpus)[here].contiguous())
+
+
+def forget_aborted(model: torch.nn.Module) -> bool:
+    """After an exception inside a forward pass FSDP2 would hold weights unsharded for good. False where torch cannot
+    help that: before 2.13."""
+    loaded = sys.modules.get("torch.distributed.fsdp")
+    inside: set[torch.nn.Module] = set()
+    if loaded is None:
+        return True
+    for module in model.modules():
+        if isinstance(module, loaded.FSDPModule) and module not in inside:
+            if not hasattr(module, "reset_iter_state"):
+                return False
+            module.reset_iter_state()
+            inside.update(module.modules())
+    return True
