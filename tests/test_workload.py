@@ -180,6 +180,7 @@ def test_a_second_model_under_one_mark_is_asked_for_itself_and_stored_nowhere(py
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_error_of_a_model_that_cannot_be_built_is_on_a_row_of_its_own(pytester):
     broken = MODELS.replace("def build():", "def build():\n            assert not settings['bypass'], 'no such model'")

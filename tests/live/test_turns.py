@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.fakes import H100, H200, FakeProcess, install, timed
-from pytest_fp8 import ArmError, Case, Verdict
+from pytest_fp8 import ArmError, Case, Verdict, Workload
 from pytest_fp8.arms.environment import ArmEnvironment
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
@@ -140,12 +140,13 @@ def test_a_real_arm_that_is_killed_between_two_requests_is_one_error_with_its_ca
     import os
     import signal
 
-    from helpers.arms import all_end
+    from helpers.arms import CASE as OWN
+    from helpers.arms import all_end, make_batch, make_model, square
     from pytest_fp8.arms.process import ArmProcess
     from pytest_fp8.questions.checkpoints.check import check_checkpoints
 
     pool = ArmPool(None)
-    pair = PairArms(Case("micro", "torchao", "tensorwise", emulated=True), pool, None)
+    pair = PairArms(OWN, pool, Workload(make_model, make_batch, square).ship("a test"), "its identity")
     pair.start()
     real, count = ArmProcess.request, [1]
 

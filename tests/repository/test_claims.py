@@ -117,6 +117,7 @@ def test_the_figures_measured_for_claims_are_of_their_cases_as_they_are_defined(
     assert len(stored) == len(set(stored)), "stored twice"
 
 
+@pytest.mark.nightly
 def test_the_measuring_tests_ask_each_case_all_that_it_can_answer():
     chosen = ["--collect-only", "-q", "-p", "no:cacheprovider", "benchmarks/claims/test_measure.py"]
     done = subprocess.run(
