@@ -164,6 +164,7 @@ NIGHTLY = {
     "GIL": (HANGS, "test_faults.py", lambda: ctypes.PyDLL(None).sleep(600)),
     "SIGSTOP": (HANGS, "", lambda: os.kill(os.getpid(), signal.SIGSTOP)),
     "deaf": (HANGS, "", deaf),
+    "half an answer": (DIES, "no answer", lambda: (to_sockets(b"\0\0\0\x63{"), time.sleep(600))),
     "200 MB in a line": (ANSWERS, "", one_line),
     "a program": (ANSWERS, "", lambda: subprocess.Popen(["sleep", "600"], start_new_session=True).pid),
     "stubborn child": (ANSWERS, "", stubborn),

@@ -19,6 +19,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,8 @@ GRACE_SECONDS = 5.0
 UNKILLABLE_SECONDS = 30.0
 LOOK_SECONDS = 0.2
 """How often it is seen whether a process is still there."""
+SILENCE_SECONDS = 10
+"""How long an answer that has begun may stand still."""
 MOST_BYTES = 2**30
 """Of one answer: what a user's own function gives back is the largest."""
 LOG_LINES, LOG_BYTES = 25, 2**18
@@ -101,7 +104,9 @@ class Rank:
 
     def _talk_over(self, connection: Connection) -> None:
         self.connection, self._number = connection, 0
-        os.set_blocking(connection.fileno(), True)  # whatever socket.setdefaulttimeout() was given
+        with socket.socket(fileno=os.dup(connection.fileno())) as ours:
+            ours.setblocking(True)  # whatever socket.setdefaulttimeout() was given
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", SILENCE_SECONDS, 0))
 
     @property
     def alive(self) -> bool:
