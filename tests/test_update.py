@@ -63,7 +63,7 @@ def test_a_speedup_that_moved_begins_a_level_and_is_shown_old_to_new(stored, mon
         [
             "baseline h200/tiny-torchao-rowwise, old -> new:",
             "*fp8_share *-> *same",
-            "*speedup *1.[12]*x -> 1.[01]*x *-8.*% [[]-*%, -*%] *worse",
+            "*speedup *1.[12]*x *-> *1.[01]*x *-8.*% [[]-*%, -*%] *worse",
             "*a new level begins, and earlier sessions are not gated on: *speedup*",
             "wrote baselines/h200/tiny-torchao-rowwise.json",
         ]
