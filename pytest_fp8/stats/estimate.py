@@ -68,11 +68,6 @@ class Estimate:
         low, high = self.interval
         return low - 1, high - 1
 
-    def less(self, other: Estimate) -> Estimate:
-        """This change less another one, of other processes."""
-        error, freedom = math.hypot(self.error, other.error), min(self.freedom, other.freedom)
-        return Estimate(self.theta - other.theta, error, freedom)
-
 
 @dataclass(frozen=True)
 class Spread:

@@ -255,17 +255,6 @@ def test_a_gain_that_one_pair_does_not_show_passes_at_the_last_look():
     assert against_base(pairs[:5] * 2, 0.01).verdict is Verdict.IMPROVED
 
 
-def test_bf16_taken_off_leaves_what_is_fp8s_own():
-    slower, same = ([[by + 0.001 * k for k in range(-2, 3)]] * 4 for by in (-0.05, 0.0))
-    change = against_base(slower, 0.03).estimate
-    low, high = change.change_interval
-    assert low < change.change < high < 0, "a change that its interval lies around"
-    assert abs(change.less(change).theta) < change.less(change).half_width
-    own = change.less(against_base(same, 0.03).estimate)
-    assert own.theta == pytest.approx(-0.05)
-    assert own.half_width < 0.03
-
-
 # -- the loss rule ----------------------------------------------------------------------------------------------------
 
 

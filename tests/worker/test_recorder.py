@@ -80,18 +80,6 @@ def test_a_librarys_own_products_are_their_layers_in_each_role(library):
     assert not found.foreign
 
 
-class InParts(torch.nn.Linear):
-    def forward(self, x):
-        return torch.cat([torch.nn.functional.linear(part, self.weight) for part in x.chunk(2)])
-
-
-def test_a_layer_that_multiplies_in_parts_has_its_roles():
-    model, sizes = torch.nn.Sequential(InParts(32, 48)), {"0": (32, 48)}
-    found = layer_table(record(model, lambda: model(torch.randn(64, 32)).sum(), sizes), sizes)
-    assert {*found.calls[0].ran} == {"fprop", "wgrad"}
-    assert len(found.others) == 2
-
-
 def test_a_product_belongs_to_the_module_that_made_its_node():
     """Also in the backward pass, where no module is called."""
 
