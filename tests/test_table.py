@@ -113,7 +113,7 @@ def test_what_was_not_asked_has_no_column():
     told = answered("layers", "numerics", "loss", case="own-emulated", gpu="emulated")
     assert not {"speedup", "memory"} & {*summary(told, color=False).split()}
     assert remarks(told) == [
-        "speedup and memory need a GPU",
+        "no answer to: checkpoints; speedup and memory need a GPU",
         "left in BF16: head (output projections)",
     ]
     assert "switch back" not in markdown(report_of(case_of("c", said("loss"))))

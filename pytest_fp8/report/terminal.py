@@ -102,9 +102,13 @@ def marked(row: Row, question: str) -> tuple[str, str]:
 
 
 def remarks(record: Record) -> list[str]:
-    """The lines on the table as a whole: which questions need a GPU, and why layers are left in BF16."""
+    """The lines on the table as a whole: which questions have no answer, and why layers are left in BF16."""
     rows = record.entries.values()
-    said = [f"{' and '.join(ON_A_GPU)} need a GPU"] if any(row.gpu == "emulated" for row in rows) else []
+    emulated, shown = any(row.gpu == "emulated" for row in rows), answered(rows)
+    missing = [each for each in COLUMNS if rows and each not in shown and not (emulated and each in ON_A_GPU)]
+    parts = [f"no answer to: {', '.join(missing)}"] if missing else []
+    parts += [f"{' and '.join(ON_A_GPU)} need a GPU"] if emulated else []
+    said = ["; ".join(parts)] if parts else []
     layers = (row.decisions["layers"].numbers for row in rows if "layers" in row.decisions)
     kinds = [reason.partition(": ") for numbers in layers for reason in numbers.get("skipped", ())]
     left = [f"{kind} ({text})" for kind, _, text in kinds]
