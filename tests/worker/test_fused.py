@@ -15,7 +15,7 @@ from helpers.te_stand_in import Linear, RMSNorm
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
-from pytest_fp8.backends.fused_llama import NothingToFuse, Part
+from pytest_fp8.backends.fused_llama import FusedAttention, NothingToFuse
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.worker.answers.layers import layers
@@ -90,7 +90,7 @@ def test_every_linear_is_accounted_for_by_its_fused_name_and_size():
     block |= {"mlp.gate_up_proj": (64, 384), "mlp.down_proj": (192, 64)}
     expected = {f"model.layers.{i}.{name}": sizes for i in (0, 1) for name, sizes in block.items()}
     assert done.conversion.layers == {**expected, "lm_head": (64, 256)}
-    assert sorted(done.conversion.converted) == sorted(expected)
+    assert done.conversion.converted == list(expected)
     assert list(done.conversion.skipped) == ["lm_head"]
     assert sum(isinstance(module, RMSNorm) for module in done.model.modules()) == 2 * 2 + 1
     assert not any(type(module).__name__ == "LlamaRMSNorm" for module in done.model.modules())
@@ -115,7 +115,7 @@ def test_adapters_and_other_models_are_refused_and_not_changed():
     with pytest.raises(NothingToFuse, match=r"layers\.1\.mlp\.up_proj is no plain Linear") as error:
         prepared(model)
     assert "without adapters" in error.value.fp8_next
-    assert not any(isinstance(module, Part) for module in model.modules())
+    assert not any(isinstance(module, FusedAttention) for module in model.modules())
     with pytest.raises(NothingToFuse, match="Sequential: no LlamaAttention"):
         prepared(nn.Sequential(nn.Linear(64, 64)))
 
