@@ -169,12 +169,14 @@ WRONG_ONCE = [*[0.001] * 6, 0.4, *[0.001] * 6]
 RATE = Course(rates=[[1e-3], [1e-4]])
 
 
-def started(*by, **changes):
-    """Arms whose reference is trained again from its start, ``by`` off in each step. FP8 is 0.0015 off."""
-    fp8, bf16 = (each(arm, data_at_start=5, course=RATE) for arm in (curves(0.001), curves(wobble=0.0)))
+def started(*by, noise=0.0, kept=0.0, higher=0.0, **changes):
+    """Arms whose reference is trained again from its start, ``by`` off in each step; noise moves that start by
+    ``noise`` to either side of where it is then, which is ``kept`` off."""
+    fp8, bf16 = (each(arm, data_at_start=5, course=RATE) for arm in (curves(0.001 + higher), curves(wobble=0.0)))
     first = bf16[0].losses[:START]
     again = replace(bf16[0], losses=[x + o for x, o in zip(first, by or [0.0] * START, strict=True)], **changes)
-    return LossEvidence(fp8, bf16, again=again)
+    starts = [[x + kept + side * noise for x in first] for side in (-1, 1, 1, -1)]
+    return LossEvidence(fp8, bf16, again=again, noisy_starts=starts if noise else ())
 
 
 def again(*by, **given):
@@ -211,7 +213,7 @@ FOUND = [  # evidence, verdict, code, what the message says besides
     # A reference that keeps something from one curve for the next; it comes before a gap that comes of it.
     (lambda: again(data_at_start=7), INVALID, C.NOT_ANEW, "checksum 00000007"),
     (lambda: again(course=Course(rates=[[1e-4]])), INVALID, C.NOT_ANEW, "0.0001, when"),
-    (lambda: again(0.0, 0.03, 0.05, 0.04), INVALID, C.NOT_ANEW, "0.05 apart"),
+    (lambda: again(0.0, 0.03, 0.05, 0.04, noise=0.004, kept=0.04, higher=0.2), INVALID, C.NOT_ANEW, "0.05 apart"),
     # FP8 that is off: in the last step of a seed, its backward pass alone, one step, one layer.
     (lambda: products((0, 15), (0, 30)), FAIL, C.FP8_LOST, "0 in FP8 and 15 others in step 19, seed 2"),
     (lambda: products((14, 1), None), FAIL, C.FP8_LOST, "0 in FP8 and 0 others in step 19"),
@@ -262,7 +264,7 @@ SOUND = {
     "or sets rates": lambda: course(noisy=replace(COURSE, **OWN_RATES), **OWN_RATES),
     "gradients are cleared at a step's start": lambda: course(bf16=replace(COURSE, left=["up", "expert"]), left=["up"]),
     "the same start": again,
-    "a start with sums in another order": lambda: again(0.0, 0.001, -0.002, 0.001),
+    "a start with sums in another order": lambda: again(0.0, 0.001, -0.002, 0.001, noise=0.004),
     "a rate of the weights": lambda: again(course=Course(rates=[[1e-3 * (1 + 2**-9)]])),
     "an expert rests": lambda: calls([14] * 10 + [9] * 10, [0] * 20),
     "values that take the digits of all others": lambda: looks(*WRONG_ONCE, rough=1.8),
@@ -392,7 +394,7 @@ def test_noise_is_asked_of_the_reference_only_where_a_gap_does_not_pass_without(
 
 
 @pytest.mark.parametrize("by", [0.0, 0.05], ids=["the same", "another"])
-def test_the_reference_trains_its_first_steps_again(by):
+def test_the_reference_trains_its_first_steps_again_and_with_noise_where_these_differ(by):
     plain, trained = losses(), []
 
     def bf16(seed, steps, **how):
@@ -403,6 +405,7 @@ def test_the_reference_trains_its_first_steps_again(by):
     arms = CurvePair(losses(0.001), bf16)
     evidence = arms.evidence()
     assert [(s, n) for name, s, n, _, noise in arms.asked if n == START and noise is None] == [(0, START)]
+    assert arms.noisy() == [(0, START)] * (4 if by else 0)
     assert (check_loss(evidence).verdict is INVALID) is bool(by)
 
 

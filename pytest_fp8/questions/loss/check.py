@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
@@ -55,7 +56,9 @@ OTHER_RATE = 0.01
 """The same of two that a schedule makes. A rate that is derived from the weights differs by their rounding, 2**-8 and
 less."""
 ANOTHER_START = 2.0
-"""Losses of a start that is trained again: another one from so many times what FP8 does to that start."""
+"""Losses of a start that is trained again: another one from so many times what noise does to that start."""
+DRAWS = 4
+"""Ways in which noise moves a start. One can leave a loss where it is by chance."""
 CALLS = "calls of FP8 layers"
 Counts = Iterator[tuple[str, dict[int, ProductCount]]]
 """What is counted, and by step."""
@@ -357,17 +360,21 @@ def _moving(evidence: LossEvidence, in_bf16: bool) -> list[str]:
 # -- the start of a curve, trained again ------------------------------------------------------------------------------
 
 
+def start_apart(first: Curve, again: Curve) -> float:
+    """The largest difference of a loss of the first curve's start to that of the same step, trained again."""
+    return max((abs(two - one) for one, two in zip(first.losses, again.losses, strict=False)), default=0.0)
+
+
 def does_not_restart(evidence: LossEvidence) -> Finding | None:
     """The first steps of the reference's first curve against the same steps, trained again after all curves: other
-    data, other learning rates at the start, or losses further apart than FP8's were in these steps."""
-    again, seed = evidence.again, min(evidence.bf16)
-    first, fp8 = evidence.bf16[seed], evidence.fp8[seed]
+    data, other learning rates at the start, or losses further apart than noise of FP8's size takes them."""
+    again, first = evidence.again, evidence.bf16[min(evidence.bf16)]
     if again is None:
         return None
-    apart = max((abs(two - one) for one, two in zip(first.losses, again.losses, strict=False)), default=0.0)
-    of_fp8 = [two - one for one, two in zip(first.losses[:START], fp8.losses, strict=False)]
-    # Not nothing where FP8 is off: on a GPU sums that are added in another order move a loss.
-    limit = max(ANOTHER_START * root_mean_square(of_fp8), evidence.least / 100)
+    # From one draw to the next: an arm that keeps something from curve to curve trains none of these as it trained the
+    # first one, and each a little further than the one before.
+    draws = [two - one for pair in pairwise(evidence.noisy_starts) for one, two in zip(*pair, strict=True)]
+    apart, limit = start_apart(first, again), ANOTHER_START * root_mean_square(draws) / math.sqrt(2)
     if first.data_at_start != again.data_at_start:
         what, told = "batches", [f"checksum {curve.data_at_start:08x}" for curve in (first, again)]
     elif _other_rates(first.course, again.course, OTHER_RATE) == 0:
@@ -464,7 +471,7 @@ def loss_of(arms: TwoArms, nats: bool, steps: int = 0) -> Asking[LossEvidence]:
         found = yield from _with_noise(case, found)
         if judge_gap(found).verdict is not Verdict.INCONCLUSIVE or seed + 1 >= largest_number(one):
             break
-    return replace(found, again=(yield _again(case)))
+    return (yield from _with_starts(case, found))
 
 
 def _with_noise(case: Case, found: LossEvidence) -> Asking[LossEvidence]:
@@ -475,6 +482,17 @@ def _with_noise(case: Case, found: LossEvidence) -> Asking[LossEvidence]:
     seeds = sorted(found.bf16)
     curves = yield tuple(_curve(case, REFERENCE, s, found.one_curve and s > 0, noise=0) for s in seeds)
     return replace(found, noisy=dict(zip(seeds, curves, strict=True)))
+
+
+def _with_starts(case: Case, found: LossEvidence) -> Asking[LossEvidence]:
+    """The evidence with the reference's first steps again; and with noise where these lie apart. Most models' do not,
+    and their reference is not asked."""
+    again = yield _again(case)
+    starts: tuple[Curve, ...] = ()
+    if start_apart(found.bf16[0], again):
+        steps = min(START, case.steps)
+        starts = yield tuple(_curve(case, REFERENCE, 0, steps=steps, noise=1 + draw) for draw in range(DRAWS))
+    return replace(found, again=again, noisy_starts=[start.losses for start in starts])
 
 
 def _curve(case: Case, arm: str, seed: int, moved: bool = False, steps: int = 0, **more: Any) -> Ask:

@@ -119,6 +119,8 @@ class LossEvidence:
     again: Curve | None = None
     """The first steps of the reference's first curve, trained again after all curves; ``None`` where a curve shows by
     itself that there is nothing to judge."""
+    noisy_starts: Sequence[Sequence[float]] = ()
+    """Losses of these steps with noise, in several ways. Empty where not needed."""
     nats: bool = True
     """Whether the loss is a cross-entropy."""
     one_curve: bool = False
