@@ -69,7 +69,11 @@ def compare(pool: ArmPool, case: Case, model: tuple[str | None, str], sides: Sid
 
     same_attention = arms.run(lambda: _looks(timer, decide))
     fp8 = decide()
-    found = disturbance(timer.beside) or _unsound(case, arms) or judge(fp8, allowed, same_attention)
+    found = disturbance(timer.beside)
+    if found is None:
+        found = _unsound(case, arms)
+    if found is None:
+        found = judge(fp8, allowed, same_attention)
     times = {"base": _median(timer.reference), "head": _median(timer.other)}
     return Comparison(found.answer(QUESTION), fp8, times)
 

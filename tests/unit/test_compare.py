@@ -74,7 +74,7 @@ SLOWER = ["*FAIL FP8-S23: head is slower than base in FP8*", "*at most 1.0% slow
         ({"slower": {FP8: 0.005}}, 0, []),
         ({"slower": {("base", "fp8"): 0.06}}, 0, []),
         # A head without FP8 fails however fast.
-        ({"slower": {("base", "fp8"): 0.06}, "executed_roles": ("fprop",)}, 2, ["*FAIL FP8-L*"]),
+        ({"slower": {("base", "fp8"): 0.06}, "executed_roles": ("fprop",)}, 2, ["*FAIL FP8-L*: in head *"]),
     ],
 )
 def test_a_test_session_fails_what_is_slower_than_base(session, world, failed, says):
