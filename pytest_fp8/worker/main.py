@@ -62,6 +62,7 @@ def serve(connection: Connection) -> None:
     """Answer until no more requests can come. ``import`` is answered once nothing is imported any more, also by torch's
     processes for compilation; ``build`` makes this process one arm."""
     server: Any = None
+    own = os.getpid()
     # Programs that the arm starts, or execs, do not keep its socket open.
     os.set_inheritable(connection.fileno(), False)
     for request in _requests(connection):
@@ -84,6 +85,9 @@ def serve(connection: Connection) -> None:
             answer = {"bytes": len(result)} if isinstance(result, bytes) else {"result": result}
         except BaseException as error:
             answer, result = _told(error), None
+        if os.getpid() != own:
+            # A fork in the user's code that came back here as well: the arm itself answers.
+            os._exit(0)
         # JSON as Python writes it: NaN and infinities, which a loss may be, come back as such.
         connection.send_bytes(json.dumps({"id": request["id"], **answer}).encode())
         if isinstance(result, bytes):
