@@ -89,7 +89,9 @@ def check_layers(
         return found.answer(QUESTION, figures)
     notes = beside(case, evidence, step, ledgers)
     said = f"{figures.converted} of {figures.linears} Linears in FP8, {figures.fp8_share:.1%} of the step's GEMM FLOPs"
-    return passed("; ".join([said, *notes])).answer(QUESTION, replace(figures, notes=notes))
+    wire = travelled(ledgers.fp8) if ledgers is not None else ""
+    on_the_wire = [f"on the wire, a step of a rank: {wire}"] if wire else []
+    return passed("; ".join([said, *notes, *on_the_wire])).answer(QUESTION, replace(figures, notes=notes))
 
 
 def _figures(evidence: LayersEvidence, step: StepProducts) -> LayersFigures:
