@@ -168,7 +168,7 @@ def test_tests_of_one_case_go_together_and_no_others(nodeid, unit):
 
 def test_the_cases_of_the_suite_are_told_from_other_parameters():
     for case in matrix.ALL:
-        assert case_of(f"suites/test_layers.py::test_layers[{case.id}]") == case.id
+        assert case_of(f"suites/test_questions.py::test_layers[{case.id}]") == case.id
 
 
 def test_arms_on_the_cpu_share_its_cores_with_those_of_other_workers(monkeypatch):

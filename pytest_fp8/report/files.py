@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the page and say where; gives the exit code 0. Raises :class:`Fp8Error`."""
     from pytest_fp8.report.page import render
 
-    folder: Path = options.report
+    folder: Path = options.report if options.report.is_dir() else options.report.parent
     # A page is shown to others, whom the folders of this machine do not concern.
     write_atomically(folder / PAGE, render(folder.resolve().name, read_report(folder)))
     print(f"wrote {folder / PAGE}")
