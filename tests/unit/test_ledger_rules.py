@@ -233,6 +233,7 @@ def test_arms_may_evaluate_with_other_layers_and_not_be_timed_with_other_evaluat
     both = ledgers(reference=arm_ledger(calls=[*HEALTHY.calls, *evaluated]), calls=[*HEALTHY.calls, *swapped])
     assert compare(both) == []
     assert evaluated_otherwise(both) == ["(Linear 1)", "q"]
+    assert evaluated_otherwise(ledgers(calls=[*HEALTHY.calls, *evaluated])) == [], "one arm was not watched there"
     entered_too = ledgers(entered=[*HEALTHY.entered, replace(HEALTHY.entered[0], phase="evaluation")])
     assert find_in_ledger(entered_too, "layers") is None
     assert find_in_ledger(entered_too, "speedup").code is D.OTHER_WORK

@@ -56,6 +56,16 @@ def test_what_an_optimizer_multiplies_is_no_layer_s_and_no_part_of_the_share():
     assert not result.others
 
 
+@pytest.mark.parametrize(("kind", "share"), [(FP8, 3 / 5), ("bfloat16", 2 / 5)])
+def test_a_product_that_no_linear_calls_counts_in_the_share(kind, share):
+    """As of a bare function over FP8's operator: a quarter of what the Linears multiply, of which half is in FP8."""
+    calls = recorded(CALLS)
+    result = profiled_step(products(calls), calls)
+    size = result.flops() // 4
+    outside = Product("forward", size // (2 * 64), (64, 1), kind, "mm")
+    assert replace(result, foreign=[outside]).fp8_share() == pytest.approx(share)
+
+
 @pytest.mark.parametrize(("kind", "share"), [(FP8, 1.0), ("bfloat16", 5 / 6)])
 def test_a_product_that_no_layer_needs_counts_unless_it_is_in_fp8(kind, share):
     """torchao's first layer, uncompiled, whose input needs no gradient: a compiled step has no such product."""
