@@ -109,6 +109,26 @@ fault(
 )
 
 
+def _reduced_in_float32(arm: Any, own: Callable[..., Any], module: Any, **more: Any) -> Any:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    return own(module, **more, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+
+
+# As a script does that gives its policy to one of its two branches.
+fault(
+    "reduces-in-float32",
+    D.OTHER_PRECISION,
+    "the FP8 arm alone reduces gradients in float32",
+    Patched,
+    module="torch.distributed.fsdp",
+    name="fully_shard",
+    instead=_reduced_in_float32,
+    case=FSDP2,
+    question="layers",
+)
+
+
 def _plain_parameters(arm: Any, model: Any) -> None:
     for layer in arm.fp8_layers():
         layer.weight = torch.nn.Parameter(layer.weight._tensor)
