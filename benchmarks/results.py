@@ -17,7 +17,7 @@ from pathlib import Path
 from pytest_fp8.baselines.record import Baseline, StoredSession
 from pytest_fp8.baselines.review import level
 from pytest_fp8.baselines.store import read_folder, readable
-from pytest_fp8.report.baselines import libraries_of, shown_or_dash, speedup_of
+from pytest_fp8.report.baselines import interval_of, level_of, libraries_of
 from pytest_fp8.report.table import markdown_table
 
 COLUMNS = ("case", "FP8 layers", "FP8 FLOPs", "loss gap", "BF16 step", "FP8 step", "speedup (99 %)", "memory", "from")
@@ -93,7 +93,7 @@ def side_by_side(stored: Sequence[Baseline]) -> list[str]:
         if each is None:
             return "-"
         metric = what if what == "memory_ratio" else each.gated or what
-        return shown_or_dash(each, metric) + (" (busy)" if metric == "busy_speedup" else "")
+        return level_of(metric, each.values(metric)) + (" (busy)" if metric == "busy_speedup" else "")
 
     rows = []
     for case in dict.fromkeys(baseline.case for baseline in _in_order(stored)):
@@ -144,9 +144,9 @@ def cells(baseline: Baseline, origins: dict[str, int]) -> list[str]:
     before = ("fp8_layers", "fp8_share", "loss_gap", "bf16_ms", "fp8_ms")
     return [
         f"`{baseline.case}`",
-        *(shown_or_dash(baseline, metric) for metric in before),
-        speedup_of(baseline),
-        shown_or_dash(baseline, "memory_ratio"),
+        *(level_of(metric, baseline.values(metric)) for metric in before),
+        interval_of(baseline.values("speedup")),
+        level_of("memory_ratio", baseline.values("memory_ratio")),
         "; ".join(measured + [f"{', '.join(columns)} {which}" for which, columns in earlier.items()]),
     ]
 

@@ -86,8 +86,8 @@ def print_list(baselines: Sequence[Baseline], sessions: bool = False) -> None:
             text = f"{session.origin}, {libraries_of(session)}: {'; '.join([session.reason or '-', *marks])}"
             number = origins.setdefault(text, len(origins) + 1)
             speed = values.get("speedup", ())
-            figures = (_told(name, values.get(name)) for name in ("fp8_share", "memory_ratio", "loss_gap"))
-            rows.append((stored.case, stored.gpu, _interval(speed), str(len(speed) or "-"), *figures, str(number)))
+            figures = (level_of(name, values.get(name)) for name in ("fp8_share", "memory_ratio", "loss_gap"))
+            rows.append((stored.case, stored.gpu, interval_of(speed), str(len(speed) or "-"), *figures, str(number)))
             before = session
     print(*aligned(rows), sep="\n")
     for origin, number in origins.items():
@@ -111,23 +111,16 @@ def libraries_of(session: StoredSession) -> str:
     return ", ".join(f"{name} {version}" for name, version in named.items() if name)
 
 
-def speedup_of(baseline: Baseline) -> str:
-    """The stored speedup with its 99 % interval."""
-    return _interval(baseline.values("speedup"))
-
-
-def shown_or_dash(baseline: Baseline, metric: str) -> str:
-    return _told(metric, baseline.values(metric))
-
-
-def _interval(speedups: Sequence[Any]) -> str:
+def interval_of(speedups: Sequence[Any]) -> str:
+    """Stored speedups with their 99 % interval; a dash without any."""
     if not speedups:
         return "-"
     speed = estimate_of(speedups)
     return "{:.3f}x [{:.3f}, {:.3f}]".format(speed.ratio, *speed.interval)
 
 
-def _told(metric: str, values: Sequence[Any] | None) -> str:
+def level_of(metric: str, values: Sequence[Any] | None) -> str:
+    """A stored metric in its unit; a dash without values."""
     return shown(METRICS[metric].unit, level(metric, values)) if values else "-"
 
 
