@@ -76,7 +76,7 @@ def test_a_step_of_a_gpu():
     events.host("aten::_fused_adamw_", kernel="multi_tensor_apply_kernel")
     window = read_window(events.rows)
     assert [(product.phase, product.kind) for product in window.products] == [
-        ("", "fp8"),
+        ("forward", "fp8"),
         ("recompute", "bfloat16"),
         ("backward", "fp8"),
         ("backward", "fp8"),

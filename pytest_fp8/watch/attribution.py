@@ -9,15 +9,13 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pytest_fp8.questions.layers.products import FP8, Product
-from pytest_fp8.recipes import DGRAD, FPROP, HEADS, RECOMPUTE, WGRAD, Role
-from pytest_fp8.watch.trace import BACKWARD
+from pytest_fp8.questions.layers.products import ABSENT, FP8, Attribution, LayerCall, Product, fits, profiled_step
+from pytest_fp8.recipes import HEADS, RECOMPUTE, ROLES, Role
 
 Layer = Mapping[str, Any]
-BACK = (DGRAD, WGRAD, RECOMPUTE)
 PROJECTIONS = (*HEADS, "out_proj_head", "unembed")
 
 
@@ -28,7 +26,7 @@ class Class:
     inputs: int
     outputs: int
     layers: list[Layer]
-    products: dict[Role, list[Product]] = field(default_factory=lambda: defaultdict(list))
+    products: dict[Role, list[Attribution]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def flops(self) -> int:
@@ -65,14 +63,12 @@ class Attributed:
     classes: list[Class]
     """The most FLOPs first."""
     others: list[Product]
-    """Products of no layer's sizes."""
-    batched: list[Product]
-    """Batches of products of no layer's sizes, as attention makes them where no kernel of its own does."""
+    """Products of no layer's sizes; not those of batches, as attention makes them where no kernel of its own does."""
     rows: int
     """Rows of a layer's input in most of the work."""
 
     @property
-    def counted(self) -> list[Product]:
+    def counted(self) -> list[Product | Attribution]:
         mine = [product for each in self.classes for products in each.products.values() for product in products]
         return [*mine, *self.others]
 
@@ -84,63 +80,39 @@ def listed(names: Iterable[str]) -> str:
 
 
 def attribute(products: Sequence[Product], layers: Sequence[Layer]) -> Attributed:
-    layers = with_edges(layers)
-    classes: dict[tuple[int, int], Class] = {}
-    for layer in layers:
-        key = layer["in"], layer["out"]
-        classes.setdefault(key, Class(*key, [])).layers.append(layer)
+    """Each forward product is a call of a layer; what such calls owe is counted as in any profiled step."""
+    classes: dict[str, Class] = {}
+    for layer in with_edges(layers):
+        sizes = layer["in"], layer["out"]
+        classes.setdefault(f"{sizes}", Class(*sizes, [])).layers.append(layer)
+    single = [product for product in products if product.batch == 1]
+    possible = [list(calls_of(product, classes)) for product in single if product.phase == "forward"]
     rows: Counter[int] = Counter()
-    forward = [product for product in products if product.phase != BACKWARD]
-    for product in forward:
-        for _, _, many in candidates(product, classes.values()):
-            rows[many] += product.flops
-    others: list[Product] = []
-    room: Counter[tuple[int, Role, int, str]] = Counter()
-    """Of a class, role and number of rows: products that are to come, in all and of a forward product's kind."""
-    for product in forward:
-        found = max(candidates(product, classes.values()), key=lambda each: rows[each[2]], default=None)
-        if found is None:
-            others.append(product)
-            continue
-        mine, role, many = found
-        mine.products[role].append(product)
-        if role == FPROP:
-            room.update({(id(mine), other, many, kind): 1 for other in BACK for kind in ("", product.kind)})
-    for product in [each for each in products if each.phase == BACKWARD]:
-        possible = [each for each in candidates(product, classes.values()) if room[id(each[0]), *each[1:], ""] > 0]
-        if not possible:
-            others.append(product)
-            continue
-        # Two layers of swapped sizes have products of equal extents in the backward pass. What is not seen to recompute
-        # does not, where it can be something else; a product is of a layer whose forward product was of its kind.
-        mine, role, many = min(
-            possible, key=lambda each: (each[1] == RECOMPUTE, room[id(each[0]), *each[1:], product.kind] <= 0)
-        )
-        room.subtract([(id(mine), role, many, ""), (id(mine), role, many, product.kind)])
-        mine.products[role].append(product)
+    for each in possible:
+        for call in each:
+            rows[call.rows] += call.flops
+    calls = [max(each, key=lambda call: rows[call.rows]) for each in possible if each]
+    step = profiled_step(single, calls)
+    # Two layers of swapped sizes have products of equal extents in the backward pass: what is not seen to recompute
+    # does not, where it can be something else.
+    if any(fits(product, call, RECOMPUTE, product.phase) for product in step.others for call in calls):
+        step = profiled_step(single, [replace(call, owed=(*ROLES, RECOMPUTE)) for call in calls])
+    for attribution in step.attributions:
+        if attribution.kind != ABSENT:
+            classes[attribution.layer].products[attribution.role].append(attribution)
     seen = sorted((each for each in classes.values() if each.products), key=lambda each: -each.flops)
-    batched = [product for product in others if product.batch > 1]
-    single = [product for product in others if product.batch == 1]
-    return Attributed(seen, single, batched, rows.most_common(1)[0][0] if rows else 0)
+    return Attributed(seen, step.others, rows.most_common(1)[0][0] if rows else 0)
 
 
-def candidates(product: Product, classes: Iterable[Class]) -> Iterator[tuple[Class, Role, int]]:
-    """What a product may be: of which class, in which role, of how many rows."""
-    if product.batch > 1:
-        return
+def calls_of(product: Product, classes: Mapping[str, Class]) -> Iterator[LayerCall]:
+    """What a forward product may be: a call of one of the classes, whose name it has, with so many rows."""
     one, two = product.outer
-    backward = product.phase == BACKWARD
     # Of a bare parameter nothing says which side is the input. As torch's Linear has it comes first.
-    plain = [(each, each.inputs, each.outputs) for each in classes]
-    turned = [(each, each.outputs, each.inputs) for each in classes if not all(layer["sure"] for layer in each.layers)]
-    for each, inputs, outputs in [*plain, *turned]:
-        if backward and product.inner == outputs and inputs in (one, two):
-            yield each, DGRAD, two if one == inputs else one
-        if backward and sorted((one, two)) == sorted((inputs, outputs)):
-            yield each, WGRAD, product.inner
+    plain = [(name, each.inputs, each.outputs) for name, each in classes.items()]
+    turned = [(n, e.outputs, e.inputs) for n, e in classes.items() if not all(layer["sure"] for layer in e.layers)]
+    for name, inputs, outputs in [*plain, *turned]:
         if product.inner == inputs and outputs in (one, two):
-            role = RECOMPUTE if product.phase in (BACKWARD, RECOMPUTE) else FPROP
-            yield each, role, two if one == outputs else one
+            yield LayerCall(name, inputs, outputs, two if one == outputs else one, fp8=product.kind == FP8)
 
 
 def with_edges(layers: Sequence[Layer]) -> list[Layer]:

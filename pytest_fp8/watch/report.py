@@ -104,10 +104,7 @@ def verdict_lines(group: Sequence[Training], lead: Training) -> Iterator[str]:
     yield from told(f"FP8 {lead.verdict}", said + (f"  [{lead.why.code}]" if lead.why else ""))
     layers = [layer for each in found.classes for layer in each.layers]
     ran = sum(each.share("fprop") * len(each.layers) for each in found.classes)
-    batched = sum(product.flops for product in found.batched)
-    total = sum(product.flops for product in found.counted)
-    extra = f"; attention's batched products, {batched / total:.1%} as much, not counted" if batched else ""
-    yield from told("  layers", f"{ran:.0f} of {len(layers)} that ran{extra}")
+    yield from told("  layers", f"{ran:.0f} of {len(layers)} that ran")
     yield from told("  asked", ", ".join(asked(lead)) or "nothing in environment or arguments names FP8")
     yield from told("  in force", "; ".join(in_force(lead)) or "no library's setting found")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_fp8.questions.layers.evidence import KernelTime
-from pytest_fp8.questions.layers.products import EVALUATION, Product
+from pytest_fp8.questions.layers.products import EVALUATION, TRAINING, Product
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.record.libraries import TE_RANGE
 from pytest_fp8.worker.record.operators import OPERANDS
@@ -60,7 +60,7 @@ class Window:
 
 def read_window(rows: Iterable[Sequence[Any]]) -> Window:
     """``rows``: the fields of :class:`TraceEvent`, as the observer wrote them."""
-    events = [event_of(*row) for row in rows]
+    events = [TraceEvent(*row) for row in rows]
     host = sorted((event for event in events if not event.gpu), key=lambda event: (event.start, -event.end))
     widened = {id(event): event for event in host}
     for event, kind in emulated_products(host):
@@ -68,15 +68,15 @@ def read_window(rows: Iterable[Sequence[Any]]) -> Window:
     phases = phases_of(host)
     whole = TraceEvent(STEP, False, min(e.start for e in host), max(e.end for e in host), 0, 0)
     read = read_profile([*(widened.get(id(event), event) for event in events), *phases, whole])
-    products = [product for product in read["products"] if product.phase not in (OPTIMIZER, EVALUATION)]
+    products = [replace(product, phase=product.phase or "forward") for product in read["products"]]
     evaluation = next((phase for phase in phases if phase.name == PHASE + EVALUATION), None)
     trained = [event for event in host if evaluation is None or event.start >= evaluation.end]
     loose = [kernel for kernel in read["rest"] if PRODUCT_KERNEL.search(kernel.name)]
     casting = [kernel for kernel in read["rest"] if CAST_KERNEL.search(kernel.name) and kernel not in loose]
     casts = sum(kernel.milliseconds for kernel in casting)
     return Window(
-        products,
-        [product for product in read["products"] if product.phase == EVALUATION],
+        [product for product in products if product.phase in TRAINING],
+        [product for product in products if product.phase == EVALUATION],
         sum(phase.name == PHASE + BACKWARD for phase in phases),
         compiled_products(host),
         sum(kind.startswith("Float8") for _, kind in emulated_products(host)),
@@ -86,15 +86,6 @@ def read_window(rows: Iterable[Sequence[Any]]) -> Window:
         loose,
         read,
     )
-
-
-def event_of(
-    name: str, gpu: bool, start: int, end: int, thread: int, correlation: int, shapes: Any, dtypes: Any, *more: Any
-) -> TraceEvent:
-    """From JSON, which has lists for tuples."""
-    whole = tuple(tuple(shape) if isinstance(shape, list) else shape for shape in shapes)
-    sequence, accumulation = more
-    return TraceEvent(name, gpu, start, end, thread, correlation, whole, tuple(dtypes), sequence, accumulation)
 
 
 def phases_of(host: Sequence[TraceEvent]) -> list[TraceEvent]:
