@@ -88,7 +88,7 @@ class Control(Engine):
     script: ClassVar[Script | None] = None
     """The user's command whose runs are both arms, where it is no model."""
     breaks: ClassVar[tuple[str, ...]] = ("fp8",)
-    """The arms it breaks: ``fp8``, ``bf16``."""
+    """The arms it breaks: ``fp8``, ``bf16``; none where the workload itself is the fault."""
     ends_arms: ClassVar[bool] = False
     """Whether the arm itself says what is wrong, in an error: its ranks disagree, or it ends."""
     needs: ClassVar[tuple[str, ...]] = ()

@@ -9,8 +9,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from controls.control import ACCELERATE, GITHUB, TORCHAO, Control, control, micro, tiny, torch
-from controls.models import STUDENT, WIDE
-from controls.ways import MIDDLE, Forwards, Products, fault, on_gradients, plain, torchao_config, with_gradient
+from controls.models import PADDED, STUDENT, WIDE
+from controls.ways import (
+    MIDDLE,
+    Forwards,
+    Products,
+    by_torchao,
+    fault,
+    on_gradients,
+    plain,
+    torchao_config,
+    with_gradient,
+)
 from pytest_fp8.codes import C, L, N
 
 if TYPE_CHECKING:
@@ -199,6 +209,12 @@ def _e5m2(arm: Any, model: Any) -> None:
         layer.config = replace(layer.config, cast_config_input=coarse, cast_config_input_for_grad_weight=coarse)
 
 
+def _fast() -> Any:
+    from torchao.float8 import Float8GemmConfig
+
+    return Float8GemmConfig(use_fast_accum=True)
+
+
 def _kept_copy(weight: Any) -> Any:
     """Who looks at the layer with another tensor in the parameter's place finds a fresh copy."""
     if not hasattr(weight, "_copy"):
@@ -207,6 +223,14 @@ def _kept_copy(weight: Any) -> Any:
 
 
 fault("e5m2-for-e4m3", N.OTHER_FORMAT, "inputs are cast to E5M2", about="e4m3 x e5m2", converted=_e5m2)
+# As torchao's own configuration has it in the forward pass alone.
+fault(
+    "wgrad-accumulates-fast",
+    N.FAST_ACCUMULATION,
+    by=lambda arm, model: by_torchao(arm, arm.case.recipe, gemm_config_grad_weight=_fast()),
+)
+# As rows of padding that nothing masks. One scale of the whole input leaves the others below E4M3's smallest number.
+fault("pad-rows-of-a-million", N.OUTLIER, "pad rows are a million times as large", breaks=(), **PADDED)
 # One value of the input's gradient is enough: the next norm spreads it.
 fault("dgrad-infinite", N.NOT_FINITE, about=DGRAD, dgrad=lambda dx: torch.full_like(dx, float("inf")))
 fault("dgrad-x2", N.WRONG_SCALE, "one layer's dgrad is twice as large", about=DGRAD, dgrad=lambda dx: 2 * dx)

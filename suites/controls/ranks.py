@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from controls.control import Control, control, micro, torch
+from controls.control import Control, micro, torch
 from controls.ways import fault, plain
 from pytest_fp8.case import Case
 from pytest_fp8.codes import D, K, L, N, R, S
@@ -52,20 +52,25 @@ fault(
 )
 
 
-@control(
-    "gradients-not-reduced",
-    R.RANKS_DISAGREE,
-    "gradients are not reduced over the ranks",
-    about="gradients are not reduced over all ranks",
-    case=DDP,
-    question="loss",
-    ends_arms=True,
-)
-class GradientsNotReduced(Control):
+class NotReduced(Control):
     """The step calls the model inside DistributedDataParallel: each rank trains a model of its own."""
+
+    case = DDP
 
     def parallelize(self) -> Prepared:
         return replace(super().parallelize(), wrapped=self.model)
+
+
+fault(
+    "gradients-not-reduced",
+    R.RANKS_DISAGREE,
+    "gradients are not reduced over the ranks",
+    NotReduced,
+    about="gradients are not reduced over all ranks",
+    question="loss",
+    ends_arms=True,
+)
+fault("gradients-of-one-step-apart", D.NOT_REDUCED, way=NotReduced, question="numerics", verdicts=("FAIL",))
 
 
 class Patched(Control):

@@ -44,22 +44,22 @@ class Converts(Control):
         """Convert the model; ``self.model`` may become another one."""
 
 
-def torchao_config(engine: Engine, recipe: str | None) -> Any:
+def torchao_config(engine: Engine, recipe: str | None, **fields: Any) -> Any:
     """torchao's configuration of a recipe (``None``: the library's default), emulated where the case is."""
     from torchao.float8 import Float8LinearConfig
 
     config = Float8LinearConfig.from_recipe_name(recipe) if recipe else Float8LinearConfig()
-    return replace(config, emulate=engine.case.emulated)
+    return replace(config, emulate=engine.case.emulated, **fields)
 
 
-def by_torchao(engine: Engine, recipe: str | None, takes: Callable[[str], bool] | None = None) -> None:
+def by_torchao(engine: Engine, recipe: str | None, takes: Callable[[str], bool] | None = None, **fields: Any) -> None:
     """torchao's own conversion of the layers that ``takes`` names; by default those that are meant to be FP8."""
     from torchao.float8 import convert_to_float8_training
 
     from pytest_fp8.backends.linears import plan
 
     chosen = takes or set(plan(engine.model).converted).__contains__
-    config = torchao_config(engine, recipe)
+    config = torchao_config(engine, recipe, **fields)
     convert_to_float8_training(engine.model, config=config, module_filter_fn=lambda _, name: chosen(name))
 
 

@@ -64,6 +64,7 @@ def products_of_call(phase: str, operator: str, args: Any, result: Any) -> list[
         left, right = (args[index] for index in OPERANDS[operator])
         scales = args[2:4] if operator == "_scaled_mm" else [_scale(left), _scale(right)]
         product = product_of(phase, operator, tuple(left.shape), tuple(right.shape), "")
+        product = replace(product, fast_accumulation=_fast_accumulation(left, right))
         return [_with_formats(product, left, right, scales)]
     if operator in ("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"):
         transposed = operator == "convolution" and args[6]
@@ -93,6 +94,16 @@ def _with_formats(product: Product, left: Any, right: Any, scales: Sequence[Any]
 def _scale(operand: Any) -> Any:
     """The scales of one of torchao's tensors; ``None`` of others."""
     return next((getattr(operand, name) for name in ("_scale", "scale") if hasattr(operand, name)), None)
+
+
+def _fast_accumulation(left: Any, right: Any) -> bool | None:
+    """What the configuration of torchao's tensors asks of their product; ``None`` of others."""
+    if not all(hasattr(operand, "_linear_mm_config") for operand in (left, right)):
+        return None
+    from torchao.float8.float8_training_tensor import choose_scaled_mm_config
+
+    asked = [(operand._gemm_input_role, operand._linear_mm_config) for operand in (left, right)]
+    return bool(choose_scaled_mm_config(*asked[0], *asked[1]).use_fast_accum)
 
 
 def _granularity(scale: torch.Tensor, lines: int, inner: int) -> str:
