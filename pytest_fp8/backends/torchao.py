@@ -100,20 +100,18 @@ class TorchAO(Backend):
         return {name: True for name, value in on.items() if value}
 
     def recipe_in_force(self, module: torch.nn.Module) -> dict[str, Any]:
-        from torchao.float8 import Float8LinearConfig
-
         if wrapper := _wrapped_by(module):
             return {"recipe": wrapper.float8_linear_recipe}
         config = getattr(module, "config", None)
         if config is None:
             return {"recipe": "off"}
-        for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
-            known = Float8LinearConfig.from_recipe_name(recipe)
+        for facts in TorchAO.recipes:
+            known = torchao_config(facts.name, emulated=False)
             if any(getattr(config, part) != getattr(known, part) for part in _RECIPE_FIELDS):
                 continue
             powers, usual = getattr(config, POWERS), getattr(known, POWERS)
-            if powers == usual or (powers and recipe == "tensorwise"):
-                return {"recipe": recipe, **self._switches(config), **({POWERS: True} if powers != usual else {})}
+            if powers == usual or POWERS in facts.switches:
+                return {"recipe": facts.name, **self._switches(config), **({POWERS: True} if powers != usual else {})}
         return {"recipe": "custom"}
 
 
