@@ -26,34 +26,41 @@ model = nn.parallel.DistributedDataParallel(Model().bfloat16())
 train(model, torch.optim.AdamW(model.parameters()))
 dist.destroy_process_group()
 """
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
 
 
-def launch(launcher, path):
-    """The command that starts a script."""
-    python = sys.executable
-    if launcher == "shell":
-        start = path.with_suffix(".sh")
-        start.write_text(f'#!/bin/sh\nset -e\ncd "{path.parent}"\nexec "{python}" {path.name} --lr 1\n')
-        return ["sh", start]
-    return {
-        "module": [python, "-m", path.stem],
-        "accelerate": [python, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", path],
-        "deepspeed": [python, "-m", "deepspeed.launcher.runner", "--num_gpus", "1", "--no_local_rank", path],
-        "uv run": ["uv", "run", "--no-project", "--offline", "--python", python, path],
-        "torchrun": [python, *TORCHRUN, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", path],
-    }[launcher]
+def by_shell(path):
+    start = path.with_suffix(".sh")
+    start.write_text(f'#!/bin/sh\nset -e\ncd "{path.parent}"\nexec "{sys.executable}" {path.name} --lr 1\n')
+    return ["sh", start]
+
+
+def by_python(*words):
+    return lambda path: [sys.executable, *words, path]
+
+
+LAUNCHERS = {
+    "torchrun": by_python(
+        *("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
+    ),
+    "accelerate": by_python("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"),
+    "deepspeed": by_python("-m", "deepspeed.launcher.runner", "--num_gpus", "1", "--no_local_rank"),
+    "module": lambda path: [sys.executable, "-m", path.stem],
+    "shell": by_shell,
+    "uv run": lambda path: ["uv", "run", "--no-project", "--offline", "--python", sys.executable, path],
+}
+"""Ways to start a script -> the command."""
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("launcher", ["torchrun", "accelerate", "module", "shell", "deepspeed", "uv run"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_launcher(tmp_path, launcher):
     if launcher == "deepspeed":
         pytest.importorskip("deepspeed")
     if launcher == "uv run" and shutil.which("uv") is None:
         pytest.skip("uv is not installed")
     path = script(tmp_path, RANKS if launcher == "torchrun" else HEALTHY)
-    command, options = launch(launcher, path), ("--expect", "fp8", "--share", "0.7")
+    command, options = LAUNCHERS[launcher](path), ("--expect", "fp8", "--share", "0.7")
     done, told = watch(tmp_path, *command, options=options, DS_ACCELERATOR="cpu")
     assert done.returncode == 0, done.stderr
     ranks = 2 if launcher == "torchrun" else 1
