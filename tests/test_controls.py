@@ -1,7 +1,9 @@
-"""The catalogue of controls is whole, and its arms are kept apart from healthy ones."""
+"""The catalogue of controls is whole, its arms are kept apart from healthy ones, and on a GPU, which is not there, its
+controls are held against baselines."""
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -9,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from control_runner import ControlRunner
 from controls.catalogue import BLOCK, CATALOGUE, page
-from controls.control import ANYWHERE, CONSTRUCTED, Control, Outcome
-from helpers.controls import BY_ID
+from controls.control import ANYWHERE, CONSTRUCTED, CONTROLS, Control, Outcome
+from helpers.baselines import baseline
 from helpers.fakes import H200, install
 from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
@@ -20,16 +23,17 @@ from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.baselines.store import Folder, read_baseline
 from pytest_fp8.case import QUESTIONS
 from pytest_fp8.codes import R, S
+from pytest_fp8.options import Settings
 from pytest_fp8.plain import from_plain, to_plain
 from pytest_fp8.suites_command import SELFTEST
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[1]
 
 
 def test_no_two_controls_have_one_id():
     stated = [path.read_text() for path in (ROOT / "suites/controls").glob("*.py")]
     rows = [row for text in stated for row in re.findall(r"^@?(?:fault|control)\(", text, re.M)]
-    assert len(rows) == len(CATALOGUE) == len(BY_ID)
+    assert len(rows) == len(CATALOGUE) == len(CONTROLS)
 
 
 @pytest.mark.parametrize("control", CATALOGUE, ids=lambda control: control.id)
@@ -60,16 +64,16 @@ def test_the_arm_of_a_control_is_broken_by_the_class_that_its_spec_names(control
     assert broken_by, "it breaks nothing"
 
 
-def test_the_code_of_a_control_that_runs_each_night_has_a_test_for_each_commit():
-    each_commit = {control.code for control in CATALOGUE if not control.nightly}
+def test_the_code_of_a_control_that_not_every_machine_runs_for_each_commit_has_a_test():
+    each_commit = {control.code for control in CATALOGUE if not control.nightly and control.runs() != "gpu"}
     texts = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     # Each code of a broken script is shown in test_script.py.
-    others = {control.code for control in CATALOGUE if control.nightly and not control.script} - each_commit
+    others = {control.code for control in CATALOGUE if not control.script} - each_commit
     assert [code for code in others if f"{type(code).__name__}.{code.name}" not in texts] == []
 
 
 def test_the_selftest_needs_no_gpu_and_takes_a_control_of_most_questions():
-    taken = [BY_ID[name] for name in SELFTEST]
+    taken = [CONTROLS[name] for name in SELFTEST]
     assert {control.runs() for control in taken} == {ANYWHERE, "emulated"}
     assert {control.question for control in taken} >= {"layers", "numerics", "loss", "checkpoints", "session"}
 
@@ -80,16 +84,6 @@ def test_the_docs_hold_the_catalogue():
     assert held[0] == page(), "cd suites && python -m controls.catalogue"
 
 
-def test_the_verdict_with_another_code_catches_nothing():
-    control = type("Coded", (Control,), {"code": R.UNKNOWN_GPU, "about": "v100"})
-    caught = [Outcome(control, "FAIL", said, code).caught for said, code in OUTCOMES]
-    assert caught == [True, False, False]
-    assert not Outcome(control, "INVALID", *OUTCOMES[0]).caught
-
-
-OUTCOMES = (("v100", R.UNKNOWN_GPU), ("v100", R.NOT_STARTED), ("h100", R.UNKNOWN_GPU))
-
-
 def test_the_catalogue_loads_no_torch():
     code = "import sys; from controls.catalogue import CATALOGUE; print(len(CATALOGUE), 'torch' in sys.modules)"
     path = {"PYTHONPATH": f"{ROOT / 'suites'}:{ROOT}"}
@@ -97,12 +91,35 @@ def test_the_catalogue_loads_no_torch():
     assert done.stdout.split() == [str(len(CATALOGUE)), "False"]
 
 
+NAMED = type("Named", (Control,), {"code": R.UNKNOWN_GPU, "about": "v100"})
+BOTH_SLOWER = CONTROLS["both-slower"]
+
+
+@pytest.mark.parametrize(
+    ("control", "verdict", "code", "message", "caught"),
+    [
+        (NAMED, "FAIL", R.UNKNOWN_GPU, "v100", True),
+        (NAMED, "INVALID", R.UNKNOWN_GPU, "v100", False),
+        (NAMED, "FAIL", R.NOT_STARTED, "v100", False),
+        (NAMED, "FAIL", R.UNKNOWN_GPU, "h100", False),
+        # Where both arms are slower nothing but that is meant.
+        (BOTH_SLOWER, "PASS", None, "1.2x; -0.1% against the baseline of 4 session(s)", True),
+        (BOTH_SLOWER, "PASS", None, "1.2x", False),
+        (BOTH_SLOWER, "INVALID", S.OTHER_REFERENCE, "", True),
+        (BOTH_SLOWER, "INVALID", S.OTHER_PROCESS, "", False),
+        (BOTH_SLOWER, "FAIL", S.SLOWER_THAN_BASELINE, "-9% against the baseline of 4 session(s)", False),
+    ],
+)
+def test_a_control_is_caught_by_its_verdict_its_code_and_its_words(control, verdict, code, message, caught):
+    assert Outcome(control, verdict, message, code).caught is caught
+
+
 def test_a_broken_arm_is_never_shared_with_a_healthy_one(monkeypatch):
     install(monkeypatch, H200)
     pool = ArmPool(H200)
     case = Case("1b", "torchao", "tensorwise")
-    healthy, broken = PairArms(case, pool, None), PairArms(case, pool, None, "", BY_ID["fp8-slower"].path())
-    slower = BY_ID["both-slower"].path()
+    healthy, broken = PairArms(case, pool, None), PairArms(case, pool, None, "", CONTROLS["fp8-slower"].path())
+    slower = BOTH_SLOWER.path()
     both = PairArms(case, pool, None, "", slower, slower)
     assert len({healthy.fp8.key, broken.fp8.key, both.fp8.key}) == 3
     assert healthy.bf16.key == broken.bf16.key != both.bf16.key
@@ -110,23 +127,35 @@ def test_a_broken_arm_is_never_shared_with_a_healthy_one(monkeypatch):
     assert "control controls.catalogue:fp8-slower" in broken.fp8.spec.name
 
 
+@pytest.mark.parametrize("name", ["fp8-slower", "both-slower", "memory-up"])
+def test_the_gpu_controls_are_held_against_the_stored_baselines(name):
+    case = CONTROLS[name].case
+    stored = read_baseline(Folder(ROOT / "baselines"), "h200", case.id, case.digest())
+    assert stored is not None
+    assert stored.values({"memory-up": "memory_ratio"}.get(name, "speedup"))
+
+
 @pytest.mark.parametrize(
-    ("verdict", "code", "message", "caught"),
+    ("name", "world", "caught"),
     [
-        ("PASS", None, "1.2x; -0.1% against the baseline of 4 session(s)", True),
-        ("PASS", None, "1.2x", False),
-        ("INVALID", S.OTHER_REFERENCE, "", True),
-        ("INVALID", S.OTHER_PROCESS, "", False),
-        ("FAIL", S.SLOWER_THAN_BASELINE, "-9% against the baseline of 4 session(s)", False),
+        ("fp8-slower", {"slower": {("", "fp8"): 0.031}}, True),
+        ("both-slower", {"slower": {("", "fp8"): 0.1, ("", "bf16"): 0.1}}, True),
+        ("memory-up", {"fp8_memory": 150}, True),
+        ("fp8-slower", {}, False),
+        ("memory-up", {}, False),
     ],
 )
-def test_where_both_arms_are_slower_nothing_but_that_is_meant(verdict, code, message, caught):
-    assert Outcome(BY_ID["both-slower"], verdict, message, code).caught is caught
-
-
-def test_the_gpu_controls_are_held_against_the_stored_baselines():
-    for name in ("fp8-slower", "both-slower", "memory-up"):
-        case = BY_ID[name].case
-        stored = read_baseline(Folder(ROOT / "baselines"), "h200", case.id, case.digest())
-        assert stored is not None
-        assert stored.values({"memory-up": "memory_ratio"}.get(name, "speedup"))
+def test_an_arm_that_got_worse_than_its_baseline_is_caught_and_none_is_written(monkeypatch, name, world, caught):
+    arms = install(monkeypatch, H200, speedup=1.2, **world).processes
+    written, metrics = [], {"speedup": [[math.log(1.2)] * 12] * 4, "memory_ratio": [0.9]}
+    monkeypatch.setattr("pytest_fp8.baselines.store.write_atomically", lambda *file: written.append(file))
+    monkeypatch.setattr("control_runner.read_baseline", lambda *where: baseline(where[2], where[3], metrics=metrics))
+    pool = ArmPool(H200)
+    try:
+        outcome = ControlRunner(Settings(reason="first"), lambda: pool, "h200").run(CONTROLS[name])
+    finally:
+        pool.close()
+    assert outcome.caught is caught, outcome.message
+    broken = {"fp8" if arm.is_fp8 else "bf16" for arm in arms if arm.spec and arm.spec.control}
+    assert broken == {*CONTROLS[name].breaks}
+    assert written == []
