@@ -97,7 +97,7 @@ LONGEST_FIRST = (
     "test_healthy.py",
     "test_layers_seen.py",
     "test_probes.py",
-    "test_examples.py",
+    "test_installed.py",
     "test_watch_failures.py",
     "test_ending.py",
     "test_zero3.py",
