@@ -132,7 +132,7 @@ def test_a_sound_folder_has_no_errors_and_its_gaps_are_notes(run):
     ],
 )
 def test_check_fails_on(run, project, code, broken):
-    """`tests/words/test_baselines_words.py` has the other codes."""
+    """`tests/words/test_words.py` has the other codes."""
     broken(project / FILE)
     exit_code, out, _ = run("check")
     assert (exit_code, code in out) == (1, True)

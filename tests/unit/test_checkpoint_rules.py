@@ -1,4 +1,4 @@
-"""The checkpoint question's check on evidence written by hand. `tests/words/test_checkpoints_words.py` has evidence for
+"""The checkpoint question's check on evidence written by hand. `tests/words/test_words.py` has evidence for
 each code."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The speed question on steps recorded on an H200 and times written by hand: what is decided of step times and of busy
-times, and the account. `tests/words/test_speed_words.py` has evidence for each code."""
+times, and the account. `tests/words/test_words.py` has evidence for each code."""
 
 from __future__ import annotations
 
