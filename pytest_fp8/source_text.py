@@ -17,6 +17,8 @@ from typing import Any
 
 OURS = f"{Path(__file__).parent}/"
 """This package's folder."""
+SUITES = f"{OURS}shipped/"
+"""Where a wheel has the suites."""
 STDLIB = f"{sysconfig.get_path('stdlib')}/"
 
 
@@ -58,8 +60,9 @@ def is_of_a_library(module: str) -> bool:
 
 
 def is_library_file(file: str) -> bool:
-    """Whether a file is pytest-fp8's, Python's or an installed one. Installed tests are still tests."""
-    return ("-packages" in file or file.startswith((OURS, STDLIB))) and not is_test_file(file)
+    """Whether a file is pytest-fp8's, Python's or an installed one. Installed tests and the suites are still tests."""
+    installed = "-packages" in file or file.startswith((OURS, STDLIB))
+    return installed and not is_test_file(file) and not file.startswith(SUITES)
 
 
 def is_test_file(origin: str) -> bool:

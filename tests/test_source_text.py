@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fp8.source_text import text_of
+from pytest_fp8.source_text import OURS, is_library_file, text_of
 
 ROOT = Path(__file__).parent.parent
 MODULE = """
@@ -123,5 +123,6 @@ def test_a_library_s_function_and_what_has_no_source_count_by_their_names():
     assert text_of(space["made"]) == "made"
     assert text_of(textwrap.dedent) == "dedent"
     assert text_of(len) == "len"
+    assert not is_library_file(f"{OURS}shipped/suites/workloads.py"), "the suites from a wheel have the clone's hashes"
     assert text_of(["/a/b/data", 1.5, None]) == text_of(["/c/data", 1.5, None])
     assert text_of(functools.cache(one)) != text_of(functools.cache(other))
