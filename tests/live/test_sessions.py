@@ -4,6 +4,7 @@ held to, what is said at the end, and whether the session is green."""
 from __future__ import annotations
 
 import json
+import re
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -91,32 +92,29 @@ def test_an_update_writes_and_a_second_run_passes_against_it(suite, monkeypatch)
     assert world.closed >= len(world.built)
 
 
-@pytest.mark.parametrize(
-    ("change", "test", "says"),
-    [
-        ({"speedup": 1.1}, "test_speedup", f"FAIL {S.SLOWER_THAN_BASELINE}: "),
-        ({"fp8_memory": 120}, "test_memory", f"FAIL {M.MORE_MEMORY}: "),
-        ({"nan_at": 20}, "test_loss", f"FAIL {C.NOT_FINITE}: *from step 20 on"),
-        ({"executed_roles": ("fprop",)}, "test_layers", f"FAIL {L.DGRAD_NOT_IN_FP8}: *2 of 2 layers"),
-        ({"recipe": {"recipe": "tensorwise"}}, "test_layers", f"FAIL {L.OTHER_RECIPE}: "),
-        ({"speedup": 1.3}, "test_speedup", "IMPROVED FP8-S02: FP8 is faster than its baseline"),
-    ],
-)
-def test_what_changed_since_the_baseline_fails_its_own_test_or_asks_for_a_new_one(
-    suite, monkeypatch, change, test, says
-):
+CHANGES = [
+    ({"speedup": 1.1}, "test_speedup", f"FAIL {S.SLOWER_THAN_BASELINE}: "),
+    ({"fp8_memory": 120}, "test_memory", f"FAIL {M.MORE_MEMORY}: "),
+    ({"nan_at": 20}, "test_loss", f"FAIL {C.NOT_FINITE}: *from step 20 on"),
+    ({"executed_roles": ("fprop",)}, "test_layers", f"FAIL {L.DGRAD_NOT_IN_FP8}: *2 of 2 layers"),
+    ({"recipe": {"recipe": "tensorwise"}}, "test_layers", f"FAIL {L.OTHER_RECIPE}: "),
+    ({"speedup": 1.3}, "test_speedup", f"IMPROVED {S.FASTER_THAN_BASELINE}: FP8 is faster than its baseline"),
+]
+
+
+def test_what_changed_since_the_baseline_fails_its_own_test_or_asks_for_a_new_one(suite, monkeypatch):
     install(monkeypatch, H200)
-    assert suite.runpytest(*UPDATE).ret == 0
-    install(monkeypatch, H200, **change)
-    result = suite.runpytest(*GATE, "--fp8-strict", "-k", f"{test} and rowwise")
-    assert result.ret == says.startswith("FAIL")
-    result.stdout.fnmatch_lines([f"*{says}*", "*expected:*", "*seen:*", "*next:*"][: None if result.ret else 1])
+    assert suite.runpytest(*UPDATE, "-k", "rowwise").ret == 0
+    for change, test, says in CHANGES:
+        install(monkeypatch, H200, **change)
+        result = suite.runpytest(*GATE, "--fp8-strict", "-k", f"{test} and rowwise")
+        assert result.ret == says.startswith("FAIL"), change
+        result.stdout.fnmatch_lines([f"*{says}*", "*expected:*", "*seen:*", "*next:*"][: None if result.ret else 1])
 
 
 @pytest.mark.parametrize(
     ("world", "chosen", "says"),
     [
-        ({"executed_roles": ("fprop",)}, "tiny", "baseline of tiny-torchao-rowwise was not updated: FP8 was not shown"),
         ({}, "test_memory", "the layers question was not asked in this run: select that test, too)"),
         (
             {"spreads": True},
@@ -124,7 +122,7 @@ def test_what_changed_since_the_baseline_fails_its_own_test_or_asks_for_a_new_on
             "its processes spread too much to gate at 2.0%",
         ),
     ],
-    ids=["not in FP8", "not asked", "too coarse"],
+    ids=["not asked", "too coarse"],
 )
 def test_an_update_is_refused_where_it_would_hold_nothing(suite, monkeypatch, world, chosen, says):
     install(monkeypatch, H200, **{name: value for name, value in world.items() if name != "spreads"})
@@ -505,49 +503,44 @@ class Pair(Fp8Pair):
 @pytest.fixture
 def fp8_pair(): return Pair()
 """
-SILENT = [
-    ("def test_mine(fp8_pair): print(fp8_pair.case)", "test_mine takes fp8_pair and asks nothing of it"),
-    ("def test_mine(fp8_pair): fp8_pair.assert_loss", "test_mine takes fp8_pair and asks nothing of it"),
-    ("@pytest.mark.fp8(recipe='rowwise')\ndef test_mine(): pass", "test_mine has a mark fp8 that is not read"),
-]
-ASKING = [
-    "def test_mine(fp8_pair): fp8_pair.assert_loss()",
-    "def test_mine(fp8_pair): assert fp8_pair.fp8",
-    "def test_mine(fp8_pair): assert fp8_pair.evidence(fp8_pair.loss_evidence)",
-    "@pytest.fixture\ndef asked(fp8_pair): fp8_pair.assert_loss()\ndef test_mine(asked): pass",
-    "pytestmark = pytest.mark.fp8(recipe='rowwise')\ndef test_mine(): pass",
-]
+TESTS = """
+import pytest
 
+def test_prints(fp8_pair): print(fp8_pair.case)
+def test_does_not_call(fp8_pair): fp8_pair.assert_loss
+@pytest.mark.fp8(recipe="rowwise")
+def test_marked(): pass
 
+def test_asserts(fp8_pair): fp8_pair.assert_loss()
+def test_has_an_arm(fp8_pair): assert fp8_pair.fp8
+def test_has_evidence(fp8_pair): assert fp8_pair.evidence(fp8_pair.loss_evidence)
 @pytest.fixture
-def asks(pytester):
-    def ask(code, *options):
-        pytester.makeconftest(CONFTEST)
-        pytester.makepyfile(f"import pytest\n{code}")
-        # Whatever filters of warnings other tests have left in this process.
-        return pytester.runpytest("-p", "no:benchmark", "-W", "always", *options)
-
-    return ask
-
-
-@pytest.mark.parametrize(("code", "says"), SILENT)
-def test_a_test_that_asks_nothing_is_warned_about_and_fails_a_gate(asks, code, says):
-    result = asks(code)
-    result.assert_outcomes(passed=1, warnings=1)
-    result.stdout.fnmatch_lines([f"*PytestWarning: FP8-R??: {says}*", "*next:*fp8_pair*"])
-    for option in ("--fp8-strict", "--fp8-gpu=h200"):
-        result = asks(code, option)
-        assert result.ret == pytest.ExitCode.TESTS_FAILED
-        result.stdout.fnmatch_lines([f"FP8-R??: {says}*", "*next:*"])
+def asked(fp8_pair): fp8_pair.assert_loss()
+def test_by_a_fixture(asked): pass
+def test_breaks(fp8_pair): assert 1 == 2
+"""
+MARKED_WHOLE = "import pytest\npytestmark = pytest.mark.fp8(recipe='rowwise')\ndef test_mine(): pass"
+SILENT = [
+    "test_prints takes fp8_pair and asks nothing of it",
+    "test_does_not_call takes fp8_pair and asks nothing of it",
+    "test_marked has a mark fp8 that is not read",
+]
 
 
-@pytest.mark.parametrize("code", ASKING)
-def test_whoever_asks_or_has_nothing_to_ask_is_left_alone(asks, code):
-    asks(code, *STRICT).assert_outcomes(passed=1, warnings=0)
-
-
-def test_a_test_that_failed_anyway_hears_of_its_own_failure_alone(asks):
-    asks("def test_mine(fp8_pair): assert 1 == 2").assert_outcomes(failed=1, warnings=0)
+@pytest.mark.parametrize("option", ["-v", "--fp8-strict", "--fp8-gpu=h200"])
+def test_a_test_that_asks_nothing_is_warned_about_and_fails_a_gate(pytester, option):
+    """Whoever asks, has nothing to ask or fails anyway is left alone."""
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(TESTS, test_whole=MARKED_WHOLE)
+    # Whatever filters of warnings other tests have left in this process.
+    result = pytester.runpytest("-p", "no:benchmark", "-W", "always", "-k", "not breaks", option)
+    told = re.findall(r"(?:PytestWarning: |^)FP8-R\d\d: (test_\w+ (?:takes|has).*)$", result.stdout.str(), re.M)
+    assert sorted({line.rstrip(".") for line in told}) == sorted(SILENT)
+    assert (result.ret == pytest.ExitCode.TESTS_FAILED) is (option != "-v")
+    result.stdout.fnmatch_lines(["*next:*fp8_pair*" if option == "-v" else "*next:*"])
+    pytester.runpytest("-p", "no:benchmark", "-W", "always", "-k", "breaks", option).assert_outcomes(
+        failed=1, warnings=0
+    )
 
 
 def test_what_a_test_only_looks_at_is_its_own_affair(pytester, monkeypatch):
