@@ -78,6 +78,13 @@ def host(pytester, monkeypatch):
     return run
 
 
+@pytest.mark.slow
+def test_workers_tests_are_told_of_without_any_option(host):
+    """The process that writes the summary collects nothing itself."""
+    result, _ = host(0, "-n1")
+    result.stdout.fnmatch_lines(["*= FP8 =*", "12 not run: needs a GPU*"])
+
+
 @pytest.mark.oldest
 @pytest.mark.slow
 def test_each_worker_has_a_gpu_and_each_case_a_worker(host):
