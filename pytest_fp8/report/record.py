@@ -216,7 +216,9 @@ class Record:
 
     @property
     def partial(self) -> bool:
-        return bool(self.open_tests) or any(line.partial for line in self._of(Collected))
+        """Also where no test of a case was collected, as of a suite's controls alone."""
+        whole = [not line.partial for line in self._of(Collected)]
+        return bool(self.open_tests) or not whole or not all(whole)
 
     def _counted(self) -> list[Ended]:
         """How each test that counts ended, when it was run last."""
