@@ -144,8 +144,10 @@ class SlowAttention(OneB):
         # The cache of compiled code is asked before attention is chosen, so that a healthy arm's code may be taken: on
         # an H200 this arm ran cuDNN's kernel with the cache on.
         torch._inductor.config.force_disable_caches = True
-        # Flash is where grouped heads end up that the memory-efficient kernel does not take; never cuDNN.
-        order = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+        # Flash is where grouped heads end up that the memory-efficient kernel does not take. All stay enabled, as with
+        # two cuDNN libraries: another switch is told as FP8-D11.
+        faster = SDPBackend.FLASH_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION
+        order = [SDPBackend.EFFICIENT_ATTENTION, *faster]
         self.attention.enter_context(sdpa_kernel(order, set_priority=True))
         super().build()
 
