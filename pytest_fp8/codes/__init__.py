@@ -313,7 +313,6 @@ class R(Code):
     NOTHING_TO_FUSE = "FP8-R86"
     OTHER_SIDES_CODE = "FP8-R87"
     NO_FP8_HARDWARE = "FP8-R89"
-    WRONG_PRODUCT = "FP8-R92"
 
 
 class W(Code):

@@ -14,7 +14,6 @@ import pytest
 
 from helpers.baselines import GOOD, baseline, edit, read
 from helpers.evidence import trained, transfer
-from helpers.fakes import H200
 from helpers.steps import (
     BF16,
     FP8_ARM,
@@ -28,7 +27,7 @@ from helpers.steps import (
     sleeping,
     travelling,
 )
-from pytest_fp8 import Case, Workload, doctor, gpu
+from pytest_fp8 import Case, Workload, gpu
 from pytest_fp8.baselines.check import inspect, suite_cases
 from pytest_fp8.baselines.store import Folder, chosen, read_folder, write_baseline
 from pytest_fp8.codes import B, K, R, S
@@ -246,13 +245,6 @@ def test_each_sentence_is_raised_by_its_name():
     assert raised | {"rows"} == set(said()["workload"])
     assert set(re.findall(r"class (\w+)\(Told, ", code)) == set(said()["error"])
     assert all(R[entry["code"]] for table in ("workload", "error") for entry in said()[table].values())
-
-
-def test_what_the_doctor_finds(snapshot, monkeypatch):
-    monkeypatch.setattr("pytest_fp8.doctor.library_versions", lambda packages: {"torch": "1.0"})
-    found = [*doctor.library_lines(), doctor.gpu_line(replace(H200, capability=(8, 0)), "")]
-    found += [doctor.judged("torchao", "tensorwise", {"off": off}) for off in (0.002, 0.5)]
-    assert [(each.code, each.topic) for each in found if each.code] == snapshot
 
 
 def test_what_a_session_says_at_its_end(snapshot):
