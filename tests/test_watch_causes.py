@@ -10,7 +10,6 @@ import pytest
 
 from pytest_fp8.codes import W
 from pytest_fp8.watch.judge import asked, judge
-from pytest_fp8.watch.model import recipes_in_force
 from pytest_fp8.watch.report import groups, verdict_of
 from pytest_fp8.watch.trace import ENGINE
 
@@ -92,6 +91,8 @@ def test_a_recipe_says_its_options():
     class DelayedScaling:
         fp8_format: Enum = Enum("Format", {"HYBRID": ("e4m3", "e5m2")}).HYBRID
         margin: int = 0
+
+    from pytest_fp8.watch.model import recipes_in_force
 
     layer = type("Linear", (), {"__module__": "transformer_engine.pytorch", "fp8": True})()
     layer.fp8_meta, layer.modules = {"recipe": DelayedScaling()}, lambda: [layer]

@@ -14,10 +14,10 @@ import torch
 from torch.optim import optimizer as optimizers
 
 from helpers.watching import OWN_FP8
+from helpers.watching import start as start_watching
 from pytest_fp8.watch import model as told_model
 from pytest_fp8.watch import observer as watched
 from pytest_fp8.watch.judge import judge
-from pytest_fp8.watch.start import start as start_watching
 from pytest_fp8.worker.record import clock, trace
 
 pytestmark = pytest.mark.slow
@@ -30,15 +30,17 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setattr(atexit, "register", at_exit.append)
     monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
     monkeypatch.setenv("FP8_WATCH_STEPS", "2")
-    held = dict(optimizers._global_optimizer_post_hooks)
+    hooks = (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
+    held = [dict(each) for each in hooks]
 
     def begin():
-        start_watching(optimizers, str(tmp_path))
-        return at_exit[-1]
+        start_watching(str(tmp_path))
+        return lambda: [end() for end in at_exit]
 
     yield begin
-    optimizers._global_optimizer_post_hooks.clear()
-    optimizers._global_optimizer_post_hooks.update(held)
+    for each, before in zip(hooks, held, strict=True):
+        each.clear()
+        each.update(before)
 
 
 @pytest.fixture

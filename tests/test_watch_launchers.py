@@ -12,7 +12,8 @@ import pytest
 
 from helpers.watching import HEALTHY, OWN_FP8, environment, script, watch
 from pytest_fp8.codes import W
-from pytest_fp8.watch.command import FOLDER, answer, evidence_in
+from pytest_fp8.watch import FOLDER
+from pytest_fp8.watch.command import answer, evidence_in
 from pytest_fp8.watch.judge import judge
 from pytest_fp8.watch.report import groups, plain
 
@@ -229,7 +230,7 @@ def test_a_torch_that_is_too_old_is_named(tmp_path, version):
     home.mkdir(parents=True)
     (tmp_path / "torch/__init__.py").write_text(f"__version__ = {version!r}\nfrom torch.optim import optimizer\n")
     (home / "__init__.py").write_text("")
-    (home / "optimizer.py").write_text("def register_optimizer_step_post_hook(hook):\n    print('registered')\n")
+    (home / "optimizer.py").write_text("def register_optimizer_step_pre_hook(hook):\n    print('registered')\n")
     (tmp_path / "old.py").write_text("import torch\n")
     done, told = watch(tmp_path, sys.executable, tmp_path / "old.py")
     supported = version == "2.11.0"

@@ -33,8 +33,8 @@ from pytest_fp8.codes import Code, R, W
 from pytest_fp8.errors import ArmError
 from pytest_fp8.own_code import NOT_FROM
 from pytest_fp8.script.command import Script
-from pytest_fp8.watch.command import FOLDER, INJECTED, evidence_in
-from pytest_fp8.watch.observer import FAILED, HOLD
+from pytest_fp8.watch import FAILED, FOLDER, HOLD
+from pytest_fp8.watch.command import INJECTED, evidence_in
 
 ENDING_SECONDS = 60.0
 OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory")

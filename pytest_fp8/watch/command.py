@@ -17,6 +17,7 @@ from typing import Any
 
 from pytest_fp8.codes import R, W
 from pytest_fp8.errors import Fp8Error, refuse
+from pytest_fp8.watch import FOLDER, RUNNING
 from pytest_fp8.watch.judge import OFF, ON, Note, Training, judge
 from pytest_fp8.watch.report import groups, plain, report, told, unknown, verdict_of
 
@@ -26,7 +27,7 @@ The script's output and exit code stay its own; the report goes to stderr. Exit 
 where the script ended well: 0, FP8 is on (--share: to this part of the FLOPs); 1, it is not; 2, that could not be seen.
 """
 INJECTED = Path(__file__).parent / "inject"
-FOLDER, SWITCH = "PYTEST_FP8_WATCH_FOLDER", "FP8_WATCH"
+SWITCH = "FP8_WATCH"
 WRONG, UNANSWERED = 1, 2
 SECONDS = 10
 """From SIGTERM to SIGKILL, with --stop."""
@@ -155,7 +156,7 @@ def complete(folder: Path) -> bool:
     """Whether each process that began to train, and each of its ranks here, has finished its evidence."""
     found = list(evidence_in(folder))
     ranks = [each.get("here", 1) for each in found]
-    return bool(found) and len(found) >= max(ranks) and all(each["state"] != "running" for each in found)
+    return bool(found) and len(found) >= max(ranks) and all(each["state"] != RUNNING for each in found)
 
 
 def end(process: subprocess.Popen[Any]) -> None:

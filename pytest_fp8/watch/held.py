@@ -16,7 +16,7 @@ import socket
 import sys
 import traceback
 import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,9 +28,10 @@ from pytest_fp8.own_code import require_own_code
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, OptimizerNote, TensorNote, Weight
+from pytest_fp8.watch import HOLD
 from pytest_fp8.watch.judge import Training, judged
 from pytest_fp8.watch.model import objects, root_modules, trained
-from pytest_fp8.watch.observer import Observer, guarded, living, process_told, profiled, synchronize
+from pytest_fp8.watch.observer import Observer, attached, guarded, living, process_told, profiled, synchronize
 from pytest_fp8.watch.report import plain_training
 from pytest_fp8.watch.trace import read_window
 from pytest_fp8.worker.notes import digest_of, optimizer_note, shape_of, switches_of, weights_of
@@ -79,10 +80,8 @@ class Held(Observer):
 
     # -- what is noted as the script begins ---------------------------------------------------------------------------
 
-    def optimizer_steps(self, optimizer: Any) -> None:
-        """Before an optimizer's step: before its first one its settings are noted, and the weights."""
-        if id(optimizer) in self.optimizer_notes:
-            return
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """Its settings are noted, and before the very first step the weights."""
         if self.weights is None:
             self.roots = [weakref.ref(root) for root in trained(root_modules(), objects([torch.optim.Optimizer]))]
             found = weights_of(self.whole())
@@ -142,7 +141,7 @@ class Held(Observer):
             yield
         synchronize()
         with _connected(self.address) as connection:
-            self.send(connection, process_told(self.pid))
+            self.send(connection, process_told())
             while True:
                 request = json.loads(connection.recv_bytes())
                 answer = yield from self.answer(request["operation"], request["arguments"])
@@ -202,7 +201,7 @@ class Held(Observer):
             yield
         told |= self.profile_told(profiler)
         window = read_window(told.pop("events"))
-        self.training = judged(Training({**process_told(self.pid), **told}), window)
+        self.training = judged(Training({**process_told(), **told}), window)
         steps = yield from self.tell_busy()
         nothing: dict[str, Any] = {name: {} for name in ("originals", "skipped", "recipes")}
         nothing |= dict.fromkeys(("converted", "live_fp8", "calls"), ())
@@ -269,6 +268,11 @@ class Held(Observer):
         while self.steps <= steps:
             yield
         return [sum(float(loss) for losses in self.passes_of(step) for loss in losses) for step in range(1, steps + 1)]
+
+
+def attach(module: Any, folder: str) -> Callable[..., None]:
+    """Hold this process; see :func:`observer.attach`."""
+    return attached(Held(folder, os.environ[HOLD]), module)
 
 
 class Refused(Exception):

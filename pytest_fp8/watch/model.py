@@ -13,6 +13,8 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+import torch
+
 WRAPPERS = ("module", "base_layer")
 """Parts of names that wrappers add. Those of compilers, sharding and Lightning begin with an underscore."""
 FP8_CLASSES = ("Float8", "FP8", "Fp8", "MXFP8", "NVFP4")
@@ -29,8 +31,6 @@ def objects(kinds: Sequence[type] = (), names: Sequence[str] = ()) -> Iterator[A
 
 def root_modules(besides: Sequence[Any] = ()) -> list[Any]:
     """Modules that train and lie in no other one, the largest first."""
-    import torch
-
     modules = list(objects([torch.nn.Module]))
     inside = {id(child) for module in modules for child in module._modules.values()}
     known = set(map(id, besides))
@@ -40,8 +40,6 @@ def root_modules(besides: Sequence[Any] = ()) -> list[Any]:
 
 def profiles_itself() -> bool:
     """Whether the script has a profiler. A second one would start without an error and empty the first."""
-    import torch
-
     if torch._C._autograd._profiler_enabled():
         return True
     return any(map(_unfinished, objects([torch.profiler.profile, torch.autograd.profiler.profile])))

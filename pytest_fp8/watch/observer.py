@@ -21,11 +21,13 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from pytest_fp8.codes import W
+import torch
 
-HOLD = "PYTEST_FP8_HOLD"
-"""The variable that names the socket of a pytest that holds the script; without it the script is watched alone."""
-FINISHED, RUNNING, FAILED = "finished", "running", "failed"
+from pytest_fp8.codes import W
+from pytest_fp8.watch import FAILED, FINISHED, RUNNING, model
+from pytest_fp8.worker.record import clock, trace
+from pytest_fp8.worker.record.libraries import watch_transformer_engine
+
 QUIET = 3
 """Hooks in a row without a new compiled graph before steps are timed."""
 WARM_AT_MOST = 200
@@ -43,8 +45,7 @@ class Observer:
     """State of one process. Its methods are called by :func:`guarded` alone."""
 
     def __init__(self, folder: str) -> None:
-        self.folder, self.pid = folder, os.getpid()
-        self.main = threading.get_ident()
+        self.folder = folder
         self.keys: list[int] = []
         self.times: list[float] = []
         self.last: tuple[Any, ...] = ()
@@ -63,22 +64,29 @@ class Observer:
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    def optimizer_stepped(self, optimizer: Any) -> None:
-        """The hook: the end of one call of an optimizer's ``step``."""
-        import torch
+    def optimizer_steps(self, optimizer: Any) -> None:
+        """Before each call of an optimizer's ``step``."""
+        if not self.optimizers:
+            # A script may hide all objects from gc after its first step (gc.freeze).
+            self.roots = [weakref.ref(root) for root in model.root_modules()]
+            self.write(RUNNING, W.NOT_OBSERVED, "the process ended before its evidence was complete")
+        if id(optimizer) not in self.optimizers:
+            self.optimizers[id(optimizer)] = weakref.ref(optimizer)
+            self.optimizer_begins(optimizer)
 
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """Before an optimizer's first step."""
+
+    def optimizer_stepped(self, optimizer: Any) -> None:
+        """After each call of an optimizer's ``step``."""
         key = id(optimizer)
         # Without a new node in autograd's graph between them, two calls belong to one step: ZeRO's groups do that.
         now = (key, torch._C._autograd._get_sequence_nr())
-        same = now == self.last and threading.get_ident() == self.main
+        same = now == self.last and threading.current_thread() is threading.main_thread()
         self.last = now
         if same:
             self.times[-1] = time.perf_counter()
             return
-        if key not in self.optimizers:
-            self.optimizers[key] = weakref.ref(optimizer)
-        if not self.keys:
-            self.first_step()
         self.keys.append(key)
         self.times.append(time.perf_counter())
         graphs = compiled_graphs()
@@ -108,13 +116,6 @@ class Observer:
             self.end(FAILED, W.NO_STEPS, "its optimizers are called in no order that repeats")
         return False
 
-    def first_step(self) -> None:
-        from pytest_fp8.watch.model import root_modules
-
-        # A script may hide all objects from gc after its first step (gc.freeze).
-        self.roots = [weakref.ref(root) for root in root_modules()]
-        self.write(RUNNING, W.NOT_OBSERVED, "the process ended before its evidence was complete")
-
     def step_ended(self) -> None:
         self.steps = len(self.keys) // self.period
         if self.work is None:
@@ -134,20 +135,18 @@ class Observer:
 
     def watch(self) -> Iterator[None]:
         """Let the script warm up, time steps, look at the model, and profile one step."""
-        from pytest_fp8.worker.record.clock import between, mark
-
         wanted = self.timed_steps
         while not self.warm():
             yield
         self.needed = self.steps + wanted + 1
-        warm, began, graphs, marks = self.steps, time.perf_counter(), self.graphs, [mark()]
+        warm, began, graphs, marks = self.steps, time.perf_counter(), self.graphs, [clock.mark()]
         compiled = 0
         while len(marks) <= wanted and not (len(marks) > 5 and time.perf_counter() - began > SECONDS):
             yield
             compiled, graphs = compiled + (self.graphs != graphs), self.graphs
-            marks.append(mark())
+            marks.append(clock.mark())
         self.told = {
-            "steps_ms": [between(one, two) for one, two in pairwise(marks)],
+            "steps_ms": [clock.between(one, two) for one, two in pairwise(marks)],
             "warm_steps": warm,
             "compiled_while_timed": compiled,
             "optimizers_a_step": self.period,
@@ -162,17 +161,11 @@ class Observer:
         return self.end(FINISHED)
 
     def model_told(self) -> dict[str, Any]:
-        from pytest_fp8.watch.model import model_told, root_modules
-
         held = living(self.roots)
-        return model_told([*held, *root_modules(besides=held)], living(self.optimizers.values()))
+        return model.model_told([*held, *model.root_modules(besides=held)], living(self.optimizers.values()))
 
     def why_not_profiled(self) -> tuple[W, str] | None:
-        import torch
-
-        from pytest_fp8.watch.model import profiles_itself
-
-        if profiles_itself():
+        if model.profiles_itself():
             return W.PROFILES_ITSELF, "the script has a profiler of its own, and a second one would empty it"
         # A profile that begins in a backward pass ends with it.
         if torch._C._current_graph_task_id() != -1:
@@ -180,11 +173,8 @@ class Observer:
         return None
 
     def profile_told(self, profiler: Any) -> dict[str, Any]:
-        from pytest_fp8.watch.model import recipes_in_force
-        from pytest_fp8.worker.record.trace import plain_events
-
-        events = [list(vars(event).values()) for event in plain_events(profiler)]
-        return {"recipes": recipes_in_force(living(self.roots)), "events": events}
+        events = [list(vars(event).values()) for event in trace.plain_events(profiler)]
+        return {"recipes": model.recipes_in_force(living(self.roots)), "events": events}
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -197,8 +187,8 @@ class Observer:
     def write(self, state: str, code: str = "", reason: str = "") -> None:
         """``code``, ``reason``: why the evidence is not complete."""
         said = {"state": state, "code": code, "reason": reason, "steps": self.steps}
-        evidence = {**process_told(self.pid), **said, **self.told}
-        path = os.path.join(self.folder, f"{self.pid}.json")
+        evidence = {**process_told(), **said, **self.told}
+        path = os.path.join(self.folder, f"{os.getpid()}.json")
         with open(f"{path}.part", "w") as file:
             json.dump(evidence, file, default=str)
         os.replace(f"{path}.part", path)
@@ -210,19 +200,13 @@ class Observer:
             self.end(FAILED, W.TOO_SHORT, f"the script ended after {steps} steps of {self.needed} needed")
 
     def forked(self) -> None:
-        """In the child of a fork: silent where the parent had begun to train, anew where it had not."""
-        if self.keys:
-            self.over = True
-        self.pid, self.main = os.getpid(), threading.get_ident()
+        """In the child of a fork, whose parent has begun to train."""
+        self.over = True
 
 
 @contextmanager
 def profiled(**options: Any) -> Iterator[Any]:
     """A profile of what runs in the block, with Transformer Engine's products."""
-    import torch
-
-    from pytest_fp8.worker.record.libraries import watch_transformer_engine
-
     with watch_transformer_engine():
         synchronize()
         profiler = torch.profiler.profile(**options)
@@ -235,8 +219,6 @@ def profiled(**options: Any) -> Iterator[Any]:
 
 
 def synchronize() -> None:
-    import torch
-
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
@@ -245,20 +227,25 @@ def living(references: Iterable[Any]) -> list[Any]:
     return [each for each in (reference() for reference in references) if each is not None]
 
 
-def attach(observer: Observer, module: Any) -> None:
-    """Have the observer called after each step of an optimizer, and as the process ends or forks."""
-    import torch
+def attach(module: Any, folder: str) -> Callable[..., None]:
+    """Watch this process. ``module``: ``torch.optim.optimizer``; gives what is called before each step of one."""
+    return attached(Observer(folder), module)
 
-    step = guarded(observer, type(observer).optimizer_stepped)
+
+def attached(observer: Observer, module: Any) -> Callable[..., None]:
+    """Have the observer called after each step of an optimizer, and as the process ends or forks; gives what is to be
+    called before each step."""
+    kind = type(observer)
+    stepped = guarded(observer, kind.optimizer_stepped)
 
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
-        # Traced into a compiled step, the rest would break its graph.
         if not torch.compiler.is_compiling():
-            step(optimizer)
+            stepped(optimizer)
 
     module.register_optimizer_step_post_hook(hook)
-    atexit.register(guarded(observer, type(observer).process_ends))
-    os.register_at_fork(after_in_child=guarded(observer, type(observer).forked))
+    atexit.register(guarded(observer, kind.process_ends))
+    os.register_at_fork(after_in_child=guarded(observer, kind.forked))
+    return guarded(observer, kind.optimizer_steps)
 
 
 def guarded(observer: Observer, method: Callable[..., None]) -> Callable[..., None]:
@@ -279,16 +266,14 @@ def guarded(observer: Observer, method: Callable[..., None]) -> Callable[..., No
     return call
 
 
-def process_told(pid: int) -> dict[str, Any]:
-    import torch
-
+def process_told() -> dict[str, Any]:
     device: dict[str, Any] = {"type": "cpu", "name": "CPU", "capability": None}
     if torch.cuda.is_initialized():
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
         device = {"type": "cuda", "name": found.name, "capability": [found.major, found.minor]}
     asking = {name: value for name, value in os.environ.items() if "fp8" in name.lower() or FP8_WORD.fullmatch(value)}
     return {
-        "pid": pid,
+        "pid": os.getpid(),
         "rank": int(os.environ.get("RANK") or 0),
         "world": int(os.environ.get("WORLD_SIZE") or 1),
         "here": int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1),
@@ -312,8 +297,6 @@ def compiled_graphs() -> int:
 
 def memory_told() -> dict[str, Any]:
     """Peak memory since the script began, or since it set it back itself: it is not set back here."""
-    import torch
-
     if torch.cuda.is_initialized():
         return {"peak_bytes": torch.cuda.max_memory_allocated(), "peak_of": "allocated on the GPU"}
     import resource

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from pytest_fp8.watch.command import evidence_in
+from pytest_fp8.watch.command import INJECTED, evidence_in
 from pytest_fp8.watch.judge import Training, judge
+
+ROOT = Path(__file__).parents[2]
 
 OWN_FP8 = '''
 import torch
@@ -110,8 +113,7 @@ def script(folder: Path, text: str, name: str = "train.py") -> Path:
 def environment(**more: str) -> dict[str, str]:
     """Few steps are timed; nothing asks for FP8 from outside."""
     quiet = {"FP8_WATCH_STEPS": "2", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    root = str(Path(__file__).parents[2])
-    return {**os.environ, **quiet, "PYTHONPATH": root, **more}
+    return {**os.environ, **quiet, "PYTHONPATH": str(ROOT), **more}
 
 
 def watch(folder: Path, *command: str | Path, options: tuple[str, ...] = (), **more: str):
@@ -124,11 +126,21 @@ def watch(folder: Path, *command: str | Path, options: tuple[str, ...] = (), **m
     return done, json.loads(file.read_text()) if file.exists() else None
 
 
+def start(folder: str) -> None:
+    """Have this process watched, as one in which torch was just imported."""
+    (file,) = INJECTED.iterdir()
+    spec = importlib.util.spec_from_file_location("injected", file)
+    injected = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(injected)
+    injected.FOLDER = folder
+    injected.observe(sys.modules["torch.optim.optimizer"])
+
+
 SERVES = """
 import atexit, json, os, runpy, signal, socket, sys, traceback
 import torch, torch._dynamo
 import pytest_fp8.watch.held
-from pytest_fp8.watch.start import start
+from helpers.watching import start
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 server = socket.socket(socket.AF_UNIX)
@@ -152,7 +164,7 @@ while True:
     os.chdir(asked["cwd"])
     sys.argv = asked["words"]
     try:
-        start(sys.modules["torch.optim.optimizer"], os.environ["PYTEST_FP8_WATCH_FOLDER"])
+        start(os.environ["PYTEST_FP8_WATCH_FOLDER"])
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:
         code = int(end.code or 0)
@@ -180,7 +192,7 @@ class PythonWithTorch:
     def __init__(self, folder: Path) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVES, str(folder / "serves")],
-            env=environment(),
+            env={**environment(), "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests")))},
             stdout=subprocess.PIPE,
             text=True,
         )

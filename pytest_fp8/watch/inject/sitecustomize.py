@@ -11,6 +11,8 @@ from typing import Any
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = os.path.dirname(os.path.dirname(HERE))
 FOLDER = os.environ.get("PYTEST_FP8_WATCH_FOLDER", "")
+HOLD = "PYTEST_FP8_HOLD"
+"""The variable that names the socket of a pytest that holds the script; without it the script is watched alone."""
 TARGET = "torch.optim.optimizer"
 OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 11)
 
@@ -44,7 +46,7 @@ class Waiting:
 
 
 def observe(module: Any) -> None:
-    """Start the observer, from this very folder's package: the script's Python need not have it installed."""
+    """Have the observer start with the first step of an optimizer. ``module``: :data:`TARGET`, just imported."""
     torch = sys.modules["torch"]
     version = getattr(torch, "__version__", "0")
     if sys.version_info[:2] < OLDEST_PYTHON or tuple(map(int, version.split(".")[:2])) < OLDEST_TORCH:
@@ -52,6 +54,27 @@ def observe(module: Any) -> None:
         older = "Python {} with torch {} is older than Python 3.11 with torch 2.11".format(python, version)  # noqa: UP032
         say("FP8-W08", older)  # W.UNSUPPORTED
         return
+    begun = []  # type: Any
+
+    def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
+        # Traced into a compiled step, the rest would break its graph.
+        if torch.compiler.is_compiling():
+            return
+        if not begun:
+            # Now torch is whole, which it is not yet while this module of it is imported.
+            begun.append(None)
+            try:
+                begun[0] = observer().attach(module, FOLDER)
+            except Exception as error:
+                say("FP8-W09", "the observer did not start: {!r}".format(error))  # noqa: UP032
+        if begun[0] is not None:
+            begun[0](optimizer)
+
+    module.register_optimizer_step_pre_hook(begins)
+
+
+def observer() -> Any:
+    """The observer's module, from this very folder's package: the script's Python need not have it installed."""
     import importlib
     import importlib.util
 
@@ -60,7 +83,7 @@ def observe(module: Any) -> None:
         spec = importlib.util.spec_from_file_location("pytest_fp8", init, submodule_search_locations=[PACKAGE])  # type: Any
         package = sys.modules["pytest_fp8"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(package)
-    importlib.import_module("pytest_fp8.watch.start").start(module, FOLDER)
+    return importlib.import_module("pytest_fp8.watch." + ("held" if os.environ.get(HOLD) else "observer"))
 
 
 def say(code: str, reason: str) -> None:
