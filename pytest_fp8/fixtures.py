@@ -97,12 +97,12 @@ def fp8_script(request: pytest.FixtureRequest, fp8_case: Case) -> Callable[[], D
         def test_script(fp8_script):
             fp8_script()
     """
-    from pytest_fp8.script.command import script_of
+    from pytest_fp8.script.command import of_mark
 
-    script = script_of(request.node)
-    assert script is not None, "the case comes of the mark"
+    marked = of_mark(request.node)
+    assert marked is not None, "the case comes of the mark"
     with told():
-        pair = request.config.stash[SESSION].pairs.script_pair(fp8_case, script)
+        pair = request.config.stash[SESSION].pairs.script_pair(fp8_case, marked[0])
     return getattr(pair, f"assert_{request.param}")  # type: ignore[no-any-return]
 
 

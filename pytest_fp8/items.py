@@ -30,13 +30,14 @@ def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
     so that ``-k`` finds it by its name."""
     from pytest_fp8.errors import Fp8Error
     from pytest_fp8.markers import cases_of
-    from pytest_fp8.script.command import case_of_mark
+    from pytest_fp8.script.command import of_mark
 
     test, taken = metafunc.definition, {*metafunc.fixturenames}
     cases: list[Case] = []
     try:
         if SCRIPT in taken:
-            cases = case_of_mark(test)
+            marked = of_mark(test)
+            cases = [marked[1]] if marked is not None else []
         elif FIXTURES & taken and (marks := list(test.iter_markers_with_node("fp8"))):
             cases = cases_of(test.nodeid, marks, settings)
     except Fp8Error as error:

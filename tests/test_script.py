@@ -232,7 +232,7 @@ def test_words_come_where_the_command_has_their_place():
     )
     case = Case(OWN, SCRIPT, "none", emulated=True, questions=QUESTIONS)
     assert script.of(case) == ["accelerate", "launch", "--fp8", "train.py"]
-    assert script.seeded(3).of(case.reference()) == [
+    assert replace(script, number=3).of(case.reference()) == [
         *("accelerate", "launch", "--mixed_precision", "bf16", "train.py", "-s=3"),
     ]
     assert Script.from_text(script.to_text()).of(case) == script.of(case)
@@ -242,9 +242,9 @@ def test_words_come_where_the_command_has_their_place():
     ("command", "words", "said"),
     [
         ("train.py", {}, "command is no list of words"),
-        ([], {}, "command is no list of words"),
+        ([], {}, "the command has no words"),
         (["train.py"], {"fp8": "--fp8"}, "fp8 is no list of words"),
-        (["train.py"], {"seeds": 2, "sed": ["-s"]}, "no argument 'sed'"),
+        (["train.py"], {"seeds": 2, "sed": ["-s"]}, "unexpected keyword argument 'sed'"),
         (["train.py"], {"share": 70}, "share is a part of 1"),
         (["train.py"], {"floor": 0}, "floor of a case"),
     ],
@@ -322,7 +322,7 @@ def test_a_script_is_timed_beside_that_of_base(tmp_path, monkeypatch, python_wit
 def test_a_script_that_crashes_in_its_first_steps_is_not_told_as_too_short(tmp_path, exit_code, code):
     (tmp_path / "log").write_text("")
     told = SimpleNamespace(
-        _failed=lambda: (W.TOO_SHORT, "it ended after 3 steps"),
+        _failed=lambda: [{"code": W.TOO_SHORT, "reason": "it ended after 3 steps"}],
         _error=lambda code, *words: code,
         exit_code=lambda seconds: 1,
         log=tmp_path / "log",

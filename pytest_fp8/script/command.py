@@ -7,11 +7,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_fp8.case import OWN, Case
 from pytest_fp8.codes import R
-from pytest_fp8.errors import refuse, refuse_unknown
+from pytest_fp8.errors import refuse
 from pytest_fp8.recipes import SCRIPT
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ QUESTIONS = ("layers", "loss", "speedup", "memory")
 LEAST_SEEDS = 4
 """Fewer say nothing of a loss gap."""
 OF_THE_CASE = ("name", "emulated", "gpus", "steps", "seeds", "tolerance", "floor")
-"""Arguments of the mark that are the case's, as in ``@pytest.mark.fp8``."""
+"""Arguments of the mark that are the case's, as in ``@pytest.mark.fp8``. All others are fields of a :class:`Script`."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """A user's command, and what each arm has besides."""
+    """A user's command, and what each arm has besides. Raises ``TypeError`` for what are no lists of words."""
 
     command: Sequence[str]
     """As it is typed in the folder that pytest is started in."""
@@ -46,6 +46,18 @@ class Script:
     number: int | None = None
     """The seed of this run; ``None`` where the command's own counts."""
 
+    def __post_init__(self) -> None:
+        for name in ("command", "bf16", "fp8", "seed"):
+            words = getattr(self, name)
+            if not (isinstance(words, list | tuple) and all(isinstance(word, str | Path) for word in words)):
+                raise TypeError(f"{name} is no list of words: {words!r:.200}")
+            object.__setattr__(self, name, tuple(map(str, words)))
+        if not self.command:
+            raise TypeError("the command has no words")
+        object.__setattr__(self, "env", {name: str(value) for name, value in self.env.items()})
+        if not 0 <= self.share <= 1:
+            raise TypeError(f"share is a part of 1, not {self.share}")
+
     def of(self, case: Case) -> list[str]:
         """The command of an arm."""
         own = list(self.fp8 if case.backend == SCRIPT else self.bf16)
@@ -53,9 +65,6 @@ class Script:
         words = list(self.command)
         place = words.index(PLACE) if PLACE in words else len(words)
         return [*words[:place], *own, *words[place + 1 :], *seed]
-
-    def seeded(self, number: int) -> Script:
-        return replace(self, number=number)
 
     def to_text(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -70,52 +79,25 @@ class Script:
         return hashlib.sha256(replace(self, share=0.0).to_text().encode()).hexdigest()[:16]
 
 
-def script_of(test: pytest.Item) -> Script | None:
-    """The script that the nearest mark of a test names. Raises :class:`SettingsError`."""
+def of_mark(test: pytest.Item) -> tuple[Script, Case] | None:
+    """The script that the nearest mark of a test names, and its case; ``None`` without a mark. Raises
+    :class:`SettingsError` naming the test."""
     mark = test.get_closest_marker(MARK)
-    return read(test.nodeid, mark)[0] if mark is not None else None
-
-
-def case_of_mark(test: pytest.Item) -> list[Case]:
-    """The case of that script; empty without a mark."""
-    mark = test.get_closest_marker(MARK)
-    return [read(test.nodeid, mark)[1]] if mark is not None else []
+    return read(test.nodeid, mark) if mark is not None else None
 
 
 def read(test: str, mark: pytest.Mark) -> tuple[Script, Case]:
-    """The script of a mark and its case. Raises :class:`SettingsError` naming the test."""
-    where = f"@pytest.mark.{MARK} on {test}"
-    words = ("bf16", "fp8", "seed")
-    known = (*words, "env", "share", *OF_THE_CASE)
-    for name in mark.kwargs:
-        if name not in known:
-            refuse_unknown(R.UNKNOWN_NAME, f"{where} has no argument {name!r}", name, known, "docs/watch.md")
-    given = {"command": mark.args[0] if len(mark.args) == 1 else mark.args}
-    given |= {name: mark.kwargs.get(name, ()) for name in words}
-    wrong = [name for name, value in given.items() if not _are_words(value)]
-    if wrong or not given["command"] or len(mark.args) != 1:
-        name = (wrong or ["command"])[0]
+    given = {name: value for name, value in mark.kwargs.items() if name in OF_THE_CASE}
+    try:
+        script = Script(*mark.args, **{name: value for name, value in mark.kwargs.items() if name not in given})
+    except TypeError as error:
         refuse(
             R.BAD_MARK,
-            f"{where}: {name} is no list of words",
-            expected="a command as a list, and a list of further words for each arm",
-            seen=f"{given[name]!r:.200}",
+            f"@pytest.mark.{MARK} on {test}: {error}",
+            expected="a command as a list of words, a list of further words for each arm, arguments of docs/watch.md",
+            seen=f"{mark.args!r:.200} {mark.kwargs!r:.200}",
             next_step="@pytest.mark.fp8_script([sys.executable, 'train.py', '--max_steps', '1000'], fp8=['--fp8'])",
         )
-    env = {name: str(value) for name, value in dict(mark.kwargs.get("env", {})).items()}
-    texts = {name: tuple(map(str, value)) for name, value in given.items()}
-    share = mark.kwargs.get("share", 0.0)
-    if not (isinstance(share, int | float) and 0 <= share <= 1):
-        refuse(R.BAD_VALUE, f"{where}: share is a part of 1", seen=repr(share), next_step="share=0.7")
-    script = Script(env=env, share=float(share), **texts)  # type: ignore[arg-type]
-    return script, _case(script, {name: mark.kwargs[name] for name in OF_THE_CASE if name in mark.kwargs})
-
-
-def _are_words(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(word, str | Path) for word in value)
-
-
-def _case(script: Script, given: dict[str, Any]) -> Case:
     name = next((Path(word).stem for word in script.command if word.endswith(".py")), Path(script.command[-1]).stem)
     parallel = "own" if given.get("gpus", 1) > 1 else ""
-    return Case(OWN, SCRIPT, "none", questions=QUESTIONS, parallel=parallel, **{"name": name, **given})
+    return script, Case(OWN, SCRIPT, "none", questions=QUESTIONS, parallel=parallel, **{"name": name, **given})

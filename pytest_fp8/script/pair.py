@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from pytest_fp8.arms.pool import Arm
@@ -48,9 +47,7 @@ class Fp8Script(Fp8Pair):
         curves: dict[str, dict[int, Curve]] = {REFERENCE: {}, FP8: {}}
         seeds = range(self.case.seeds) if self.script.seed else range(1)
         for seed in seeds:
-            names = {arm: f"{arm}, seed {seed}" if self.script.seed else arm for arm in curves}
-            if self.script.seed:
-                self._seeded(names, seed)
+            names = self._seeded(seed) if self.script.seed else {arm: arm for arm in curves}
             told = yield tuple(Ask(name, "losses", steps=steps or self.case.steps) for name in names.values())
             for (arm, name), losses in zip(names.items(), told, strict=True):
                 curves[arm][seed] = Curve(seed, losses, [0.0] * len(losses))
@@ -58,11 +55,13 @@ class Fp8Script(Fp8Pair):
                     self._arms.pool.renew(self._arms.arms[name])
         return LossEvidence(curves[FP8], curves[REFERENCE])
 
-    def _seeded(self, names: Mapping[str, str], seed: int) -> None:
-        """Name the arms of a seed. The others leave them the GPU."""
-        text = self.script.seeded(seed).to_text()
-        for arm, name in names.items():
-            base = self._arms.arms[arm]
-            spec = replace(base.spec, workload=text)
+    def _seeded(self, seed: int) -> dict[str, str]:
+        """The arms of a seed, by the arms that leave them the GPU."""
+        names = {}
+        for arm in (REFERENCE, FP8):
+            base, name = self._arms.arms[arm], f"{arm}, seed {seed}"
+            spec = replace(base.spec, workload=replace(self.script, number=seed).to_text())
             self._arms.arms.setdefault(name, Arm(f"{base.key}-seed{seed}", spec, base.pool))
             self._arms.pool.renew(base)
+            names[arm] = name
+        return names

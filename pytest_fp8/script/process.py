@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import time
@@ -167,13 +166,17 @@ class ScriptProcess(ArmProcess):
                 connection = Connection(self.listener.accept()[0].detach())
                 told = json.loads(connection.recv_bytes())
                 if told["world"] != self.wanted:
-                    raise self._ended_with(self._other_world(told["world"]))
+                    said = f"trains on {told['world']} ranks, and its mark says {self.wanted}"
+                    mark = f"@pytest.mark.fp8_script(..., gpus={told['world']})"
+                    raise self._ended_with(self._error(R.BAD_VALUE, said, mark))
                 found[told["rank"]] = HeldRank(self, connection, told)
                 continue
             if why := self._not_held():
                 raise self._ended_with(why)
             if time.monotonic() > deadline:
-                raise self._ended_with(self._late(timeout))
+                said = f"was not held after {timeout:.0f} s, and was stopped: it makes no step, or none that repeat"
+                watch = f"pytest-fp8 watch -- {shlex.join(self.command)}"
+                raise self._ended_with(self._error(R.ARM_HUNG, said, watch))
         self.ranks = [found[rank] for rank in sorted(found)]
 
     def _raised(self, rank: int, answer: Mapping[str, Any]) -> ArmError:
@@ -181,19 +184,20 @@ class ScriptProcess(ArmProcess):
             return super()._raised(rank, answer)
         return self._error(W(answer["code"]), f"cannot be asked for {self._asked!r}: {answer['error']}")
 
-    def _failed(self) -> tuple[Code | None, str]:
-        """Why the observer gave up in a process of the script, if it did."""
-        failed = [each for each in evidence_in(self.folder) if each["state"] == FAILED]
-        return (W(failed[0]["code"]), failed[0]["reason"]) if failed else (None, "")
-
     def _not_held(self) -> ArmError | None:
         """Why the script will never be held; ``None`` while it may be."""
-        if self.exit_code() is None and self._failed()[0] is None:
+        if self.exit_code() is None and not self._failed():
             return None
         return self._ended(self.exit_code(), "before it was held at a step")
 
+    def _failed(self) -> list[Mapping[str, Any]]:
+        """What the observer said that gave up in processes of the script."""
+        return [each for each in evidence_in(self.folder) if each["state"] == FAILED]
+
     def _ended(self, exit_code: int | None, when: str) -> ArmError:
-        code, reason = self._failed()
+        code, reason = None, ""
+        for each in self._failed()[:1]:
+            code, reason = W(each["code"]), each["reason"]
         if code is W.TOO_SHORT and exit_code is None:
             # Told as it ends, before its exit code says whether it crashed.
             exit_code = self.exit_code(seconds=ENDING_SECONDS)
@@ -201,31 +205,14 @@ class ScriptProcess(ArmProcess):
             return self._error(R.OUT_OF_MEMORY, "ran out of GPU memory", "a smaller batch in both arms")
         if code is None and exit_code == 0:
             code, reason = (W.TOO_SHORT if self.ranks else W.NO_TRAINING), f"it ended {when}"
-        if code is W.TOO_SHORT and exit_code:
-            code = None
-        if code is W.TOO_SHORT:
-            more = "more steps in the mark's command, some two hundred: it is ended once all is measured"
-            return self._error(code, f"has too few steps: {reason}", more)
-        if code is not None:
-            return self._error(code, f"cannot be held: {reason}")
-        how = f"exited with {exit_code}"
-        if exit_code is not None and exit_code < 0:
-            how = f"died of {signal.Signals(-exit_code).name}"
-        return self._error(R.ARM_DIED, f"{how} {when}", f"run it by hand: {shlex.join(self.command)}")
+        if code is None or (code is W.TOO_SHORT and exit_code):
+            by_hand = f"run it by hand: {shlex.join(self.command)}"
+            return self._error(R.ARM_DIED, f"ended with exit code {exit_code} {when}", by_hand)
+        return self._error(code, f"cannot be held: {reason}")
 
     def _death(self, rank: int, when: str = "", expected: str = "an answer") -> ArmError:
         """Of a rank that was held before."""
         return self._ended(self.ranks[rank].exit_code(), when or f"while it was asked for {self._asked!r}")
-
-    def _late(self, timeout: float) -> ArmError:
-        began = any(True for _ in evidence_in(self.folder))
-        why = "it began to train and waits, or its steps repeat in no order" if began else "it makes no step"
-        said = f"was not held after {timeout:.0f} s, and was stopped: {why}"
-        return self._error(R.ARM_HUNG, said, f"pytest-fp8 watch -- {shlex.join(self.command)}")
-
-    def _other_world(self, world: int) -> ArmError:
-        said = f"trains on {world} ranks, and its mark says {self.wanted}"
-        return self._error(R.BAD_VALUE, said, f"@pytest.mark.fp8_script(..., gpus={world})")
 
     def _error(self, code: Code, said: str, next_step: str = "") -> ArmError:
         """``next_step``: that of the code's page where it is empty."""
