@@ -19,6 +19,7 @@ from pytest_fp8.codes import S
 from pytest_fp8.plain import to_plain
 from pytest_fp8.plan import REFERENCE, Asking, TwoArms
 from pytest_fp8.questions.asks import fp8_layers, layers_of
+from pytest_fp8.questions.findings import finding
 from pytest_fp8.questions.layers.check import check_layers
 from pytest_fp8.questions.speed.causes import disturbance
 from pytest_fp8.questions.speed.check import SpeedFigures
@@ -97,18 +98,12 @@ def judge(fp8: Outcome, tolerance: float, same_attention: bool) -> Finding:
     seen = f"{fp8.estimate.change:+.2%} [{low:+.2%}, {high:+.2%}] over {pairs} pairs of fresh processes"
     expected = f"head's FP8 step at most {tolerance:.1%} slower than base's"
     if fp8.verdict is Verdict.FAIL:
-        other = "" if same_attention else "the sides ran different attention kernels; "
-        cause = f"{other}the project's own code changed between base and head"
-        step = "change one thing at a time and compare again"
-        headline = "head is slower than base in FP8"
-        return Finding(S.SLOWER_THAN_BASE, fp8.verdict, headline, expected, seen, cause, step)
+        cause = "" if same_attention else "the sides ran different attention kernels"
+        return finding(S.SLOWER_THAN_BASE, expected, seen, cause=cause)
     if fp8.verdict is Verdict.INCONCLUSIVE:
-        cause = "the true change lies at the tolerance, or the processes spread"
-        step = "run again on a quiet GPU"
-        return Finding(S.UNDECIDED, fp8.verdict, "the blocks do not decide", expected, seen, cause, step)
-    how = "slower than base's, within the tolerance" if high < 0 else "as fast as base's"
-    how = "faster than base's" if low > 0 else how
-    return Finding(None, Verdict.PASS, f"head's FP8 step is {how}", expected, seen)
+        return finding(S.UNDECIDED, expected, seen, fp8.verdict, against="base")
+    how = "faster than" if low > 0 else "slower, within the tolerance, than" if high < 0 else "as fast as"
+    return Finding(None, Verdict.PASS, f"head's FP8 step is {how} base's", expected, seen)
 
 
 def _unsound(case: Case, arms: TwoArms) -> Finding | None:
