@@ -229,7 +229,7 @@ def on_host(tensors: Mapping[str, torch.Tensor], device: str = "cuda") -> dict[s
     """The same values in the host's memory; shards, and what is not on the ``device``, as they are.
 
     They go through a small page-locked buffer, and several cores then copy it on. Left to the driver, one core copies
-    into pages that are new to it, 38 times slower: docs/measurements.md, "What an arm's own work takes"."""
+    into pages that are new to it: 2 GiB from an H100 took 1.53 s by the driver, 0.04 s into page-locked memory."""
     stage: torch.Tensor | None = None
     found = dict(tensors)
     for name, tensor in tensors.items():

@@ -35,8 +35,8 @@ def causal_attention() -> str:
     """The name of ``scaled_dot_product_attention`` with plain causal masking, registered with transformers.
 
     Under the name "sdpa" transformers waits for the GPU in every forward pass, to look for packed sequences. A name
-    without a registered mask function gets no mask and no wait: docs/measurements.md,
-    "What an arm's own work takes"."""
+    without a registered mask function gets no mask and no wait. With it Transformer Engine's 1B arm idled 25 ms of each
+    120 ms step on an H200."""
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

@@ -23,7 +23,7 @@ OPTIMIZER = "optimizer/"
 REST = "rest.pt"
 MOST_ON_HOST = 17_000_000_000
 """Bytes of a checkpoint that are copied to the host at once before they are written: 8B's weights. A larger one is
-copied by its writer, tensor by tensor, which takes longer: docs/measurements.md, "What an arm's own work takes"."""
+copied by its writer, tensor by tensor. 45 GiB into memory that is page-locked for it took more than 30 s."""
 SCALARS = (bool, int, float, str, type(None), torch.dtype)
 CONTAINERS = (dict, list, tuple, OrderedDict, Counter, torch.Size)
 DEEPEST = 8

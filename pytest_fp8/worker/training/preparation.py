@@ -121,7 +121,7 @@ def multiply_bfloat16_through_float32(device: torch.device) -> None:
     """On a CPU without BF16 instructions, compute products, convolutions and attention's backward pass of BF16 tensors
     in float32 and round once, from here on in this process.
     The result is that of BF16 operands with a float32 accumulator, as on a GPU. torch's own paths there take up to 25
-    times as long: docs/measurements.md, "What an arm's own work takes"."""
+    times as long: a step of a 3 x 3 convolution of 64 channels 1240 ms in place of 51."""
     # Private: torch.backends.cpu names instruction sets, and no public name says whether BF16 is among them.
     if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         replace_products()
