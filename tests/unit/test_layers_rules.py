@@ -245,6 +245,11 @@ def test_a_pass_keeps_its_notes_in_headline_and_numbers():
     assert judge().numbers["notes"] == []
 
 
+def test_stacked_weights_that_a_wrapper_multiplies_in_fp8_are_not_said_to_stay():
+    evidence = layers_evidence(**with_function(), stacked_weights={"mix.up": [4, 64, 64], "down": [4, 64, 64]})
+    assert beside(CASE, evidence, evidence.step(), None)[-1] == "not in FP8, since no Linear holds them: down"
+
+
 @pytest.mark.parametrize(
     ("ranks", "digests", "same"),
     [(2, "abab", True), (2, "abac", False), (1, "ab", False), (2, "", False), (2, ["a", "", "a", ""], False)],

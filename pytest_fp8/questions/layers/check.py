@@ -355,9 +355,10 @@ def beside(case: Case, evidence: LayersEvidence, step: StepProducts, ledgers: Tw
     models may share their ``leave`` patterns."""
     said = [*_of_own(case, evidence, step), *_of_model(evidence, step)]
     said += _of_ledgers(ledgers) if ledgers is not None else ()
-    # Such as a mixture's experts in one parameter.
-    if evidence.stacked_weights:
-        said.append(f"not in FP8, since no Linear holds them: {some(evidence.stacked_weights)}")
+    # Such as a mixture's experts in one parameter, unless a wrapper of weights multiplies them in FP8.
+    in_fp8 = {call.by for call in evidence.calls if call.by and not call.past}
+    if stacked := [name for name in evidence.stacked_weights if name.rpartition(".")[0] not in in_fp8]:
+        said.append(f"not in FP8, since no Linear holds them: {some(stacked)}")
     return said
 
 
