@@ -1,4 +1,1 @@
-"""The gate's own benchmark: false alarms, detection and cost of its rule and of today's, on recorded noise.
-
-python -m benchmarks.gate
-"""
+"""The gate's own benchmark: false alarms, detection and cost of its rule and of today's, on recorded noise."""

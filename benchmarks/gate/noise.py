@@ -34,7 +34,6 @@ HOST_COMMON, HOST_MOST = 0.02, 0.05
 class Noise:
     """One case's noise. Standard deviations are of logarithms, so about fractions."""
 
-    case: str
     bf16_ms: float
     fp8_ms: float
     steps_per_block: int
@@ -46,7 +45,6 @@ class Noise:
     residuals: Floats
     """Recorded: (processes, blocks, 4), log times less each process's and arm's median. Pooled: (values,), of unit
     spread."""
-    recorded: bool
 
     @property
     def gpu_bound(self) -> bool:
@@ -95,28 +93,31 @@ class Trace:
 
 def fit(measured: dict[str, list[Measured]], components: Components) -> dict[str, Noise]:
     """Case -> its noise. Residuals of cases that were not recorded block by block are pooled."""
-    pooled = _pooled_residuals(measured)
-    return {case: _fit_case(case, several, components.process, pooled) for case, several in measured.items()}
-
-
-def _fit_case(case: str, several: Sequence[Measured], sigma_run: float, pooled: Floats) -> Noise:
-    first = several[0]
-    recorded = [m for m in several if m.quads]
-    residuals = pooled
-    if recorded:
-        shortest = min(len(q) for m in recorded for q in m.quads)
-        residuals = np.stack([_centred(q)[:shortest] for m in recorded for q in m.quads])
-    return Noise(
-        case=case,
-        bf16_ms=first.bf16_ms,
-        fp8_ms=first.fp8_ms,
-        steps_per_block=first.steps_per_block,
-        dropped_steps=first.dropped_steps,
-        sigma_block=_sigma_block(several),
-        sigma_run=sigma_run,
-        residuals=residuals,
-        recorded=bool(recorded),
-    )
+    spreads = {case: _sigma_block(several) for case, several in measured.items()}
+    recorded = {case: [q for m in several for q in m.quads] for case, several in measured.items()}
+    alone = [
+        (x - x.mean()) / spreads[case]
+        for case, several in measured.items()
+        if not recorded[case]
+        for m in several
+        for x in m.log_ratios
+    ]
+    pooled = np.concatenate(alone or [np.zeros(1)])
+    pooled = (pooled - pooled.mean()) / (pooled.std() or 1.0)
+    found = {}
+    for case, several in measured.items():
+        quads, first = recorded[case], several[0]
+        shortest = min(map(len, quads), default=0)
+        found[case] = Noise(
+            bf16_ms=first.bf16_ms,
+            fp8_ms=first.fp8_ms,
+            steps_per_block=first.steps_per_block,
+            dropped_steps=first.dropped_steps,
+            sigma_block=spreads[case],
+            sigma_run=components.process,
+            residuals=np.stack([_centred(q)[:shortest] for q in quads]) if quads else pooled,
+        )
+    return found
 
 
 def draw(
@@ -155,7 +156,7 @@ def draw(
 
 def _blocks(rng: np.random.Generator, noise: Noise, shape: tuple[int, int, int]) -> Floats:
     trials, processes, blocks = shape
-    if not noise.recorded:
+    if noise.residuals.ndim == 1:
         drawn = rng.choice(noise.residuals, (trials, processes, blocks, 4))
         return noise.sigma_block * drawn
     available, length, _ = noise.residuals.shape
@@ -188,17 +189,3 @@ def _sigma_block(several: Sequence[Measured]) -> float:
     squares = sum(float(np.sum((x - x.mean()) ** 2)) for m in several for x in m.log_ratios)
     freedom = sum(len(x) - 1 for m in several for x in m.log_ratios)
     return math.sqrt(squares / freedom)
-
-
-def _pooled_residuals(measured: dict[str, list[Measured]]) -> Floats:
-    """Residuals of all cases that have no blocks of their own, each divided by its case's spread."""
-    parts = []
-    for several in measured.values():
-        if any(m.quads for m in several):
-            continue
-        sigma = _sigma_block(several)
-        parts += [(x - x.mean()) / sigma for m in several for x in m.log_ratios]
-    if not parts:
-        return np.zeros(1)
-    values = np.concatenate(parts)
-    return (values - values.mean()) / values.std()

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle, islice
 from zlib import crc32
 
@@ -152,12 +153,12 @@ class Plan:
 class Job:
     """One cell of the tables."""
 
-    condition: Condition
-    change: float
-    stored: int
+    condition: Condition = QUIET
+    change: float = 0.0
+    stored: int = 4
     """Sessions in a history."""
-    shared: float
-    sessions: int
+    shared: float = SHARED
+    sessions: int = 0
 
     @property
     def name(self) -> str:
@@ -169,20 +170,13 @@ class Tally:
     """What one rule did in one cell."""
 
     rule: str
-    condition: str
-    change: float
-    stored: int
-    shared: float
+    job: Job
     failed: list[int] = field(default_factory=list)
     """Of each session, how many of its cases failed."""
     words: Counter[str] = field(default_factory=Counter)
     """Verdict -> cases."""
     gpu_seconds: float = 0.0
     builds: int = 0
-
-    @property
-    def sessions(self) -> int:
-        return len(self.failed)
 
     @property
     def cases(self) -> int:
@@ -197,95 +191,69 @@ class Tally:
         self.builds += pairs
         self.gpu_seconds += pairs * process_seconds(noise, blocks) * share
 
-    def join(self, other: Tally) -> None:
-        """What the same rule did in more sessions of the cell."""
-        self.failed += other.failed
-        self.words += other.words
-        self.gpu_seconds += other.gpu_seconds
-        self.builds += other.builds
-
     def rate(self, word: str) -> float:
-        return self.words[word] / self.cases if self.cases else 0.0
-
-    @property
-    def alarmed(self) -> int:
-        """Sessions in which a case failed."""
-        return sum(count > 0 for count in self.failed)
+        return self.words[word] / self.cases
 
     def caught(self) -> tuple[float, float]:
         """95 % interval of the share of cases that fail. Cases of one session are alike: they count for as many as
         the spread between sessions lets one believe."""
-        share, each = self.rate("FAIL"), self.cases / self.sessions
+        share, each = self.rate("FAIL"), self.cases / len(self.failed)
         alone = share * (1 - share) / each
-        design = float(np.var(np.asarray(self.failed) / each, ddof=1)) / alone if alone and self.sessions > 1 else 1.0
+        design = float(np.var(np.asarray(self.failed) / each, ddof=1)) / alone if alone else 1.0
         count = self.cases / max(1.0, design)
         return wilson(share * count, count)
 
 
 def jobs(plan: Plan) -> list[Job]:
-    quiet = [Job(QUIET, 0.0, 4, shared, plan.healthy) for shared in (0.0, SHARED, 1.0)]
-    others = [Job(condition, 0.0, 4, SHARED, plan.disturbed) for condition in CONDITIONS[1:]]
-    young = [Job(QUIET, 0.0, stored, SHARED, plan.disturbed) for stored in (1, 2, 8)]
-    changed = [Job(QUIET, change, 4, SHARED, plan.changed) for change in CHANGES]
-    changed += [Job(QUIET, change, stored, SHARED, plan.changed) for stored in (1, 2, 8) for change in (-0.02, -0.03)]
-    return [*quiet, *others, *young, *changed]
-
-
-def run(noises: Iterable[Noise], components: Components, plan: Plan, workers: int = 2) -> list[Tally]:
-    """Every rule in every cell, in batches of sessions; the comparison in one session at last."""
-    cases = list(islice(cycle([noise for noise in noises if noise.gpu_bound]), SESSION))
-    batches = [
-        (cases, components, plan, job, start, min(BATCH, job.sessions - start))
-        for job in jobs(plan)
-        for start in range(0, job.sessions, BATCH)
+    return [
+        *(Job(shared=shared, sessions=plan.healthy) for shared in (0.0, SHARED, 1.0)),
+        *(Job(condition, sessions=plan.disturbed) for condition in CONDITIONS[1:]),
+        *(Job(stored=stored, sessions=plan.disturbed) for stored in (1, 2, 8)),
+        *(Job(change=change, sessions=plan.changed) for change in CHANGES),
+        *(Job(change=x, stored=stored, sessions=plan.changed) for stored in (1, 2, 8) for x in (-0.02, -0.03)),
     ]
-    if workers == 1:
-        done = [simulate(*batch) for batch in batches]
-    else:
-        with ProcessPoolExecutor(workers) as pool:
-            done = list(pool.map(simulate, *zip(*batches, strict=True)))
-    found: dict[tuple[object, ...], Tally] = {}
-    for tally in (tally for tallies in done for tally in tallies):
-        key = tally.rule, tally.condition, tally.change, tally.stored, tally.shared
-        if key in found:
-            found[key].join(tally)
-        else:
-            found[key] = tally
+
+
+def run(noises: Iterable[Noise], components: Components, plan: Plan) -> list[Tally]:
+    """Every rule in every cell, and the comparison in one session at last."""
+    cases = list(islice(cycle([noise for noise in noises if noise.gpu_bound]), SESSION))
+    with ProcessPoolExecutor(2) as pool:
+        done = list(pool.map(partial(simulate, cases, components, plan), jobs(plan)))
     beside = [
         same_session(cases, plan, change, sessions, rule)
         for rule in (BESIDE, ALONE)
         for change, sessions in ((0.0, plan.healthy), (-0.01, plan.changed))
     ]
-    return [*found.values(), *beside]
+    return [*(tally for tallies in done for tally in tallies), *beside]
 
 
-def simulate(
-    cases: Sequence[Noise], components: Components, plan: Plan, job: Job, start: int, sessions: int
-) -> list[Tally]:
+def simulate(cases: Sequence[Noise], components: Components, plan: Plan, job: Job) -> list[Tally]:
     """All rules on the same traces. Each batch's stream of random numbers follows from the seed and its own name.
 
     The components that our rule uses are estimated from each session's own histories, as a user's are.
     """
-    rng = np.random.default_rng([plan.seed, crc32(job.name.encode()), start])
-    common = rng.normal(0, components.session * math.sqrt(job.shared), (sessions, job.stored + 1))
-    drawn = [_draw(rng, noise, components, plan, job, common) for noise in cases]
-    tallies = {rule: Tally(rule, job.condition.name, job.change, job.stored, job.shared) for rule in (OURS, *TODAY)}
-    for index in range(sessions):
-        histories = [[trace.log_ratios[index].tolist() for trace in stored] for stored, _ in drawn]
-        own = estimate([dict(enumerate(history)) for history in histories])
-        stored_ms = [[np.median(x.bf16[index], axis=(1, 2)).tolist() for x in stored] for stored, _ in drawn]
-        decide = ours(own, plan.tolerance, SESSION)
-        found = [
-            gated(history, now, index, milliseconds, decide)
-            for history, (_, now), milliseconds in zip(histories, drawn, stored_ms, strict=True)
-        ]
-        tallies[OURS].add([verdict.value for verdict, _ in found])
-        for noise, (_, pairs) in zip(cases, found, strict=True):
-            tallies[OURS].take(noise, pairs, GATE.blocks)
-    for rule in TODAY:
-        failed = [today(rule, stored[-1], now) for stored, now in drawn]
+    tallies = {rule: Tally(rule, job) for rule in (OURS, *TODAY)}
+    for start in range(0, job.sessions, BATCH):
+        sessions = min(BATCH, job.sessions - start)
+        rng = np.random.default_rng([plan.seed, crc32(job.name.encode()), start])
+        common = rng.normal(0, components.session * math.sqrt(job.shared), (sessions, job.stored + 1))
+        drawn = [_draw(rng, noise, components, plan, job, common) for noise in cases]
         for index in range(sessions):
-            tallies[rule].add(["FAIL" if x[index] else "PASS" for x in failed])
+            histories = [[trace.log_ratios[index].tolist() for trace in stored] for stored, _ in drawn]
+            own = estimate([dict(enumerate(history)) for history in histories])
+            stored_ms = [[np.median(x.bf16[index], axis=(1, 2)).tolist() for x in stored] for stored, _ in drawn]
+            decide = ours(own, plan.tolerance, SESSION)
+            found = [
+                gated(history, now, index, milliseconds, decide)
+                for history, (_, now), milliseconds in zip(histories, drawn, stored_ms, strict=True)
+            ]
+            tallies[OURS].add([verdict.value for verdict, _ in found])
+            for noise, (_, pairs) in zip(cases, found, strict=True):
+                tallies[OURS].take(noise, pairs, GATE.blocks)
+        for rule in TODAY:
+            failed = [today(rule, stored[-1], now) for stored, now in drawn]
+            for index in range(sessions):
+                tallies[rule].add(["FAIL" if x[index] else "PASS" for x in failed])
     return list(tallies.values())
 
 
@@ -308,7 +276,7 @@ def same_session(cases: Sequence[Noise], plan: Plan, change: float, sessions: in
     """Base's FP8 arm against head's, at a tolerance of 1 %: no history, and no session's part. Two FP8 arms are taken
     to scatter as an FP8 and a BF16 arm do. ``rule``: whether all cases share the false alarms, or each is alone."""
     rng = np.random.default_rng([plan.seed, crc32(f"same session/{change}".encode())])
-    tally = Tally(rule, QUIET.name, change, 0, 0.0)
+    tally = Tally(rule, Job(change=change))
     words: list[list[str]] = [[] for _ in range(sessions)]
     for noise in cases:
         level = math.log(noise.bf16_ms / noise.fp8_ms)
@@ -328,9 +296,7 @@ def same_session(cases: Sequence[Noise], plan: Plan, change: float, sessions: in
 
 
 def wilson(hits: float, trials: float, z: float = 1.96) -> tuple[float, float]:
-    """95 % interval of a rate (Wilson 1927); (0, 1) without trials."""
-    if not trials:
-        return 0.0, 1.0
+    """95 % interval of a rate (Wilson 1927)."""
     share = hits / trials
     middle = share + z * z / (2 * trials)
     half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))

@@ -12,9 +12,7 @@ import pytest
 from benchmarks.gate import simulate
 from benchmarks.gate.__main__ import main
 from benchmarks.gate.noise import Condition, draw, fit
-from benchmarks.gate.record import free_name, from_report
-from benchmarks.gate.record import main as record_main
-from benchmarks.gate.recordings import BASELINES, from_recording, histories, load
+from benchmarks.gate.recordings import BASELINES, from_recording, histories, load, record
 from benchmarks.gate.simulate import TODAY, gated, ours, replay
 from helpers.fakes import H200, SUITE, install
 from pytest_fp8 import Case
@@ -25,7 +23,7 @@ BLOCKS = 24
 
 
 def recording(block=0.004, run=0.003, processes=4, seed=0, **changes):
-    """A recording as ``record.py`` writes one; its noise is what the arguments say."""
+    """A recording as a session's report gives one; its noise is what the arguments say."""
     rng = np.random.default_rng(seed)
     entries = []
     for _ in range(processes):
@@ -144,7 +142,7 @@ def test_the_command_prints_its_tables(monkeypatch, capsys):
     monkeypatch.setattr("benchmarks.gate.__main__.load", lambda: {"1b-x": [from_recording(recording())]})
 
     def few(noises, components, plan):
-        return simulate.run(noises, components, replace(plan, healthy=1, disturbed=1, changed=1), workers=1)
+        return simulate.run(noises, components, replace(plan, healthy=2, disturbed=2, changed=2))
 
     monkeypatch.setattr("benchmarks.gate.__main__.run", few)
     assert main([]) == 0
@@ -164,9 +162,9 @@ def reported(pytester, monkeypatch, **world):
     return pytester.path / "out/report.json"
 
 
-def test_a_runs_report_gives_a_recording_of_each_timed_case(pytester, monkeypatch, tmp_path, capsys):
+def test_a_runs_report_gives_a_recording_of_each_timed_case(pytester, monkeypatch, tmp_path):
     report = reported(pytester, monkeypatch, speedup=1.0)
-    [path] = from_report(report, tmp_path)
+    [path] = record(report, tmp_path)
     assert path == tmp_path / "tiny-torchao-rowwise.json", "the other case was not timed"
     content, written = json.loads(report.read_text()), json.loads(path.read_text())
     timing = content["entries"]["tiny-torchao-rowwise"]["timing"]
@@ -176,6 +174,5 @@ def test_a_runs_report_gives_a_recording_of_each_timed_case(pytester, monkeypatc
     assert [{arm: p[arm] for arm in ("bf16", "fp8")} for p in written["processes"]] == timing["processes"]
     assert all(p["clocks_mhz"] == timing["clocks_mhz"] for p in written["processes"])
     assert [len(x) for x in from_recording(written).quads] == [len(p["fp8"]) // 2 for p in timing["processes"]]
-    assert record_main([str(report), "--out", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "tiny-torchao-rowwise.2.json", "none is overwritten"
-    assert free_name(tmp_path, "tiny-torchao-rowwise").name == "tiny-torchao-rowwise.3.json"
+    [second], [third] = (record(report, tmp_path) for _ in range(2))
+    assert [second.stem, third.stem] == ["tiny-torchao-rowwise.2", "tiny-torchao-rowwise.3"], "none is overwritten"
