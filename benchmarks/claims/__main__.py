@@ -11,7 +11,7 @@ import math
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -69,8 +69,23 @@ class Reading:
     """Whether it is of the time in which the GPU works, since the arms' steps wait for their host."""
 
 
-Read = Callable[[Baseline, Case], Reading | None]
-"""What the baseline of a claim's case says; ``None`` where it does not hold it."""
+METRICS: Mapping[str, tuple[str, str]] = {
+    "speedup": ("speed over BF16", "{:.3f}x"),
+    "memory_ratio": ("peak memory over BF16", "{:.3f}x"),
+    "activation_ratio": ("activations over BF16", "{:.3f}x"),
+    "loss_gap": ("loss above BF16", "{:+.4f} nats"),
+    "fp8_layers": ("FP8 layers", "{:g}"),
+    "fp8_tokens_per_s": ("FP8", "{:.0f}k tokens/s"),
+    "bf16_tokens_per_s": ("BF16", "{:.0f}k tokens/s"),
+}
+"""What a claim can be about -> its name and how it is written."""
+NEAR_ZERO = ("loss_gap", "fp8_layers")
+"""A share of such a figure would say nothing."""
+
+
+def shown(metric: str, value: float) -> str:
+    """A value with its unit: ``1.149x``, ``+0.0031 nats``, ``850k tokens/s``, ``40%``."""
+    return METRICS[metric][1].format(value / 1000 if metric.endswith("tokens_per_s") else value)
 
 
 def elsewhere(stored: Baseline, metric: str) -> Estimate:
@@ -81,63 +96,32 @@ def elsewhere(stored: Baseline, metric: str) -> Estimate:
     return replace(here, error=math.hypot(here.error, components.session), freedom=freedom)
 
 
-def _speedup(own: Baseline, case: Case) -> Reading | None:
-    if not (gated := own.gated):
-        return None
-    speed = elsewhere(own, gated)
-    return Reading(speed.ratio, *speed.interval, busy=gated == "busy_speedup")
-
-
-def _exact(metric: str) -> Read:
-    """Bytes and counts repeat exactly: the values are the interval."""
-
-    def read(own: Baseline, case: Case) -> Reading | None:
-        values = own.values(metric)
-        return Reading(fmean(values), min(values), max(values)) if values else None
-
-    return read
-
-
-def _loss_gap(own: Baseline, case: Case) -> Reading | None:
-    """The mean over seeds with the confidence that the loss question uses, on both sides."""
-    values = own.values("loss_gap")
+def read(metric: str, case: Case, stored: Baseline | None) -> Reading | str:
+    """What the baseline of a case says, or why it cannot answer."""
+    if metric == "loss_gap" and case.model == "8b":
+        return LEARNS_TOO_LITTLE
+    if stored is None:
+        return f"no baseline of {case.id}"
+    if stored.case_hash != case.digest():
+        return f"the baseline of {case.id} is of another definition"
+    arm, _, rate = metric.partition("_tokens")
+    name = f"{arm}_ms" if rate else stored.gated if metric == "speedup" else metric
+    values = stored.values(name) if name else []
     if not values:
-        return None
-    count, middle, half = len(values), fmean(values), math.inf
-    if count > 1:
-        half = student_quantile(LOSS_CONFIDENCE, count - 1) * sample_sd(values) / math.sqrt(count)
-    return Reading(middle, middle - half, middle + half)
-
-
-def _between_hosts(values: Sequence[float]) -> Reading:
-    return Reading(fmean(values), min(values) * (1 - BETWEEN_HOSTS), max(values) * (1 + BETWEEN_HOSTS))
-
-
-def _tokens(arm: str) -> Read:
-    def read(own: Baseline, case: Case) -> Reading | None:
-        times = own.values(f"{arm}_ms")
-        return _between_hosts([math.prod(case.tokens) / (ms / 1000) for ms in times]) if case.tokens and times else None
-
-    return read
-
-
-METRICS: Mapping[str, tuple[str, str, Read]] = {
-    "speedup": ("speed over BF16", "{:.3f}x", _speedup),
-    "memory_ratio": ("peak memory over BF16", "{:.3f}x", _exact("memory_ratio")),
-    "activation_ratio": ("activations over BF16", "{:.3f}x", _exact("activation_ratio")),
-    "loss_gap": ("loss above BF16", "{:+.4f} nats", _loss_gap),
-    "fp8_layers": ("FP8 layers", "{:g}", _exact("fp8_layers")),
-    "fp8_tokens_per_s": ("FP8", "{:.0f}k tokens/s", _tokens("fp8")),
-    "bf16_tokens_per_s": ("BF16", "{:.0f}k tokens/s", _tokens("bf16")),
-}
-"""What a claim can be about -> its name, how it is written, and what baselines say of it."""
-NEAR_ZERO = ("loss_gap", "fp8_layers")
-"""A share of such a figure would say nothing."""
-
-
-def shown(metric: str, value: float) -> str:
-    """A value with its unit: ``1.149x``, ``+0.0031 nats``, ``850k tokens/s``, ``40%``."""
-    return METRICS[metric][1].format(value / 1000 if metric.endswith("tokens_per_s") else value)
+        return f"{case.id} has no {metric}"
+    if metric == "speedup":
+        speed = elsewhere(stored, name)
+        return Reading(speed.ratio, *speed.interval, busy=name == "busy_speedup")
+    if rate and case.tokens:
+        values = [math.prod(case.tokens) / (ms / 1000) for ms in values]
+        return Reading(fmean(values), min(values) * (1 - BETWEEN_HOSTS), max(values) * (1 + BETWEEN_HOSTS))
+    if metric != "loss_gap":
+        return Reading(fmean(values), min(values), max(values))  # bytes and counts repeat exactly
+    # The mean over seeds with the confidence that the loss question uses, on both sides.
+    half = math.inf
+    if len(values) > 1:
+        half = student_quantile(LOSS_CONFIDENCE, len(values) - 1) * sample_sd(values) / math.sqrt(len(values))
+    return Reading(fmean(values), fmean(values) - half, fmean(values) + half)
 
 
 # -- what is claimed --------------------------------------------------------------------------------------------------
@@ -231,20 +215,16 @@ def judge(claim: Claim, stored: Stored, known: Mapping[str, Case]) -> Finding:
     missing: list[str] = []
     gpus = sorted(stored, key=lambda gpu: gpu != claim.source.get("gpu"))
     for near in claim.near:
-        whys = []
         case = known[near["case"]]
-        for gpu in gpus:
-            why, reading = _missing(claim.metric, case, stored[gpu]), None
-            if not why:
-                reading = METRICS[claim.metric][2](stored[gpu][case.id], case)
-            if reading is not None:
+        found = {gpu: read(claim.metric, case, stored[gpu].get(case.id)) for gpu in gpus}
+        for gpu, reading in found.items():
+            if isinstance(reading, Reading):
                 differs = differences(claim, near, case, gpu)
-                given = claim.verdict(reading, not differs and not reading.busy)
+                verdict = claim.verdict(reading, not differs and not reading.busy)
                 if reading.busy:
                     differs["time"] = WORKS
-                return Finding(claim, near, gpu, differs, given, reading, tuple(missing))
-            whys.append(why or f"{case.id} has no {claim.metric}")
-        missing += dict.fromkeys(whys)
+                return Finding(claim, near, gpu, differs, verdict, reading, tuple(missing))
+        missing += dict.fromkeys(str(why) for why in found.values())
     near = claim.near[0]
     return Finding(claim, near, gpus[0], differences(claim, near, known[near["case"]], gpus[0]), why=tuple(missing))
 
@@ -257,16 +237,6 @@ def differences(claim: Claim, near: Mapping[str, Any], case: Case, gpu: str) -> 
     if gpus != case.gpus:
         found["number of GPUs"] = f"{case.gpus} instead of {gpus}"
     return {**found, **near.get("differs", {})}
-
-
-def _missing(metric: str, case: Case, stored: Mapping[str, Baseline]) -> str:
-    """Why no figure of this case could answer; empty where one can."""
-    if metric == "loss_gap" and case.model == "8b":
-        return LEARNS_TOO_LITTLE
-    found = stored.get(case.id)
-    if found is None:
-        return f"no baseline of {case.id}"
-    return "" if found.case_hash == case.digest() else f"the baseline of {case.id} is of another definition"
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------

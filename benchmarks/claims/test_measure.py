@@ -4,32 +4,20 @@
         --fp8-baselines benchmarks/claims/measured
 """
 
+from collections.abc import Callable
+
 import pytest
 
-from benchmarks.claims.cases import ALL
+from benchmarks.claims.cases import ALL, QUESTIONS
 from pytest_fp8 import Fp8Pair
 
 
-@pytest.mark.fp8(cases=ALL, question="layers")
-def test_layers(fp8_pair: Fp8Pair) -> None:
-    fp8_pair.assert_layers()
+def asking(question: str) -> Callable[[Fp8Pair], None]:
+    @pytest.mark.fp8(cases=ALL, question=question)
+    def test(fp8_pair: Fp8Pair) -> None:
+        getattr(fp8_pair, f"assert_{question}")()
+
+    return test
 
 
-@pytest.mark.fp8(cases=ALL, question="numerics")
-def test_numerics(fp8_pair: Fp8Pair) -> None:
-    fp8_pair.assert_numerics()
-
-
-@pytest.mark.fp8(cases=ALL, question="loss")
-def test_loss(fp8_pair: Fp8Pair) -> None:
-    fp8_pair.assert_loss()
-
-
-@pytest.mark.fp8(cases=ALL, question="speedup")
-def test_speedup(fp8_pair: Fp8Pair) -> None:
-    fp8_pair.assert_speedup()
-
-
-@pytest.mark.fp8(cases=ALL, question="memory")
-def test_memory(fp8_pair: Fp8Pair) -> None:
-    fp8_pair.assert_memory()
+test_layers, test_numerics, test_loss, test_speedup, test_memory = map(asking, QUESTIONS)
