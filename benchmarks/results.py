@@ -19,6 +19,7 @@ from pytest_fp8.baselines.review import level
 from pytest_fp8.baselines.store import read_folder, readable
 from pytest_fp8.report.baselines import interval_of, level_of, libraries_of
 from pytest_fp8.report.table import markdown_table
+from pytest_fp8.zoo.shapes import SHAPES
 
 COLUMNS = ("case", "FP8 layers", "FP8 FLOPs", "loss gap", "BF16 step", "FP8 step", "speedup (99 %)", "memory", "from")
 FROM = {"fp8_share": "FP8", "loss_gap": "loss", "speedup": "speed", "memory_ratio": "memory"}
@@ -65,27 +66,28 @@ SAME_WORK = re.compile(r"(?P<work>.+?)(?:-(?:ddp|fsdp2|zero3|own)\.(?P<gpus>\d+)
 def markdown(stored: Sequence[Baseline], folder: Path) -> list[str]:
     """The page: for each GPU a table for each model, then the measurements that the tables refer to."""
     lines = HEAD.format(folder=folder.as_posix()).splitlines()
-    if len(gpus_of(stored)) > 1:
-        lines += side_by_side(stored)
+    stored = in_order(stored)
+    gpus = sorted({baseline.gpu for baseline in stored})
+    if len(gpus) > 1:
+        lines += side_by_side(stored, gpus)
     if more := by_number_of_gpus(stored):
         lines += ["", "## By the number of GPUs", "", *MEANING, *more]
-    for gpu in gpus_of(stored):
-        devices = dict.fromkeys(_device(baseline) for baseline in stored if baseline.gpu == gpu)
-        lines += ["", f"## {gpu}", "", *devices]
+    for gpu in gpus:
+        mine = [baseline for baseline in stored if baseline.gpu == gpu]
+        lines += ["", f"## {gpu}", "", *dict.fromkeys(map(_device, mine))]
         origins: dict[str, int] = {}
-        for model, same in groupby(by_model(stored, gpu), model_of):
+        for model, same in groupby(mine, model_of):
             rows = [cells(baseline, origins) for baseline in same]
             lines += ["", f"### {gpu}: {model}", "", *markdown_table(COLUMNS, rows)]
-        if accounts := account_table(by_model(stored, gpu)):
+        if accounts := account_table(mine):
             lines += ["", f"### {gpu}: where a step goes", "", *MEANING, "", *accounts]
         lines += ["", f"### {gpu}: measurements", ""]
         lines += [f"{number}. {text}" for text, number in origins.items()]
     return lines
 
 
-def side_by_side(stored: Sequence[Baseline]) -> list[str]:
+def side_by_side(stored: Sequence[Baseline], gpus: Sequence[str]) -> list[str]:
     """One row for each case: the speedup and the memory of each GPU beside each other."""
-    gpus = gpus_of(stored)
     found = {(baseline.gpu, baseline.case): baseline for baseline in stored}
 
     def cell(gpu: str, case: str, what: str) -> str:
@@ -96,7 +98,7 @@ def side_by_side(stored: Sequence[Baseline]) -> list[str]:
         return level_of(metric, each.values(metric)) + (" (busy)" if metric == "busy_speedup" else "")
 
     rows = []
-    for case in dict.fromkeys(baseline.case for baseline in _in_order(stored)):
+    for case in dict.fromkeys(baseline.case for baseline in stored):
         facts = [cell(gpu, case, what) for what in ("speedup", "memory_ratio") for gpu in gpus]
         if set(facts) != {"-"}:
             rows.append([f"`{case}`", *facts])
@@ -104,28 +106,15 @@ def side_by_side(stored: Sequence[Baseline]) -> list[str]:
     return ["", "## Side by side", "", *BUSY, "", *markdown_table(columns, rows)]
 
 
-def gpus_of(stored: Iterable[Baseline]) -> list[str]:
-    return sorted({baseline.gpu for baseline in stored})
-
-
-def by_model(stored: Iterable[Baseline], gpu: str) -> list[Baseline]:
-    """The baselines of a GPU, the models of the suite by size and then those of users."""
-    return _in_order(baseline for baseline in stored if baseline.gpu == gpu)
-
-
-def _in_order(stored: Iterable[Baseline]) -> list[Baseline]:
-    return sorted(stored, key=lambda baseline: (_size(model_of(baseline)), model_of(baseline), baseline.case))
+def in_order(stored: Iterable[Baseline]) -> list[Baseline]:
+    """The models of the suite by size, and then those of users."""
+    sizes = [*SHAPES, "own"]
+    return sorted(stored, key=lambda baseline: (sizes.index(model_of(baseline)), baseline.case))
 
 
 def model_of(baseline: Baseline) -> str:
     """``1b`` of ``1b-te-delayed``; ``own`` of all models that users bring."""
     return baseline.case.partition("-")[0].partition(".")[0]
-
-
-def _size(model: str) -> float:
-    from pytest_fp8.zoo.shapes import SHAPES
-
-    return list(SHAPES).index(model) if model in SHAPES else len(SHAPES)
 
 
 def cells(baseline: Baseline, origins: dict[str, int]) -> list[str]:
@@ -175,7 +164,7 @@ def by_number_of_gpus(stored: Sequence[Baseline]) -> list[str]:
             each = f"{int(named['batch']) / max(1, gpus):g}x{named['seq']}"
             works.setdefault((baseline.gpu, named["work"], each), {})[gpus] = baseline
     lines = []
-    for (gpu, work, each), found in works.items():
+    for (gpu, work, each), found in sorted(works.items(), key=lambda item: item[0][0]):
         table = account_table(found[gpus] for gpus in sorted(found))
         if len(found) > 1 and table:
             lines += ["", f"`{work}` with {each} tokens on each {gpu.upper()}:", "", *table]

@@ -13,12 +13,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- (?P<kind>file|output): (?P<name>.+?) -->\n```\w*\n)(?P<body>.*?)(?=^```$)", re.M | re.S)
 NAME = "test_my_model.py"
+EXAMPLE, TUTORIAL = ROOT / "examples/test_model.py", ROOT / "examples/tutorial"
 WIDTH = 100
 FILTERED = '''
 
@@ -35,40 +35,26 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-@cache
-def sound() -> str:
-    """README's test."""
-    return end({NAME: (ROOT / "examples/test_model.py").read_text()}, NAME)
+def end(files: dict[str, str], *arguments: str) -> str:
+    """What a session prints from the closing table on."""
+    return session(files, *arguments).rpartition("[100%]\n")[2]
 
 
-@cache
-def tutorial() -> str:
-    """The tutorial's test, as far as it needs no GPU."""
-    return end(
-        {path.name: path.read_text() for path in (ROOT / "examples/tutorial").glob("*.py")},
-        "test_fp8.py",
-        "-k",
-        "without",
-    )
-
-
-@cache
 def broken() -> str:
     """The message of a conversion whose filter lets nothing through, as pytest shows it without its margin."""
-    code = (ROOT / "examples/test_model.py").read_text()
-    code = code.replace("Workload(build, ", "Workload(build, convert=convert, ")
-    shown = session({NAME: code + FILTERED}, NAME, status=1)
+    code = EXAMPLE.read_text().replace("Workload(build, ", "Workload(build, convert=convert, ")
+    shown = session({NAME: code + FILTERED}, status=1)
     message = re.search(r"^E +pytest_fp8\S+: (FAIL .*?\n)(?!E )", shown, re.M | re.S)
     assert message, shown
     return "\n".join(re.sub(r"^E {,7}", "", line) for line in message[1].splitlines())
 
 
-RUNS: dict[str, Callable[[], str]] = {"a run": sound, "a broken run": broken, "the tutorial": tutorial}
-
-
-def end(files: dict[str, str], *arguments: str) -> str:
-    """What a session prints from the closing table on."""
-    return session(files, *arguments).rpartition("[100%]\n")[2]
+RUNS: dict[str, Callable[[], str]] = {
+    "a run": lambda: end({NAME: EXAMPLE.read_text()}),
+    "a broken run": broken,
+    # As far as it needs no GPU.
+    "the tutorial": lambda: end({path.name: path.read_text() for path in TUTORIAL.glob("*.py")}, "-k", "without"),
+}
 
 
 def session(files: dict[str, str], *arguments: str, status: int = 0) -> str:

@@ -31,31 +31,14 @@ FEWEST = 5
 
 def collect(folder: str, env: dict[str, str], *more: str) -> float:
     """The CPU milliseconds of one collection, user and system. Raises :class:`RuntimeError` where it fails."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--collect-only",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:benchmark",
-        *more,
-    ]
+    options = ["--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark"]
+    command = [sys.executable, "-m", "pytest", *options, *more]
     process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} exited with {process.returncode}")
     return (used.ru_utime + used.ru_stime) * 1000
-
-
-def standard_error(differences: list[float]) -> float:
-    """Of a median, from the median absolute deviation, as for normal differences: 1.253 * 1.483 * MAD / sqrt(n)."""
-    middle = statistics.median(differences)
-    deviation = statistics.median(abs(value - middle) for value in differences)
-    return 1.253 * 1.483 * deviation / len(differences) ** 0.5
 
 
 def main(most: int) -> int:
@@ -73,7 +56,10 @@ def main(most: int) -> int:
             plugin, bare = (statistics.median(column) for column in zip(*pairs, strict=True))
             budget = max(BUDGET_MS, BUDGET_SHARE * bare)
             differences = [one - other for one, other in pairs]
-            cost, error = statistics.median(differences), standard_error(differences)
+            cost = statistics.median(differences)
+            # A median's standard error, from the median absolute deviation, as for normal differences.
+            deviation = statistics.median(abs(value - cost) for value in differences)
+            error = 1.253 * 1.483 * deviation / len(differences) ** 0.5
             decided = len(pairs) >= FEWEST and abs(cost - budget) > 3 * error
             if decided or len(pairs) >= most:
                 break
