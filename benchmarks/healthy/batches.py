@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import UserDict, deque
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,35 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.healthy.sound import apart, classes_of, entry, mlp, model, module, next_byte, of, text, vectors
+from benchmarks.healthy.sound import apart, classes_of, model, next_byte, of, text, vectors
 from pytest_fp8 import pad_to_multiple
-
-RATE = 4e-3
-"""At which these learn something within ten steps of fresh data."""
-
-
-@module(lambda outputs=16: {"blocks": nn.ModuleList([mlp(), mlp()]), "head": nn.Linear(64, outputs)})
-def Net(self, x):
-    """Two residual blocks and a head; gives logits for each row."""
-    for block in self.blocks:
-        x = x + block(x)
-    return self.head(x).float()
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    x: torch.Tensor
-    y: torch.Tensor
-    inner: Any = None
-
-    @classmethod
-    def nested(cls, x, y):
-        return cls(x, y, cls(x, y))
+    x: Any
+    y: Any
 
 
 class Pair(NamedTuple):
-    x: torch.Tensor
-    y: torch.Tensor
+    x: Any
+    y: Any
 
 
 class AttrDict(dict):
@@ -53,20 +36,11 @@ class OwnAttributes(dict):
         self.__dict__ = self
 
 
-class Collection(UserDict):
-    """A Mapping that is no dict."""
-
-
 class Collated:
-    """Tensors in attributes, in a list and in a dict of it."""
+    """A list and a dict in its attributes."""
 
-    def __init__(self, x, y):
+    def __init__(self, x):
         self.parts = [x[:64], {"rest": x[64:]}]
-        self.y = y
-
-    @property
-    def x(self):
-        return torch.cat([self.parts[0], self.parts[1]["rest"]])
 
 
 class Slots:
@@ -76,53 +50,47 @@ class Slots:
         self.x, self.y = x, y
 
 
-def with_numpy(x, y):
-    more = {"weights": torch.ones(64), "name": "train", "nothing": None, "rows": np.arange(len(x))}
-    return {"x": x, "y": y, "more": more, "epoch": np.int64(3), "scale": np.float32(1.0)}
-
-
-def encoding(x, y):
+def holders(step):
     from transformers import BatchEncoding
-
-    return BatchEncoding({"x": x, "y": y})
-
-
-def output_of_a_model(x, y):
     from transformers.modeling_outputs import BaseModelOutput
 
-    return BaseModelOutput(last_hidden_state=x, hidden_states=(y,))
+    x = vectors(128)
+    edges = torch.sparse_coo_tensor(torch.randint(0, 128, (2, 400)), torch.ones(400), (128, 128)).coalesce()
+    shift = Slots(Pair(AttrDict(x=vectors(128)), OwnAttributes(x=vectors(128))), UserDict(x=vectors(128)))
+    wanted = BaseModelOutput(last_hidden_state=x.sin(), hidden_states=(vectors(128),))
+    return {
+        "encoding": BatchEncoding({"x": deque([Sample(Collated(x), shift)])}),
+        "edges": edges,
+        "wanted": wanted,
+        "others": {"weights": torch.ones(64), "name": "train", "nothing": None, "rows": np.arange(128)},
+        "scale": np.float32(1.0),
+        "step": step,
+    }
 
 
-BY_NAME, BY_KEY = attrgetter("x", "y"), itemgetter("x", "y")
-for _name, _what, _made, _read in (
-    ("dict_of_many_things", "Tensors, numpy's scalars and arrays, texts, None, a dict inside.", with_numpy, BY_KEY),
-    ("dataclass_batch", "A frozen dataclass with slots, one in another.", Sample.nested, BY_NAME),
-    ("named_tuple", "A NamedTuple.", Pair, BY_NAME),
-    ("object_batch", "A class of the user's own.", Collated, BY_NAME),
-    ("object_with_slots", "An object with __slots__.", Slots, BY_NAME),
-    ("batch_AttrDict", "A dict whose entries are read as attributes.", lambda x, y: AttrDict(x=x, y=y), BY_NAME),
-    ("batch_OwnAttributes", "A dict that is its own __dict__.", lambda x, y: OwnAttributes(x=x, y=y), BY_NAME),
-    ("batch_Collection", "A Mapping of the user's own.", lambda x, y: Collection(x=x, y=y), BY_KEY),
-    ("batch_deque", "A deque.", lambda x, y: deque([x, y]), tuple),
-    ("encoding_of_transformers", "transformers' BatchEncoding, which is no dict.", encoding, BY_KEY),
-    ("output_of_transformers", "transformers' ModelOutput.", output_of_a_model, lambda batch: (batch[0], batch[1][0])),
-):
-
-    def _batch(step, made=_made):
-        x = vectors(128)
-        return made(x, x.sin())
-
-    def _loss(model, batch, read=_read):
-        x, y = read(batch)
-        return (model(x) - y).float().square().mean()
-
-    entry(_name, _what, batch=_batch, loss=_loss)
+@of("loss", batch=holders)
+def batch_of_all_kinds(model, batch):
+    """Classes of the user's own, of Python, numpy and transformers, one in another, and a sparse tensor."""
+    [sample] = batch["encoding"]["x"]
+    first, rest = sample.x.parts
+    pair, held = sample.y.x, sample.y.y
+    x = torch.cat([first, rest["rest"]]) + 0.1 * (pair.x.x + pair.y.x + held["x"] + batch["wanted"][1][0])
+    x = x + 0.1 * (batch["edges"].float() @ x.float()).to(x.dtype)
+    return (model(x) - batch["wanted"].last_hidden_state).float().square().mean() * float(batch["scale"])
 
 
 @of("loss", batch=lambda step: torch.nested.nested_tensor([vectors(n) for n in (16, 48, 32, 32)], layout=torch.jagged))
 def batch_jagged(model, batch):
     """A jagged tensor of sequences of several lengths; its values go through the model."""
     return apart(model, batch.values())
+
+
+@of("batch")
+def augmented_by_numpy(step):
+    """The batch is drawn and changed with numpy's global generator."""
+    x = np.random.standard_normal((128, 64)).astype(np.float32)
+    x[:, np.random.permutation(64)[:8]] = 0
+    return torch.from_numpy(x)
 
 
 def masked(step):
@@ -150,64 +118,13 @@ def padded_sequences(self, input_ids, attention_mask):
     return self.head(x + self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)))
 
 
-def documents(step):
-    made = text(1, 96)
-    lengths = torch.tensor([20, 33, 43])
-    places = torch.cat([torch.arange(int(length)) for length in lengths])
-    return made["input_ids"][0], places, torch.repeat_interleave(torch.arange(3), lengths), made["labels"][0]
+def curriculum(step):
+    x = vectors(16 * (4 + step % 3)) * (0.5 + 0.01 * min(step, 50))
+    return {"x": x, "labels": classes_of(x, 16), "weight": min(1.0, step / 500)}
 
 
-@model(
-    lambda: {"embed": nn.Embedding(256, 64), "places": nn.Embedding(64, 64), "net": Net(256)},
-    batch=documents,
-    loss=lambda model, batch: F.cross_entropy(model(*batch[:-1]), batch[-1]),
-)
-def packed_documents(self, ids, places, document):
-    """Documents behind one another in one row, told apart by their places."""
-    x = self.embed(ids) + self.places(places)
-    same = document[:, None] == document[None]
-    causal = torch.ones_like(same).tril() & same
-    return self.net(x + F.scaled_dot_product_attention(x[None], x[None], x[None], attn_mask=causal)[0])
-
-
-@of("batch", build=Net, loss=lambda model, pair: F.cross_entropy(model(pair[0]), pair[1]), learning_rate=RATE)
-def batches_of_several_sizes(step):
-    """The number of rows changes from step to step, always a multiple of 16."""
-    x = vectors(16 * (2 + step % 3))
-    return x, classes_of(x, 16)
-
-
-def means(model, parts):
-    wanted = torch.stack([part.mean(0) for part in parts])
-    return (model(parts) - wanted).float().square().mean()
-
-
-@model(
-    lambda: {"net": Net(64), "read": nn.Linear(64, 64)},
-    batch=lambda step: [vectors(int(length)) for length in torch.randint(3, 12, (64,))],
-    loss=means,
-    learning_rate=RATE,
-)
-def jagged_lists(self, parts):
-    """A list of graphs or sets of several sizes; their rows are joined, padded and pooled by index."""
-    owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts]))
-    rows = torch.cat(parts)
-    seen = self.net(pad_to_multiple(rows))[: len(rows)]
-    pooled = seen.new_zeros(len(parts), 64).index_add(0, owner, seen)
-    return self.read((pooled / 8).to(rows.dtype))
-
-
-def edges_and_nodes(step):
-    edges = torch.sparse_coo_tensor(torch.randint(0, 128, (2, 400)), torch.ones(400), (128, 128)).coalesce()
-    return edges, vectors(128)
-
-
-@model(
-    lambda: {"net": Net(64)},
-    batch=edges_and_nodes,
-    loss=lambda model, given: apart(lambda x: model(given[0], x), given[1]),
-    learning_rate=RATE,
-)
-def sparse_graph(self, edges, x):
-    """A graph's edges as a sparse tensor, and its nodes."""
-    return self.net(x + 0.1 * (edges.float() @ x.float()).to(x.dtype))
+@of("loss", batch=curriculum, learning_rate=4e-3)
+def batches_that_change_with_the_step(model, batch):
+    """Their number of rows, their size, and a number in them by which a part of the loss grows."""
+    made = model(batch["x"]).float()
+    return F.cross_entropy(made, batch["labels"]) + batch["weight"] * F.mse_loss(made, batch["x"].float().sin())

@@ -99,61 +99,47 @@ def with_wrapped_weights(model: nn.Module) -> None:
 
 
 TENSORWISE = ("tensorwise",)
-entry(
-    "own_fp8_layers",
-    "nanochat's layers: own autograd function over _scaled_mm.",
-    recipes=TENSORWISE,
-    convert=with_own_layers,
-)
-entry(
-    "own_fp8_at_random",
-    "The same, with gradients that are rounded at random.",
-    # 3 dB coarser than the nearest values: docs/own-models.md.
-    {"questions": ("layers", "loss", "checkpoints")},
-    recipes=TENSORWISE,
-    convert=lambda model: with_own_layers(model, Float8AtRandom),
-)
-entry(
-    "own_fp8_function",
-    "A function over _scaled_mm, called past the Linears.",
-    recipes=TENSORWISE,
-    convert=with_own_function,
-)
-entry(
-    "fp8_weight_wrappers",
-    "torchao's weight wrappers; Linears keep their class.",
-    # They cannot be written: safetensors and torch.save fail on them, too.
-    {"questions": ("layers", "numerics", "loss")},
-    recipes=TENSORWISE,
-    convert=with_wrapped_weights,
-)
+for _name, _what, _convert, _options in (
+    ("layers", "nanochat's layers: own autograd function over _scaled_mm.", with_own_layers, {}),
+    (
+        "at_random",
+        "The same, with gradients that are rounded at random.",
+        lambda model: with_own_layers(model, Float8AtRandom),
+        # 3 dB coarser than the nearest values: docs/own-models.md.
+        {"questions": ("layers", "loss", "checkpoints")},
+    ),
+    ("function", "A function over _scaled_mm, called past the Linears.", with_own_function, {}),
+    (
+        "weight_wrappers",
+        "torchao's weight wrappers; Linears keep their class.",
+        with_wrapped_weights,
+        # They cannot be written: safetensors and torch.save fail on them, too.
+        {"questions": ("layers", "numerics", "loss")},
+    ),
+):
+    entry(f"own_fp8_{_name}", _what, _options, TENSORWISE, convert=_convert)
 
 
 # -- Megatron's parallel layers ---------------------------------------------------------------------------------------
 
 
-class SumOfGradients(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *given: torch.Tensor) -> torch.Tensor:
-        summed = given[0].clone()
-        dist.all_reduce(summed)
-        return summed
+def summed(x: torch.Tensor) -> torch.Tensor:
+    total = x.clone()
+    dist.all_reduce(total)
+    return total
 
 
 class Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        summed = x.clone()
-        dist.all_reduce(summed)
-        return summed
+    """Over the ranks: of the forward pass's values, or of the backward pass's gradients."""
 
     @staticmethod
-    def backward(ctx: Any, *given: torch.Tensor) -> torch.Tensor:
-        return given[0]
+    def forward(ctx: Any, x: torch.Tensor, of_values: bool) -> torch.Tensor:
+        ctx.of_values = of_values
+        return summed(x) if of_values else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> Any:
+        return given[0] if ctx.of_values else summed(given[0]), None
 
 
 class Parallel(nn.Module):
@@ -171,9 +157,9 @@ class Parallel(nn.Module):
         self.by_rows, self.fp8 = dim == 1, False
 
     def forward(self, x: torch.Tensor) -> Any:
-        x = x if self.by_rows else SumOfGradients.apply(x)
+        x = x if self.by_rows else Sum.apply(x, False)
         out = Product.apply(x, self.weight) if self.fp8 else F.linear(x, self.weight)
-        return (Sum.apply(out) if self.by_rows else out) + self.bias
+        return (Sum.apply(out, True) if self.by_rows else out) + self.bias
 
 
 def part_of_net() -> nn.Module:

@@ -156,6 +156,14 @@ def lines(step: int) -> dict[str, torch.Tensor]:
     return text(8, 16)
 
 
+def backward(batch_loss: Callable[[Any, Any], Any], model: Any, batch: Any, precision: Any) -> Any:
+    """Both passes of one batch; gives its loss."""
+    with precision():
+        loss = batch_loss(model, batch)
+    loss.backward()
+    return loss.detach()
+
+
 def finish(optimizer: Any) -> None:
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
@@ -165,11 +173,9 @@ def trained(batch_loss: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     """A step around a loss."""
 
     def step(model: Any, batch: Any, optimizer: Any, precision: Any) -> Any:
-        with precision():
-            loss = batch_loss(model, batch)
-        loss.backward()
+        loss = backward(batch_loss, model, batch, precision)
         finish(optimizer)
-        return loss.detach()
+        return loss
 
     return step
 
@@ -189,9 +195,9 @@ def classes_of(x: torch.Tensor, count: int) -> torch.Tensor:
     return x.flatten(1)[:, :count].argmax(1)
 
 
-def pictures(count: int = 16, size: int = 16) -> dict[str, torch.Tensor]:
-    """Pictures with a bright stripe, and which of ten stripes it is."""
+def pictures(count: int) -> dict[str, torch.Tensor]:
+    """Pictures of 16 by 16 with a bright stripe, and which of ten stripes it is."""
     labels = torch.randint(10, (count,))
-    pixels = 0.3 * torch.randn(count, 3, size, size)
-    pixels[torch.arange(count), :, labels % size] += 2.0
+    pixels = 0.3 * torch.randn(count, 3, 16, 16)
+    pixels[torch.arange(count), :, labels] += 2.0
     return {"pixels": pixels, "labels": labels}

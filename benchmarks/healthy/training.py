@@ -1,168 +1,16 @@
-"""Training steps and losses of a user's own: accumulation, several models, both signs, large values."""
+"""Losses, training steps and optimizers of a user's own."""
 
 from __future__ import annotations
 
 import copy
-import math
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim import AdamW
+from torch.optim import lr_scheduler as schedulers
 
-from benchmarks.healthy.sound import Net, apart, classes_of, entry, finish, mlp, module, of, trained, vectors
-
-# -- steps ------------------------------------------------------------------------------------------------------------
-
-
-@of("step")
-def accumulation_and_clipping(model, batch, optimizer, precision):
-    """Four micro-batches, gradients clipped by their norm."""
-    total = 0.0
-    for part in batch.chunk(4):
-        with precision():
-            loss = apart(model, part) / 4
-        loss.backward()
-        total = total + loss.detach()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    finish(optimizer)
-    return total
-
-
-@of("step", build=lambda: Net(0.1))
-def evaluation_in_the_step(model, batch, optimizer, precision):
-    """Each step ends with an evaluation of an odd number of rows."""
-    loss = trained(apart)(model, batch, optimizer, precision)
-    model.eval()
-    with torch.no_grad(), precision():
-        model(batch[:16])
-    model.train()
-    return loss
-
-
-class Averaged(nn.Module):
-    """A student and the moving average of its weights, which gives the targets (BYOL, DINO)."""
-
-    def __init__(self):
-        super().__init__()
-        self.student = Net()
-        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
-
-    def forward(self, x, y):
-        with torch.no_grad():
-            wanted = self.teacher(y)
-        return 2 - 2 * F.cosine_similarity(self.student(x).float(), wanted.float(), dim=-1).mean()
-
-    @torch.no_grad()
-    def follow(self, rate=0.9):
-        for old, new in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
-            old.lerp_(new, 1 - rate)
-
-
-# Four copies of each number: there is something to learn about the noise.
-@of("step", build=Averaged, batch=lambda step: vectors(128, 16).repeat(1, 4), learning_rate=4e-3)
-def moving_average_teacher(model, batch, optimizer, precision):
-    """A moving average of the weights, taken in the step, gives the targets: a clean view's for a noisy one."""
-    loss = trained(lambda model, x: model(x + torch.randn_like(x), x))(model, batch, optimizer, precision)
-    model.follow()
-    return loss
-
-
-@of("step", batch=lambda step: torch.randint(1 << 30, ()))
-def loop_that_loads_its_own_data(model, batch, optimizer, precision):
-    """The step draws its batches from a loader of its own; what batch(step) gives is not used."""
-    generator = torch.Generator().manual_seed(int(batch))
-    data = torch.randn(256, 64, generator=generator).to(torch.bfloat16)
-    loader = torch.utils.data.DataLoader(data, batch_size=64, shuffle=True, generator=generator)
-    total = 0.0
-    for part in list(loader)[:2]:
-        with precision():
-            loss = apart(model, part)
-        loss.backward()
-        total = total + loss.detach() / 2
-    finish(optimizer)
-    return total
-
-
-def fixed(step):
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(512, 64, generator=generator)
-    return x, x.sin() + torch.randn(512, 64, generator=generator)
-
-
-def searching(parameters):
-    return torch.optim.LBFGS(parameters, max_iter=2, history_size=4, line_search_fn="strong_wolfe")
-
-
-@of("step", batch=fixed, optimizer=searching)
-def closure_optimizer(model, batch, optimizer, precision):
-    """LBFGS on one fixed, noisy batch: a line search runs forward and backward several times inside each step."""
-    x, wanted = batch
-
-    def closure():
-        optimizer.zero_grad(set_to_none=True)
-        with precision():
-            loss = F.mse_loss(model(x).float(), wanted.float())
-        loss.backward()
-        return loss
-
-    return optimizer.step(closure).detach()
-
-
-@module(
-    lambda: {
-        "generator": nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 64)),
-        "critic": nn.Sequential(nn.Linear(64, 128), nn.LeakyReLU(0.2), nn.Linear(128, 16)),
-    }
-)
-def Adversaries(self, noise=None, x=None):
-    made = self.generator(noise) if x is None else x
-    return self.critic(made).float().mean(1)
-
-
-@of("step", build=Adversaries, optimizer=lambda weights: torch.optim.AdamW(weights, lr=5e-4, betas=(0.5, 0.9)))
-def generator_and_critic(model, batch, optimizer, precision):
-    """A GAN: two losses, two backward passes and two steps of one optimizer; only one half moves in each."""
-    noise = torch.randn(len(batch), 32, dtype=batch.dtype, device=batch.device)
-    with precision():
-        made = model.generator(noise)
-        critic = F.softplus(-model(x=batch.tanh())).mean() + F.softplus(model(x=made.detach())).mean()
-    critic.backward()
-    finish(optimizer)
-    model.critic.requires_grad_(False)
-    with precision():
-        loss = F.softplus(-model(noise)).mean()
-    loss.backward()
-    model.critic.requires_grad_(True)
-    finish(optimizer)
-    return critic.detach() + loss.detach()
-
-
-@of("step", batch=lambda step: (vectors(64), (torch.rand(64) > 0.3).float()))
-def skipped_where_not_finite(model, batch, optimizer, precision):
-    """A step that looks at its gradients' norm and would skip a bad one; mean over valid rows only."""
-    x, valid = batch
-    with precision():
-        each = (model(x) - x.sin()).float().square().mean(1)
-    loss = (each * valid).sum() / valid.sum().clamp(min=1)
-    loss.backward()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-    if torch.isfinite(norm):
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return loss.detach()
-
-
-def harder(step):
-    x = vectors(128) * (0.5 + 0.01 * min(step, 50))
-    return {"x": x, "labels": classes_of(x, 16), "weight": min(1.0, step / 500)}
-
-
-@of("loss", batch=harder, learning_rate=4e-3)
-def curriculum_by_step(model, batch):
-    """Harder data from step to step, and a weight of one loss term that grows."""
-    made = model(batch["x"]).float()
-    return F.cross_entropy(made, batch["labels"]) + batch["weight"] * F.mse_loss(made, batch["x"].float().sin())
-
+from benchmarks.healthy.sound import Net, apart, backward, entry, finish, mlp, module, of, trained, vectors
 
 # -- losses -----------------------------------------------------------------------------------------------------------
 
@@ -176,8 +24,6 @@ def Scored(self, ids):
 
 
 class Preferring(nn.Module):
-    """A policy and a frozen copy of it in one module."""
-
     def __init__(self):
         super().__init__()
         self.policy = Scored()
@@ -193,101 +39,15 @@ class Preferring(nn.Module):
 
 @of("batch", build=Preferring, loss=None)
 def preferences_between_two_models(step):
-    """DPO: a policy and a frozen reference model in one module; the model gives its loss."""
+    """DPO: a policy less a frozen copy of it, which is zero at first."""
     chosen = torch.arange(8).repeat(16, 1) + torch.randint(56, (16, 1))
     return {"chosen": chosen, "rejected": torch.randint(64, (16, 8))}
 
 
-@module(
-    lambda: {
-        "body": nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh()),
-        "actor": nn.Linear(128, 16),
-        "critic": nn.Linear(128, 1),
-    }
-)
-def ActorCritic(self, x):
-    hidden = self.body(x)
-    return self.actor(hidden).float().log_softmax(-1), self.critic(hidden).float().squeeze(-1)
-
-
-def rewarded(step):
-    x = vectors(128)
-    action = torch.randint(16, (128,))
-    reward = (classes_of(x, 16) == action).float() * 2 - 0.5
-    return {"state": x, "action": action, "reward": reward}
-
-
-@of("loss", build=ActorCritic, batch=rewarded)
-def actor_and_critic(model, batch):
-    """A clipped policy gradient, a value loss and an entropy bonus: the sum has either sign."""
-    actions, value = model(batch["state"])
-    reward = batch["reward"].float()
-    chosen = actions.gather(-1, batch["action"][:, None]).squeeze(-1)
-    ratio, gain = (chosen + math.log(16)).exp(), reward - value.detach()
-    policy = -torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
-    entropy = -(actions.exp() * actions).sum(-1).mean()
-    return policy + 0.5 * F.mse_loss(value, reward) - 0.01 * entropy
-
-
-@module(lambda: {"left": mlp(64), "right": mlp(32), "scale": nn.Parameter(torch.tensor(math.log(10.0)))})
-def Towers(self, left, right):
-    one, two = F.normalize(self.left(left), dim=-1), F.normalize(self.right(right), dim=-1)
-    return (self.scale.exp() * one @ two.T).float()
-
-
-def two_sides(step):
-    hidden = vectors(32, 16)
-    return hidden.repeat(1, 4) + 0.1 * vectors(32), hidden.repeat(1, 2).sin()
-
-
-@of("loss", build=Towers, batch=two_sides)
-def contrastive_towers(model, batch):
-    """CLIP: two towers of two widths, a learnt temperature; the similarity is a product outside every layer."""
-    scores = model(*batch)
-    right = torch.arange(len(scores), device=scores.device)
-    return 0.5 * (F.cross_entropy(scores, right) + F.cross_entropy(scores.T, right))
-
-
-class Distilled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.teacher = nn.Sequential(mlp(hidden=256), nn.Linear(64, 16)).requires_grad_(False).eval()
-        self.student = nn.Sequential(mlp(), nn.Linear(64, 16))
-
-    def train(self, mode=True):
-        super().train(mode)
-        self.teacher.eval()
-        return self
-
-    def forward(self, x):
-        with torch.no_grad():
-            wanted = (4 * self.teacher(x)).float().softmax(-1)
-        return F.kl_div(self.student(x).float().log_softmax(-1), wanted, reduction="batchmean")
-
-
-entry("distillation", "A frozen teacher that stays in eval mode beside a student.", build=Distilled, loss=None)
-
-
-@module(
-    lambda: {
-        "body": mlp(),
-        "kind": nn.Linear(64, 10),
-        "size": nn.Linear(64, 1),
-        "tags": nn.Linear(64, 32),
-    }
-)
-def Tasks(self, x):
-    hidden = x + self.body(x)
-    return {"kind": self.kind(hidden), "size": self.size(hidden).squeeze(-1), "tags": self.tags(hidden)}
-
-
-@of("loss", build=Tasks, learning_rate=3e-3)
-def several_tasks(model, x):
-    """Three heads: cross entropy, Huber and multi-label losses, weighted and added."""
-    made = {name: value.float() for name, value in model(x).items()}
-    kind = F.cross_entropy(made["kind"], classes_of(x, 10))
-    size = F.huber_loss(made["size"], x.float().square().mean(1))
-    return kind + 0.5 * size + F.binary_cross_entropy_with_logits(made["tags"], (x[:, :32] > 0).float())
+@of("loss")
+def loss_of_either_sign(model, x):
+    """As a policy's gain or an energy: it is above zero at first, and below zero in the end."""
+    return apart(model, x) - 0.7
 
 
 @of("loss", build=mlp, batch=lambda step: vectors(96), learning_rate=4e-3)
@@ -317,3 +77,360 @@ def adversarial_examples(model, x):
     given = x.clone().requires_grad_(True)
     (gradient,) = torch.autograd.grad((model(given) - x.sin()).float().square().mean(), given)
     return (model((given + 0.05 * gradient.sign()).detach()) - x.sin()).float().square().mean()
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+@of("step")
+def accumulation_and_clipping(model, batch, optimizer, precision):
+    """Four micro-batches, gradients clipped by their norm, a step that is skipped where it is not finite."""
+    losses = [backward(lambda model, x: apart(model, x) / 4, model, part, precision) for part in batch.chunk(4)]
+    if nn.utils.clip_grad_norm_(model.parameters(), 1.0).isfinite():
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return sum(losses)
+
+
+@of("step", build=lambda: Net(0.1))
+def evaluation_in_the_step(model, batch, optimizer, precision):
+    """Each step ends with an evaluation of a part of the rows."""
+    loss = trained(apart)(model, batch, optimizer, precision)
+    model.eval()
+    with torch.no_grad(), precision():
+        model(batch[:16])
+    model.train()
+    return loss
+
+
+@of("step")
+def autocast_in_the_step(model, batch, optimizer, precision):
+    """The user's own torch.autocast around the forward pass."""
+    with torch.autocast(batch.device.type, dtype=torch.bfloat16), precision():
+        loss = apart(model, batch)
+    loss.backward()
+    finish(optimizer)
+    return loss.detach()
+
+
+@of("step", batch=lambda step: torch.randint(1 << 30, ()))
+def loop_that_loads_its_own_data(model, batch, optimizer, precision):
+    """The step draws its batches from a loader of its own; what batch(step) gives is not used."""
+    generator = torch.Generator().manual_seed(int(batch))
+    data = torch.randn(256, 64, generator=generator).to(torch.bfloat16)
+    loader = torch.utils.data.DataLoader(data, batch_size=64, shuffle=True, generator=generator)
+    losses = [backward(apart, model, part, precision) for part in list(loader)[:2]]
+    finish(optimizer)
+    return sum(losses) / 2
+
+
+def fixed(step):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(512, 64, generator=generator)
+    return x, x.sin() + torch.randn(512, 64, generator=generator)
+
+
+def searching(parameters):
+    return torch.optim.LBFGS(parameters, max_iter=2, history_size=4, line_search_fn="strong_wolfe")
+
+
+@of("step", batch=fixed, optimizer=searching)
+def closure_optimizer(model, batch, optimizer, precision):
+    """LBFGS on one fixed, noisy batch: a line search runs forward and backward several times inside each step."""
+    x, wanted = batch
+
+    def closure():
+        optimizer.zero_grad(set_to_none=True)
+        return backward(lambda model, x: F.mse_loss(model(x).float(), wanted.float()), model, x, precision)
+
+    return optimizer.step(closure)
+
+
+@module(
+    lambda: {
+        "generator": nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 64)),
+        "critic": nn.Sequential(nn.Linear(64, 128), nn.LeakyReLU(0.2), nn.Linear(128, 16)),
+    }
+)
+def Adversaries(self, noise=None, x=None):
+    made = self.generator(noise) if x is None else x
+    return self.critic(made).float().mean(1)
+
+
+@of("step", build=Adversaries, optimizer=lambda weights: AdamW(weights, lr=5e-4, betas=(0.5, 0.9)))
+def generator_and_critic(model, batch, optimizer, precision):
+    """A GAN: two losses, two backward passes and two steps of one optimizer; only one half moves in each."""
+    noise = torch.randn(len(batch), 32, dtype=batch.dtype, device=batch.device)
+    with precision():
+        made = model.generator(noise)
+        critic = F.softplus(-model(x=batch.tanh())).mean() + F.softplus(model(x=made.detach())).mean()
+    critic.backward()
+    finish(optimizer)
+    model.critic.requires_grad_(False)
+    loss = backward(lambda model, noise: F.softplus(-model(noise)).mean(), model, noise, precision)
+    model.critic.requires_grad_(True)
+    finish(optimizer)
+    return critic.detach() + loss
+
+
+def first_frozen():
+    model = Net()
+    model.up.requires_grad_(False)
+    model.seen = 0
+    return model
+
+
+def trained_weights(parameters):
+    return AdamW([p for p in parameters if p.requires_grad], lr=1e-3)
+
+
+# No stored state fits a new optimizer that lacks a group, for torch as for these stores.
+@of("step", build=first_frozen, optimizer=trained_weights, case={"questions": ("layers", "numerics", "loss")})
+def gradual_unfreezing(model, batch, optimizer, precision):
+    """The step adds a layer's parameters to the optimizer once it unfreezes them."""
+    model.seen += 1
+    if model.seen > 3 and len(optimizer.param_groups) == 1:
+        model.up.requires_grad_(True)
+        optimizer.add_param_group({"params": list(model.up.parameters()), "lr": 5e-4})
+    return trained(apart)(model, batch, optimizer, precision)
+
+
+KNOWN = {}
+
+
+@of("step")
+def step_looked_up_once(model, batch, optimizer, precision):
+    """The loop keeps optimizer.step in a variable."""
+    loss = backward(apart, model, batch, precision)
+    KNOWN.setdefault(id(optimizer), (optimizer, optimizer.step))[1]()
+    optimizer.zero_grad(set_to_none=True)
+    return loss
+
+
+# -- optimizers -------------------------------------------------------------------------------------------------------
+
+
+class Warmup:
+    """A schedule of ten lines, without state_dict() and get_last_lr()."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.now = optimizer, 0
+        self.step()
+
+    def step(self):
+        self.now += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 2e-3 * min(1.0, self.now / 5)
+
+
+def one_cycle(optimizer):
+    return schedulers.OneCycleLR(optimizer, 5e-3, total_steps=60, div_factor=5)
+
+
+for _name, _what, _schedule in (
+    ("one_cycle", "OneCycleLR, which also moves the momentum.", one_cycle),
+    ("plateau", "A schedule that goes by the loss.", lambda made: schedulers.ReduceLROnPlateau(made, patience=4)),
+    ("schedule_of_ten_lines", "A learning-rate schedule of a class of the user's own.", Warmup),
+):
+
+    def _optimizer(parameters, schedule=_schedule):
+        made = AdamW(parameters, lr=2e-3)
+        made.scheduler = schedule(made)
+        return made
+
+    entry(_name, _what, optimizer=_optimizer)
+
+
+@of("optimizer")
+def groups_of_parameters(parameters):
+    """Norms and biases without decay, the last layer with a rate of its own."""
+    held = list(parameters)
+    plain, matrices = [p for p in held if p.dim() < 2], [p for p in held if p.dim() >= 2]
+    groups = [
+        {"params": matrices[:-1], "weight_decay": 0.1},
+        {"params": matrices[-1:], "lr": 3e-4, "weight_decay": 0.1},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    return AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
+
+
+class ByWeight(torch.optim.Optimizer):
+    """Each weight with a gradient is moved by itself."""
+
+    rate = 1e-3
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": self.rate})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.move(p, p.grad, self.state[p], group["lr"])
+
+
+class Lion(ByWeight):
+    rate = 3e-4
+
+    def move(self, p, gradient, state, rate):
+        held = state.setdefault("mean", torch.zeros_like(p))
+        p.sub_((0.9 * held + 0.1 * gradient).sign(), alpha=rate)
+        held.lerp_(gradient, 0.01)
+
+
+class Master(ByWeight):
+    """Adam on a copy of each weight in float32."""
+
+    def move(self, p, gradient, state, rate):
+        state.setdefault("master", p.detach().float().clone())
+        mean = state.setdefault("mean", torch.zeros_like(p, dtype=torch.float32))
+        square = state.setdefault("square", torch.zeros_like(p, dtype=torch.float32))
+        mean.lerp_(gradient.float(), 0.1)
+        square.lerp_(gradient.float().square(), 0.05)
+        state["master"].sub_(mean / (square.sqrt() + 1e-8), alpha=rate)
+        p.copy_(state["master"])
+
+    def load_state_dict(self, state_dict):
+        """torch's own casts the state of a weight to the weight's dtype, and the next step would raise."""
+        super().load_state_dict(state_dict)
+        held = [p for group in self.param_groups for p in group["params"]]
+        for index, entries in state_dict["state"].items():
+            self.state[held[index]] = {name: value.clone() for name, value in entries.items()}
+
+
+class MasterCopies(AdamW):
+    """AdamW on float32 copies of the weights; its groups hold these copies alone, as in Apex and Megatron."""
+
+    def __init__(self, parameters):
+        self.live = list(parameters)
+        super().__init__([p.detach().float().clone() for p in self.live], lr=2e-3)
+
+    def zero_grad(self, set_to_none=True):
+        super().zero_grad(set_to_none)
+        for p in self.live:
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        pairs = list(zip(self.param_groups[0]["params"], self.live, strict=True))
+        for master, p in pairs:
+            master.grad = None if p.grad is None else p.grad.float()
+        super().step()
+        for master, p in pairs:
+            p.copy_(master)
+
+
+def save_copies(model, optimizer, folder):
+    masters = optimizer.param_groups[0]["params"]
+    torch.save([model.state_dict(), optimizer.state_dict(), masters], folder / "all.pt")
+
+
+def load_copies(model, optimizer, folder):
+    weights, state, masters = torch.load(folder / "all.pt", weights_only=True)
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+    for mine, stored in zip(optimizer.param_groups[0]["params"], masters, strict=True):
+        mine.data.copy_(stored)
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Every third step goes back half the way to the slow weights (Zhang et al. 2019)."""
+
+    def __init__(self, parameters):
+        self.optimizer, self.counter = AdamW(parameters, lr=1e-3), 0
+        super().__init__(self.optimizer.param_groups, {})
+        self.param_groups = self.optimizer.param_groups
+        self.slow = [[p.detach().clone() for p in group["params"]] for group in self.param_groups]
+
+    def step(self, closure=None):
+        loss = self.optimizer.step(closure)
+        self.counter += 1
+        if self.counter % 3 == 0:
+            with torch.no_grad():
+                for group, slow in zip(self.param_groups, self.slow, strict=True):
+                    for fast, kept in zip(group["params"], slow, strict=True):
+                        kept.lerp_(fast, 0.5)
+                        fast.copy_(kept)
+        return loss
+
+
+for _name, _what, _optimizer, _more in (
+    ("lion", "A sign of a moving mean: the smallest gradient moves a weight as far as the largest.", Lion, {}),
+    ("adafactor", "State that is smaller than the weight.", lambda p: torch.optim.Adafactor(p, lr=3e-2), {}),
+    ("master_weights", "Weights in float32 in the optimizer's state, which its own load keeps in float32.", Master, {}),
+    (
+        "master_copies",
+        "Master weights in float32 in the optimizer's groups, in place of the model's; saved and loaded by hand.",
+        MasterCopies,
+        {"save": save_copies, "load": load_copies},
+    ),
+    ("lookahead", "An optimizer that wraps another one and keeps slow weights.", Lookahead, {}),
+):
+    entry(_name, _what, optimizer=_optimizer, **_more)
+
+
+class MuonAndAdamW(torch.optim.Optimizer):
+    """The groups of both, one after the other."""
+
+    def __init__(self, parameters):
+        held = list(parameters)
+        self.both = [
+            torch.optim.Muon([p for p in held if p.dim() == 2], lr=1e-2),
+            AdamW([p for p in held if p.dim() != 2], lr=1e-3),
+        ]
+        super().__init__([group for each in self.both for group in each.param_groups], {})
+
+    def step(self, closure=None):
+        for each in self.both:
+            each.step()
+
+    def state_dict(self):
+        return {str(index): each.state_dict() for index, each in enumerate(self.both)}
+
+    def load_state_dict(self, state_dict):
+        for index, each in enumerate(self.both):
+            each.load_state_dict(state_dict[str(index)])
+
+
+entry("muon_and_adamw", "Two optimizers in one; the first multiplies matrices itself.", optimizer=MuonAndAdamW)
+
+
+class SAM(torch.optim.Optimizer):
+    """With its two halves, first_step() and second_step(), as most copies of it have them."""
+
+    def __init__(self, parameters, rho=0.02):
+        super().__init__(parameters, {"rho": rho})
+        self.base_optimizer = AdamW(self.param_groups, lr=1e-3)
+        self._old = {}
+        self.param_groups, self.base_optimizer.state = self.base_optimizer.param_groups, self.state
+
+    def _gradients(self):
+        return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+
+    @torch.no_grad()
+    def first_step(self):
+        size = self.param_groups[0]["rho"] / (nn.utils.get_total_norm([p.grad for p in self._gradients()]) + 1e-6)
+        for p in self._gradients():
+            self._old[p] = p.detach().clone()
+            p.add_(p.grad * size)
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self):
+        for p in self._gradients():
+            p.copy_(self._old.pop(p))
+        self.base_optimizer.step()
+        self.zero_grad()
+
+    def step(self, closure=None):
+        raise RuntimeError("SAM has two steps")
+
+
+@of("step", optimizer=SAM)
+def sam_of_two_steps(model, batch, optimizer, precision):
+    """SAM, whose step() is never called: the loop calls its two halves."""
+    for half in (optimizer.first_step, optimizer.second_step):
+        loss = backward(apart, model, batch, precision)
+        half()
+    return loss
