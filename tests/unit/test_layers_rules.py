@@ -189,9 +189,10 @@ def test_a_kernel_that_is_not_known_decides_nothing():
     verdict_of(judge(kernel="cute_1x1"), Verdict.INCONCLUSIVE, L.UNKNOWN_KERNEL, "cute")
 
 
-def test_a_kernel_whose_name_says_fp8_is_known():
+@pytest.mark.parametrize("kind", ["float_e4m3_t", "float_e5m2_t"])
+def test_a_kernel_whose_name_says_fp8_is_known(kind):
     """Of torch._scaled_grouped_mm on an H200, shortened: no learned family has its name."""
-    verdict_of(judge(kernel="_ZN7cutlass13device_kernelI17GroupProblemShape12float_e4m3_tEPNS6_E"), PASS)
+    verdict_of(judge(kernel=f"_ZN7cutlass13device_kernelI17GroupProblemShape12{kind}EPNS6_E"), PASS)
 
 
 def test_a_pattern_that_matches_nothing_is_a_note():

@@ -11,6 +11,7 @@ import pytest
 
 from helpers.curve_pair import CurvePair
 from helpers.evidence import arm_ledger, curves, verdict_of
+from helpers.stand_in import StandIn
 from pytest_fp8 import Verdict
 from pytest_fp8.baselines.store import load_baseline
 from pytest_fp8.codes import C, D
@@ -391,6 +392,7 @@ def test_noise_is_asked_of_the_reference_only_where_a_gap_does_not_pass_without(
     arms = CurvePair(losses(gap), losses(noise=noise))
     assert judge_gap(arms.evidence()).verdict is verdict
     assert [seed for seed, steps in arms.noisy() if steps == arms.case.steps] == asked
+    assert not any(jitter for *_, jitter, _ in arms.asked), "seeds that differ by themselves are moved by nothing"
 
 
 @pytest.mark.parametrize("by", [0.0, 0.05], ids=["the same", "another"])
@@ -456,3 +458,14 @@ def test_equal_runs_are_told_from_one_run_with_both_arms_alike(gap, seeds, verdi
     decision = check_loss(evidence)
     verdict_of(decision, verdict, says)
     assert decision.figures.seeds == 1
+
+
+@pytest.mark.parametrize(("seeds", "moved"), [(1, []), (3, [1, 2])])
+def test_where_arms_take_turns_the_reference_is_asked_first_and_moved_as_the_fp8_arm_is(monkeypatch, seeds, moved):
+    monkeypatch.setattr(StandIn, "takes_turns", True)
+    arms = runs(0.001, seeds)
+    arms.evidence()
+    first = arms.asked[: [name for name, *_ in arms.asked].index("fp8")]
+    assert [seed for _, seed, _, jitter, _ in first if jitter] == moved
+    assert {seed for _, seed, steps, *_ in first if steps == arms.case.steps} == set(range(seeds))
+    assert (0, START) in [(seed, steps) for _, seed, steps, *_ in first]

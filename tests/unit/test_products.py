@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_fp8.questions.layers.kernels import kernel_family
+from pytest_fp8.questions.layers.kernels import LONGEST_NAME, kernel_family, short_name
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, profiled_step, role_table
 
 AGAIN = ("fprop", "recompute", "dgrad", "wgrad")
@@ -196,3 +196,15 @@ def test_a_family_is_a_kernel_without_its_size():
     gemm = "sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n"
     assert kernel_family(f"{gemm}_tilesize128x128x64") == gemm
     assert kernel_family("void pytorch_flash::flash_fwd_kernel<T<64>>(P)") == "pytorch_flash::flash_fwd_kernel"
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("void at::native::copy<4, (anonymous namespace)::Max<f(int)> >(int, int)", "copy<4, Max<f(int)> >"),
+        ("triton_red_fused_abs_max_12", "triton_red_fused_abs_max"),
+        (2 * LONGEST_NAME * "k", LONGEST_NAME * "k"),
+    ],
+)
+def test_a_kernel_s_name_is_shown_without_namespaces_and_parameters(name, short):
+    assert short_name(name) == short

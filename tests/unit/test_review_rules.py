@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from helpers.baselines import baseline, session
 from pytest_fp8.baselines.record import MAX_SESSIONS, Baseline
 from pytest_fp8.baselines.review import compare_histories, compare_metric, revise, tampering
-from pytest_fp8.baselines.update import appended
+from pytest_fp8.baselines.update import appended, why_not_stored
 from pytest_fp8.stats.components import MEASURED
 
 BETWEEN, WITHIN = 0.003, 0.004
@@ -171,3 +172,25 @@ def test_a_metric_that_is_gone_was_removed():
     revision = compare_histories(old, later(fp8_share=[0.5]))
     assert {change.metric: change.word for change in revision.changes}["memory_ratio"] == "removed"
     assert revision.worse
+
+
+@pytest.mark.parametrize(
+    ("question", "verdict", "why"),
+    [
+        ("layers", "FAIL", "FP8 was not shown to run"),
+        ("speedup", "INVALID", "the timing is invalid"),
+        ("faster", "INVALID", "the timing is invalid"),
+        ("memory", "INVALID", "the memory question is invalid"),
+        *((name, "FAIL", f"the {name} question failed") for name in ("numerics", "loss", "checkpoints")),
+        # A change for the worse may be accepted, and is what an update is for.
+        ("speedup", "FAIL", ""),
+        ("memory", "FAIL", ""),
+        ("loss", "INCONCLUSIVE", ""),
+    ],
+)
+def test_what_is_wrong_of_a_session_keeps_its_figures_out_of_the_baselines(question, verdict, why):
+    answers = {"layers": "PASS", question: verdict}
+    decisions = {name: SimpleNamespace(verdict=each, headline="seen") for name, each in answers.items()}
+    entry = SimpleNamespace(namesakes=0, errors=(), decisions=decisions)
+    said = why_not_stored(SimpleNamespace(entries={"1b": entry}, open_tests={}), "1b")
+    assert said == (why and f"{why} (seen)")
