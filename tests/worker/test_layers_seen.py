@@ -17,6 +17,7 @@ from helpers import own_fp8
 from helpers.closures import closing, lbfgs, sam
 from helpers.evidence import verdict_of
 from helpers.loops import CASE, build, judge, judge_both, loop, serve, squares
+from helpers.nets import by_torchao, net
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import L
 from pytest_fp8.recipes import ROLES
@@ -26,55 +27,29 @@ pytestmark = pytest.mark.slow
 ACCELERATE = replace(CASE, backend="accelerate_torchao")
 
 
-def by_torchao(but=()):
-    """The library's own conversion of all Linears ``but`` these."""
-
-    def convert(model):
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-        config = Float8LinearConfig(emulate=True)
-        return convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name not in but)
-
-    return convert
-
-
 # -- sound ways to train ----------------------------------------------------------------------------------------------
 
 
-class Direct(torch.nn.Module):
+SIZES = {"up": (32, 64), "down": (64, 32)}
+
+
+def direct(kept=False):
     """Calls ``layer.forward(x)``, which runs none of torch's hooks; ``kept``: of the layers before the conversion."""
 
-    def __init__(self, kept=False):
-        super().__init__()
-        self.up, self.down = Linear(32, 64), Linear(64, 32)
-        self.kept = [self.up, self.down] if kept else None
-
-    def forward(self, x):
-        up, down = self.kept or (self.up, self.down)
+    def forward(model, x):
+        up, down = model.kept or (model.up, model.down)
         return down.forward(functional.gelu(up.forward(x)))
 
-
-class Named(torch.nn.Module):
-    """Gives its layers their input by keyword."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = Linear(32, 64), Linear(64, 32)
-
-    def forward(self, x):
-        return self.down(input=self.up(input=x).relu())
+    model = net(forward, **SIZES)
+    model.kept = [model.up, model.down] if kept else None
+    return model
 
 
-class Compiled(torch.nn.Module):
+def compiled():
     """A piece of it is compiled in one piece."""
-
-    def __init__(self):
-        super().__init__()
-        self.enter = Linear(32, 32)
-        self.act = torch.compile(lambda x: self.enter(x).relu() * 2, fullgraph=True, backend="eager")
-
-    def forward(self, x):
-        return self.act(x)
+    model = net(lambda model, x: model.act(x), enter=(32, 32))
+    model.act = torch.compile(lambda x: model.enter(x).relu() * 2, fullgraph=True, backend="eager")
+    return model
 
 
 def target_of_itself(model, x):
@@ -103,10 +78,13 @@ SOUND = {
     "recomputed reentrantly": ({"build": partial(build, True, True), "step": loop(2)}, {"fprop": 10, "recompute": 8}),
     "evaluated in the loss": ({"build": partial(build, True, True), "loss": target_of_itself}, {"recompute": 4}),
     "recomputed whole": ({"step": whole_recomputed}, {"fprop": 5, "recompute": 5}),
-    "called directly": ({"build": Direct, "step": loop(2)}, {"fprop": 4, "wgrad": 4}),
-    "called by keyword": ({"build": Named}, {"fprop": 2, "wgrad": 2}),
+    "called directly": ({"build": direct, "step": loop(2)}, {"fprop": 4, "wgrad": 4}),
+    "called by keyword": (
+        {"build": partial(net, lambda model, x: model.down(input=model.up(input=x).relu()), **SIZES)},
+        {"fprop": 2, "wgrad": 2},
+    ),
     "compiled by build()": ({"build": lambda: torch.compile(build(), backend="eager")}, {"fprop": 5}),
-    "compiled in a piece": ({"build": Compiled}, {"fprop": 1}),
+    "compiled in a piece": ({"build": compiled}, {"fprop": 1}),
     "left by a pattern": ({"convert": by_torchao(but=["blocks.1.down"]), "leave": ("*.1.down",)}, {"fprop": 4}),
     "through Accelerate": ({"case": ACCELERATE, "step": loop(2)}, {"fprop": 6}),
     "FP8 layers of one's own": ({"convert": own_fp8.with_own_layers()}, {"fprop": 5, "dgrad": 4, "wgrad": 5}),
@@ -206,51 +184,33 @@ def past_a_layer(way, recomputed=None):
     """Three Linears; the second's product is computed in this way and not by a call. ``recomputed``: in the backward
     pass alone, by checkpointing that is reentrant or not."""
 
-    class Past(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = Linear(32, 64)
+    def past(model, x):
+        now = model.training if recomputed is None else torch._C._current_graph_task_id() != -1
+        return PAST[way](x, model.inner) if now else model.inner(x)
 
-        def forward(self, x):
-            now = self.training if recomputed is None else torch._C._current_graph_task_id() != -1
-            return PAST[way](x, self.inner) if now else self.inner(x)
+    def block(model, x):
+        return model.down(functional.gelu(model.past(x)))
 
-    class Net(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.enter, self.past, self.down = Linear(32, 32), Past(), Linear(64, 32)
+    def forward(model, x):
+        x = model.enter(x)
+        if recomputed is None or not model.training:
+            return block(model, x)
+        return checkpoint(partial(block, model), x, use_reentrant=recomputed)
 
-        def block(self, x):
-            return self.down(functional.gelu(self.past(x)))
-
-        def forward(self, x):
-            x = self.enter(x)
-            if recomputed is None or not self.training:
-                return self.block(x)
-            return checkpoint(self.block, x, use_reentrant=recomputed)
-
-    return {"build": Net}
+    return {"build": lambda: net(forward, enter=(32, 32), past=net(past, inner=(32, 64)), down=(64, 32))}
 
 
-class FrozenBypass(torch.nn.Module):
+def frozen_and_passed_by():
     """Uses the weight of its frozen second layer without calling the layer."""
 
-    def __init__(self):
-        super().__init__()
-        self.enter, self.middle, self.out = Linear(32, 32), Linear(32, 64), Linear(64, 32)
-        self.middle.requires_grad_(False)
+    def forward(model, x):
+        return model.out(functional.linear(model.enter(x), model.middle.weight, model.middle.bias))
 
-    def forward(self, x):
-        return self.out(functional.linear(self.enter(x), self.middle.weight, self.middle.bias))
+    return net(forward, enter=(32, 32), middle=Linear(32, 64).requires_grad_(False), out=(64, 32))
 
 
-class AllByItself(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.only = Linear(32, 32)
-
-    def forward(self, x):
-        return functional.linear(x, self.only.weight.detach())
+def all_by_itself():
+    return net(lambda model, x: functional.linear(x, model.only.weight.detach()), only=(32, 32))
 
 
 def multiplies_the_head(model, x):
@@ -261,7 +221,6 @@ def multiplies_the_head(model, x):
 
 def cut_off(model):
     """By a hook of a layer whose sizes another layer has too."""
-    by_torchao()(model)
     model.blocks[1].down.register_forward_hook(lambda module, given, output: output.detach())
 
 
@@ -288,11 +247,11 @@ FAULTS = {
     "recomputed by batches": (past_a_layer("batches", True), RECOMPUTE, "past.inner, bfloat16 by past"),
     # torch itself refuses a recomputation that is not reentrant and saves other tensors.
     "recomputed by a clone": (past_a_layer("a clone", False), RECOMPUTE, "past.inner, bfloat16 by past"),
-    "past a frozen layer": ({"build": FrozenBypass}, FORWARD, "middle, bfloat16 by the model itself"),
+    "past a frozen layer": ({"build": frozen_and_passed_by}, FORWARD, "middle, bfloat16 by the model itself"),
     "past by the loss": ({"loss": multiplies_the_head}, FORWARD, "blocks.1.down, bfloat16 by code outside all modules"),
-    "past all layers": ({"build": AllByItself, **INPUT_TAKES_GRADIENTS}, L.NEVER_CALLED, ""),
-    "layers of before": ({"build": partial(Direct, True)}, L.NEVER_CALLED, "references to the unconverted modules"),
-    "cut off from the loss": ({"convert": cut_off}, L.NO_GRADIENT, "blocks.1.down"),
+    "past all layers": ({"build": all_by_itself, **INPUT_TAKES_GRADIENTS}, L.NEVER_CALLED, ""),
+    "layers of before": ({"build": partial(direct, True)}, L.NEVER_CALLED, "references to the unconverted modules"),
+    "cut off from the loss": ({"convert": by_torchao(then=cut_off)}, L.NO_GRADIENT, "blocks.1.down"),
     "skipped without a reason": ({"convert": by_torchao(but=["blocks.1.down"])}, L.UNACCOUNTED, "Workload(leave="),
     "left for Accelerate": (
         {"case": ACCELERATE, "leave": ("blocks.0.up",)},

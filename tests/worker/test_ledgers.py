@@ -22,39 +22,34 @@ from torch.utils.checkpoint import checkpoint
 
 from helpers.evidence import verdict_of
 from helpers.loops import CASE, judge_both, ledgers, loop, routed, serve
+from helpers.nets import by_torchao, net
 from pytest_fp8 import Verdict
 from pytest_fp8.questions.ledger.compare import compare
 from pytest_fp8.worker.training.setup import takes_model
 
 pytestmark = pytest.mark.slow
 
+ENDS = {"enter": (32, 32), "leave": (32, 32)}
 
-class Raw(nn.Module):
+
+def raw():
     """Of eight products that are needed five are of Linears."""
-
-    def __init__(self):
-        super().__init__()
-        self.enter, self.leave = nn.Linear(32, 32), nn.Linear(32, 32)
-        self.mixing = nn.Parameter(torch.randn(32, 32) / 6)
-
-    def forward(self, x):
-        return self.leave(self.enter(x) @ self.mixing)
+    mixing = nn.Parameter(torch.randn(32, 32) / 6)
+    return net(lambda model, x: model.leave(model.enter(x) @ model.mixing), **ENDS, mixing=mixing)
 
 
-class Summed(nn.Module):
+def summed():
     """A slice and a logged number before the activation."""
 
-    activation = staticmethod(functional.gelu)
-
-    def __init__(self):
-        super().__init__()
-        self.enter, self.leave = nn.Linear(32, 32), nn.Linear(32, 32)
-
-    def forward(self, x):
-        hidden = self.enter(x)
+    def forward(model, x):
+        hidden = model.enter(x)
         hidden = hidden[:48] + hidden[48:]
-        self.seen = (hidden.argmax(-1) == 0).sum().item()
-        return self.leave(self.activation(hidden))
+        model.seen = (hidden.argmax(-1) == 0).sum().item()
+        return model.leave(model.activation(hidden))
+
+    model = net(forward, **ENDS)
+    model.activation = functional.gelu
+    return model
 
 
 class Block(nn.Module):
@@ -81,19 +76,6 @@ def dropping(inside=0.1, after=0.0, reentrant=False):
     return build
 
 
-def converted(change):
-    """A conversion that changes the model as well."""
-
-    def convert(model):
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-        convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
-        change(model)
-        return model
-
-    return convert
-
-
 class Fused(nn.LayerNorm):
     def forward(self, x):
         return functional.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -111,13 +93,13 @@ SOUND = {
     "routed": {"build": routed},
     "a norm of an own class": {
         "build": lambda: nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 32)),
-        "convert": converted(lambda model: setattr(model[1], "__class__", Fused)),
+        "convert": by_torchao(then=lambda model: setattr(model[1], "__class__", Fused)),
     },
-    "a slice and a logged number": {"build": Summed, "loss": lambda model, x: model(x).square().mean()},
+    "a slice and a logged number": {"build": summed, "loss": lambda model, x: model(x).square().mean()},
     "tokens of the model's own": {"loss": distilled},
     "recomputed": {"build": dropping(0.02, 0.2), "step": loop(2, evaluate=True)},
     "recomputed reentrantly": {"build": dropping(0.02, 0.2, True), "step": loop(2, evaluate=True)},
-    "Accelerate": {"case": replace(CASE, backend="accelerate_torchao"), "build": Raw},
+    "Accelerate": {"case": replace(CASE, backend="accelerate_torchao"), "build": raw},
 }
 
 
@@ -129,7 +111,7 @@ def test_a_sound_workload_has_no_difference(name):
 
 
 def test_another_activation_is_told_behind_a_slice_and_a_logged_number():
-    relu = converted(lambda model: setattr(model, "activation", functional.relu))
+    relu = by_torchao(then=lambda model: setattr(model, "activation", functional.relu))
     verdict_of(judge_both(**SOUND["a slice and a logged number"], convert=relu), Verdict.INVALID, "relu")
 
 
@@ -142,7 +124,7 @@ def test_data_that_a_loss_draws_for_one_arm_alone_is_other_data():
 
 
 def test_what_no_linear_multiplies_is_counted_and_keeps_the_share_below_all():
-    assert 0 < judge_both(build=Raw).numbers["fp8_share"] <= 5 / 8
+    assert 0 < judge_both(build=raw).numbers["fp8_share"] <= 5 / 8
 
 
 def test_a_pass_names_the_modules_whose_rows_a_router_chooses():
@@ -167,9 +149,6 @@ def test_what_another_thread_does_meanwhile_is_no_part_of_the_step():
         stop.set()
         thread.join()
     assert not [call for call in found["calls"] if "Identity" in call["module"]]
-
-
-# -- recomputation ----------------------------------------------------------------------------------------------------
 
 
 # -- optimizers -------------------------------------------------------------------------------------------------------

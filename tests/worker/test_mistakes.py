@@ -17,6 +17,7 @@ from torch import nn
 
 from helpers.closures import lbfgs
 from helpers.loops import CASE, build, loop, serve, squares
+from helpers.nets import by_torchao, net
 from pytest_fp8.codes import R
 from pytest_fp8.worker.checkpoint import stores
 from pytest_fp8.worker.error_trace import known_cause, telling_line, trace_of
@@ -80,34 +81,13 @@ def two(parameters):
     return [torch.optim.AdamW(half[:2]), torch.optim.SGD(half[2:])]
 
 
-class Adding(nn.Module):
+def adding(dtype_of):
     """Adds positions of this type."""
-
-    def __init__(self, dtype_of):
-        super().__init__()
-        self.inner, self.dtype_of = build(), dtype_of
-
-    def forward(self, x):
-        return self.inner(x + torch.arange(32).float().to(self.dtype_of(x)))
-
-
-class Giving(nn.Module):
-    def __init__(self, give):
-        super().__init__()
-        self.inner, self.give = build(), give
-
-    def forward(self, x):
-        return self.give(self.inner(x))
+    return lambda: net(lambda model, x: model.inner(x + torch.arange(32).float().to(dtype_of(x))), inner=build())
 
 
 def classes(kind):
     return lambda model, x: nn.functional.cross_entropy(model(x).float(), torch.arange(len(x)).remainder(32).to(kind))
-
-
-def in_fp8():
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-    return convert_to_float8_training(build(), config=Float8LinearConfig(emulate=True))
 
 
 def normed():
@@ -138,7 +118,12 @@ REFUSED = {
     "no loss": ({"loss": lambda model, x: None}, R.NO_LOSS, "without .item()", {}),
     "a loss of each row": ({"loss": lambda model, x: model(x).mean(1)}, R.NO_LOSS, "without .item()", {}),
     "a detached loss": ({"loss": lambda model, x: squares(model, x).detach()}, R.NO_LOSS, ".item()", {}),
-    "a tuple": ({"build": lambda: Giving(lambda x: (x, x.mean())), "loss": None}, R.NO_LOSS, "Workload(loss=", {}),
+    "a tuple": (
+        {"build": lambda: net(lambda model, x: 2 * (model.only(x),), only=(32, 32)), "loss": None},
+        R.NO_LOSS,
+        "Workload(loss=",
+        {},
+    ),
     "no backward": ({"step": without_backward}, R.STEP_INCOMPLETE, "call loss.backward()", {"step": loop()}),
     "no optimizer": ({"step": without_the_optimizer}, R.STEP_INCOMPLETE, "", {}),
     "a step without a loss": ({"step": giving(lambda x: None)}, R.NO_LOSS, "", {}),
@@ -150,10 +135,10 @@ REFUSED = {
     ),
     "two optimizers": ({"optimizer": two}, R.BAD_OPTIMIZER, "parameter groups", {}),
     "another type": (
-        {"build": lambda: Adding(lambda x: torch.float32)},
+        {"build": adding(lambda x: torch.float32)},
         R.MIXED_TYPES,
         "make it in the input's dtype",
-        {"build": lambda: Adding(lambda x: x.dtype)},
+        {"build": adding(lambda x: x.dtype)},
     ),
     "classes": (
         {"loss": classes(torch.bfloat16)},
@@ -167,7 +152,7 @@ REFUSED = {
         "return the converted model",
         {"convert": lambda model: model},
     ),
-    "converted by build()": ({"build": in_fp8}, R.BUILT_IN_FP8, "Workload(convert=...)", {}),
+    "converted by build()": ({"build": lambda: by_torchao()(build())}, R.BUILT_IN_FP8, "Workload(convert=...)", {}),
     "a weight that is computed": (
         {"build": normed, "case": CASE},
         R.COMPUTED_WEIGHT,
@@ -217,39 +202,37 @@ def test_a_full_disk_names_the_folder_and_what_a_checkpoint_needs(monkeypatch, t
 # -- rows that FP8 cannot take ----------------------------------------------------------------------------------------
 
 
-class Pooled(nn.Module):
+def pooled():
     """An encoder as libraries give them: its pooler runs in each forward pass, for those who want it."""
 
-    def __init__(self):
-        super().__init__()
-        self.body, self.pooler = nn.Linear(32, 32), nn.Linear(32, 32)
+    def forward(model, x):
+        sequence = model.body(x)
+        return sequence, model.pooler(sequence[:, 0]).tanh()
 
-    def forward(self, x):
-        sequence = self.body(x)
-        return sequence, self.pooler(sequence[:, 0]).tanh()
+    return net(forward, body=(32, 32), pooler=(32, 32))
 
 
 def of_pooled(model, x):
     return (model(x)[1] - x[:, 0]).float().square().mean()
 
 
-class Rare(nn.Module):
+def rare():
     """Its second layer is called where a batch is long."""
 
-    def __init__(self):
-        super().__init__()
-        self.body, self.rare = nn.Linear(32, 32), nn.Linear(32, 32)
+    def forward(model, x):
+        out = model.body.forward(x)
+        return torch.cat([model.rare(out[:33]), out[33:]]) if len(x) > 32 else out
 
-    def forward(self, x):
-        out = self.body.forward(x)
-        return torch.cat([self.rare(out[:33]), out[33:]]) if len(x) > 32 else out
+    return net(forward, body=(32, 32), rare=(32, 32))
 
 
-class Anchored(Rare):
+def anchored():
     """Its second layer is called twice, once without a gradient."""
 
-    def forward(self, x):
-        return self.rare(self.body(x)) - self.rare(x[:9]).detach().mean(0)
+    def forward(model, x):
+        return model.rare(model.body(x)) - model.rare(x[:9]).detach().mean(0)
+
+    return net(forward, body=(32, 32), rare=(32, 32))
 
 
 def sentences(step):
@@ -259,9 +242,9 @@ def sentences(step):
 @pytest.mark.parametrize(
     ("parts", "named"),
     [
-        ({"build": Rare, "batch": rows(24)}, "layer 'body' was given 24 rows"),
-        ({"build": Rare, "batch": rows(32, 48)}, r"'rare' was given 33 rows .* from batch\(step=3\)"),
-        ({"build": Pooled, "batch": sentences, "loss": of_pooled}, "'pooler' was given 8 rows"),
+        ({"build": rare, "batch": rows(24)}, "layer 'body' was given 24 rows"),
+        ({"build": rare, "batch": rows(32, 48)}, r"'rare' was given 33 rows .* from batch\(step=3\)"),
+        ({"build": pooled, "batch": sentences, "loss": of_pooled}, "'pooler' was given 8 rows"),
     ],
     ids=["called directly", "from a step on", "pooled"],
 )
@@ -271,18 +254,17 @@ def test_a_layer_with_an_odd_number_of_rows_is_named_with_the_helper(parts, name
     assert "pytest_fp8.pad_to_multiple(" in error.value.fp8_next
 
 
-def padded_inside(model):
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-    return convert_to_float8_training(model, config=Float8LinearConfig(emulate=True, pad_inner_dim=True))
-
-
 @pytest.mark.parametrize(
     "parts",
     [
-        {"build": Anchored, "batch": rows(32)},
-        {"build": Pooled, "batch": sentences, "loss": lambda model, x: squares(lambda x: model(x)[0], x)},
-        {"build": Pooled, "batch": lambda step: torch.randn(8, 3, 32), "loss": of_pooled, "convert": padded_inside},
+        {"build": anchored, "batch": rows(32)},
+        {"build": pooled, "batch": sentences, "loss": lambda model, x: squares(lambda x: model(x)[0], x)},
+        {
+            "build": pooled,
+            "batch": lambda step: torch.randn(8, 3, 32),
+            "loss": of_pooled,
+            "convert": by_torchao(pad_inner_dim=True),
+        },
     ],
     ids=["without a gradient", "not used", "padded by the layer"],
 )
@@ -326,15 +308,10 @@ def second_derivative():
     serve(loss=penalised)
 
 
-class InPlace(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(32, 32, bias=False)
-
-    def forward(self, x):
-        y = self.layer(x.unflatten(0, (-1, 16)))
-        y *= 2
-        return y
+def in_place(model, x):
+    y = model.layer(x.unflatten(0, (-1, 16)))
+    y *= 2
+    return y
 
 
 def no_rows(recipe):
@@ -358,7 +335,14 @@ def unknown_target():
         (without_bfloat16, ("fft.rfft",), R.NO_BF16_OPERATOR, "x.float()"),
         (short_schedule, (), R.SCHEDULE_ENDS, "steps"),
         (second_derivative, (), R.SECOND_DERIVATIVE, "leave="),
-        (lambda: serve(build=InPlace, loss=lambda model, x: model(x).mean()), (), R.CHANGED_IN_PLACE, "leave="),
+        (
+            lambda: serve(
+                build=lambda: net(in_place, layer=nn.Linear(32, 32, bias=False)), loss=lambda model, x: model(x).mean()
+            ),
+            (),
+            R.CHANGED_IN_PLACE,
+            "leave=",
+        ),
         (lambda: serve(build=normed), (), R.COMPUTED_WEIGHT, "leave="),
         (lambda: lbfgs(weight()).step(), (), R.NEEDS_CLOSURE, "Workload(step="),
         (nn.Linear(4, 4), (None,), R.NO_TENSOR, "batch(step)"),
