@@ -11,12 +11,15 @@ import numpy as np
 from helpers.evidence import arm_ledger
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Loaded, Saved
+from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
-from pytest_fp8.questions.loss.evidence import Course
-from pytest_fp8.recipes import FPROP, RECOMPUTE, ROLES, recipe_facts
+from pytest_fp8.questions.loss.evidence import Curve, Moved
+from pytest_fp8.questions.numerics.evidence import ArmNumerics, Gradients, ProductCheck
+from pytest_fp8.recipes import FPROP, RECOMPUTE, ROLES, Reason, Stays, recipe_facts
 
 SIZES = {"layers.0.q_proj": (256, 256), "layers.0.up_proj": (256, 768), "lm_head": (256, 1024)}
 ROWS = 512
+STATE = {"optimizer/w/step": 3}
 
 
 class FakeAnswers:
@@ -46,60 +49,34 @@ class FakeAnswers:
                 kind = FP8 if on else "bfloat16"
                 products.append(Product(phase, inner, outer, kind, "mm", kernel, milliseconds=time))
         converted = [c.name for c in calls if c.fp8]
-        return {
-            "originals": {name: list(sizes) for name, sizes in SIZES.items()},
-            "converted": converted,
-            "skipped": {name: {"kind": "head", "text": "stays"} for name in SIZES if name not in converted},
-            "sharded": [],
-            "own_conversion": False,
-            "live_fp8": converted,
-            "calls": to_plain(calls),
-            "recipes": {name: {"recipe": case.recipe, **case.full_options, **self.world.recipe} for name in converted},
-            "products": to_plain(products),
-            "families": {FP8: ["nvjet_sm90_qqtst"], "bfloat16": ["nvjet_sm90_tst"]},
-            "attention": {"sdpa": [self.world.attention if self.is_fp8 else "cudnn_flash"]},
-            "milliseconds": self._milliseconds(products),
-            **self._several_steps(),
-            "wire": [],
-            "exposed_ms": 0.0,
-            "rest": [],
-            "waits": {},
-            "others": [],
-            "routed": [],
-            "kinds": dict.fromkeys(SIZES, "torch.nn.modules.linear.Linear"),
-            "in_eval": [],
-            "stale_amax": [],
-            "foreign": [],
-            "dropped_behaviour": {},
-            "stacked_weights": {},
-            "unmatched": [],
-            "switches": {"asked": "", "accelerate": ""},
-        }
+        evidence = LayersEvidence(
+            originals=SIZES,
+            converted=converted,
+            skipped={name: Reason(Stays.HEAD, "stays") for name in SIZES if name not in converted},
+            live_fp8=converted,
+            calls=calls,
+            recipes={name: {"recipe": case.recipe, **case.full_options, **self.world.recipe} for name in converted},
+            products=products,
+            families={FP8: ["nvjet_sm90_qqtst"], "bfloat16": ["nvjet_sm90_tst"]},
+            attention={"sdpa": [self.world.attention if self.is_fp8 else "cudnn_flash"]},
+            milliseconds=self._milliseconds(products),
+            kinds=dict.fromkeys(SIZES, "torch.nn.modules.linear.Linear"),
+            switches={"asked": "", "accelerate": ""},
+        )
+        return {**to_plain(evidence), **self._several_steps()}
 
     def numerics(self, moved: bool) -> dict[str, Any]:
-        return {
-            "products": self._products(),
-            "gradients": self._gradients(self.is_fp8),
-            "moved": self._gradients(True) if moved else None,
-            "later": self._products(),
-            "evaluated": self._products(),
-            "evaluated_later": self._products(),
-            "handed_on": [],
-            "handed_on_later": [],
-            "evaluation_error": "",
-        }
-
-    def _products(self) -> list[dict[str, Any]]:
         sound = {"values": 16384, "power": 1.0, "gain": 1.0, "sqnr": 28.0, "own_gain": 1.0, "own_sqnr": 28.0}
-        more = {"gain_error": 0.0, "lost": 0.0, "underflow": 0.0, "of_bias": 0.0, "own_scales": False}
-        return [{"layer": name, "role": role, **sound, **more} for name in SIZES for role in ROLES]
+        rest = {"gain_error": 0.0, "lost": 0.0, "underflow": 0.0}
+        checks = [ProductCheck(layer=name, role=role, **sound, **rest) for name in SIZES for role in ROLES]
+        gradients, others = self._gradients(self.is_fp8), self._gradients(True) if moved else None
+        return to_plain(ArmNumerics(checks, gradients, others, checks, checks, checks))
 
-    def _gradients(self, changed: bool) -> dict[str, Any]:
+    def _gradients(self, changed: bool) -> Gradients:
         off = 0.05 if changed else 0.0
         numbers = np.cos(np.arange(1024)) + off * np.sin(np.arange(1024) * 7)
         text = b64encode(numbers.astype(np.float32).tobytes()).decode()
-        more = {"silent": [], "loss": 5.0, "data": 0, "random": "", "apart": ""}
-        return {"sketches": dict.fromkeys(SIZES, text), **more}
+        return Gradients(dict.fromkeys(SIZES, text), [], 5.0, 0)
 
     def busy(self, steps: int) -> dict[str, Any]:
         return self._several_steps(steps)
@@ -119,11 +96,8 @@ class FakeAnswers:
         if self.world.busy is None:
             return {}
         fp8 = sum(product.milliseconds for product in products if product.kind == FP8)
-        classes = {
-            "fp8 products": fp8,
-            "other products": sum(p.milliseconds for p in products) - fp8,
-            "attention": 0.1 * self.world.busy,
-        }
+        others = sum(product.milliseconds for product in products) - fp8
+        classes = {"fp8 products": fp8, "other products": others, "attention": 0.1 * self.world.busy}
         return {**classes, "rest": self.world.busy - sum(classes.values()), "busy": self.world.busy}
 
     def curve(self, seed: int, steps: int, jitter: bool = False, first_step: int = 0, **_: Any) -> dict[str, Any]:
@@ -132,20 +106,8 @@ class FakeAnswers:
         losses = [5.0 / (1 + step / 10) + offset for step in range(first_step, first_step + steps)]
         if self.is_fp8 and self.world.nan_at is not None:
             losses = [x if step < self.world.nan_at else float("nan") for step, x in enumerate(losses)]
-        moved = {"elements": 65536, "moved": 0.9, "reached": 1.0}
-        return {
-            "seed": seed,
-            "losses": losses,
-            "eps": 0.0,
-            "gradient_norms": [1.0] * steps,
-            "data": 0,
-            "data_at_start": 0,
-            "course": to_plain(Course()),
-            "movement": dict.fromkeys(SIZES, moved),
-            "first_products": {},
-            "last_products": {},
-            "calls": {"fp8": [], "other": [], "looks": {}},
-        }
+        movement = dict.fromkeys(SIZES, Moved(65536, moved=0.9, reached=1.0))
+        return to_plain(Curve(seed, losses, [1.0] * steps, movement=movement))
 
     def resume(self, seed: int, first_step: int, steps: int) -> dict[str, Any]:
         losses = self.curve(seed, steps, first_step=first_step)["losses"]
@@ -163,37 +125,21 @@ class FakeAnswers:
             usual = (1.0, 0.1) if name == "bf16" else (0.6, 0.2)
             return dict(zip(("products", "rest"), self.world.alone.get((name, outputs), usual), strict=True))
 
-        return {
-            "groups": [
-                {
-                    "members": [index],
-                    "none": times("bf16", size),
-                    "recipes": {name: {"all": times(name, size), "without": [times("bf16", size)]} for name in recipes},
-                }
-                for index, (_, _, size, _, _) in enumerate(layers)
-            ]
-        }
+        def group(index: int, size: int) -> dict[str, Any]:
+            told = {name: {"all": times(name, size), "without": [times("bf16", size)]} for name in recipes}
+            return {"members": [index], "none": times("bf16", size), "recipes": told}
+
+        return {"groups": [group(index, size) for index, (_, _, size, _, _) in enumerate(layers)]}
 
     def park(self) -> None: ...
 
     def restart(self, seed: int, jitter: bool = False) -> None: ...
 
     def save(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
-        state = {"optimizer/w/step": 3} if optimizer else {}
-        told = Saved(
-            on_disk={"BF16": 1},
-            digests={"w": 1},
-            optimizer_digests=state,
-        )
-        return to_plain(told)
+        return to_plain(Saved(on_disk={"BF16": 1}, digests={"w": 1}, optimizer_digests=STATE if optimizer else {}))
 
     def load(self, folder: str, store: str, optimizer: bool, seed: int) -> dict[str, Any]:
-        state = {"optimizer/w/step": 3} if optimizer else {}
-        told = Loaded(
-            digests={"w": 1},
-            optimizer_digests=state,
-        )
-        return to_plain(told)
+        return to_plain(Loaded(digests={"w": 1}, optimizer_digests=STATE if optimizer else {}))
 
     def logits(self, seed: int) -> bytes:
         return bytes(4) + (np.ones(8, dtype=np.float32) * (1.01 if self.is_fp8 else 1.0)).tobytes()
