@@ -92,13 +92,12 @@ def pytest_collection_finish(session):
 
 
 LONGEST_FIRST = (
-    "test_watch_launchers.py",
+    "test_scripts.py",
     "test_ranks.py",
     "test_healthy.py",
     "test_layers_seen.py",
     "test_probes.py",
     "test_installed.py",
-    "test_watch_failures.py",
     "test_ending.py",
     "test_zero3.py",
     "test_checkpoints_carried.py",
@@ -110,7 +109,7 @@ LONGEST_FIRST = (
     "test_fused.py",
     "test_script.py",
     "test_compilers.py",
-    "test_watch_faults.py",
+    "test_observer.py",
 )
 """Each goes to one worker: at the end it would run alone."""
 

@@ -7,7 +7,6 @@ import ctypes
 import os
 import resource
 import signal
-import subprocess
 import threading
 import time
 
@@ -40,12 +39,6 @@ def to_sockets(data):
         os.write(descriptor, data)
 
 
-def many_lines():
-    for _ in range(200):
-        os.write(1, (b"x" * 99 + b"\n") * 10_000)
-    os._exit(1)
-
-
 def throw(error):
     raise error
 
@@ -55,30 +48,10 @@ class NoText(Exception):
         raise ValueError("no text either")
 
 
-def own_signal(number):
-    if number != signal.SIGKILL:
-        signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-    time.sleep(5)
-
-
-def little_memory():
-    with open("/proc/self/statm") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, resource.RLIM_INFINITY))
-    bytearray(2**30)
-
-
 def full_disk():
     for descriptor in (1, 2):
         os.dup2(os.open("/dev/full", os.O_WRONLY), descriptor)
     raise ValueError("mine")
-
-
-def deadlock():
-    lock = threading.Lock()
-    lock.acquire()
-    lock.acquire()
 
 
 def deaf():
@@ -91,6 +64,7 @@ def deaf():
 def one_line():
     for _ in range(200):
         os.write(1, b"x" * 10**6)
+    os._exit(1)
 
 
 def child(work):
@@ -118,11 +92,6 @@ def stubborn():
     return child(lambda: (signal.signal(signal.SIGTERM, signal.SIG_IGN), time.sleep(600)))
 
 
-def many_children():
-    for _ in range(30):
-        child(lambda: time.sleep(600))
-
-
 def no_folder():
     made = os.path.join(os.environ["TMPDIR"], "gone")
     os.mkdir(made)
@@ -139,7 +108,6 @@ def closed_folder():
 
 DIES, RAISES, HANGS, ANSWERS = R.ARM_DIED, R.ARM_RAISED, R.ARM_HUNG, None
 EACH_COMMIT = {
-    "exit": (DIES, "exited with 7", lambda: os._exit(7)),
     "address 0": (DIES, "SIGSEGV", lambda: ctypes.string_at(0)),
     "a child with its socket": (DIES, "exited with 5", lambda: (own_session(), os._exit(5))),
     "text": (DIES, "no answer", lambda: to_sockets(b"what is this\n")),
@@ -150,27 +118,18 @@ EACH_COMMIT = {
 }
 """One a kind: an end, a channel, an exception, what it leaves running, what it leaves on the disk."""
 NIGHTLY = {
-    "abort": (DIES, "SIGABRT", os.abort),
-    "SIGKILL": (DIES, "out-of-memory killer", lambda: own_signal(signal.SIGKILL)),
     "becomes sleep": (DIES, "closed its connection", lambda: os.execvp("sleep", ["sleep", "60"])),
     "kills its parent": (DIES, "forked from was killed", lambda: (os.kill(os.getppid(), 9), time.sleep(60))),
-    "200 MB in lines": (DIES, "exited with 1", many_lines),
     "KeyboardInterrupt": (RAISES, "KeyboardInterrupt", lambda: throw(KeyboardInterrupt())),
     "escape sequences": (RAISES, "mine", lambda: throw(ValueError("\x1b[2J\x1b]0;t\x07 mine"))),
+    "200 MB in a line": (DIES, "exited with 1", one_line),
     "no pickle": (R.CANNOT_SHIP, "", threading.Lock),
-    "RLIMIT_AS": (RAISES, "MemoryError", little_memory),
     "full disk": (RAISES, "ValueError: mine", full_disk),
-    "deadlock": (HANGS, "in deadlock", deadlock),
     "GIL": (HANGS, "test_faults.py", lambda: ctypes.PyDLL(None).sleep(600)),
-    "SIGSTOP": (HANGS, "", lambda: os.kill(os.getpid(), signal.SIGSTOP)),
     "deaf": (HANGS, "", deaf),
     "half an answer": (DIES, "no answer", lambda: (to_sockets(b"\0\0\0\x63{"), time.sleep(600))),
-    "200 MB in a line": (ANSWERS, "", one_line),
-    "a program": (ANSWERS, "", lambda: subprocess.Popen(["sleep", "600"], start_new_session=True).pid),
     "stubborn child": (ANSWERS, "", stubborn),
-    "many children": (ANSWERS, "", many_children),
     "no current folder": (ANSWERS, "", no_folder),
-    "no variables": (ANSWERS, "", os.environ.clear),
     "40 MB": (ANSWERS, "", lambda: "x" * 40_000_000),
 }
 ALL = [*EACH_COMMIT, *(pytest.param(what, marks=pytest.mark.nightly) for what in NIGHTLY)]
@@ -216,15 +175,6 @@ def peak_megabytes():
 
 def ask(arm, function, limit=60):
     return unship(arm.request("call", limit, function=ship(lambda model: function(), "a function")))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGALRM])
-def test_an_arm_that_dies_after_its_answer_is_told_at_the_next_request(arm, number):
-    assert ask(arm, lambda: threading.Timer(0.5, os.kill, (os.getpid(), number)).start()) is None
-    time.sleep(1.0)
-    with pytest.raises(ArmError, match=number.name):
-        ask(arm, lambda: 3)
 
 
 def test_temporary_files_of_an_arm_lie_in_its_own_folder(arm):

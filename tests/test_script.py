@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from control_runner import ControlRunner
-from controls.catalogue import CATALOGUE
+from controls.catalogue import CONTROLS
 from controls.scripts import TRAIN, Run, runs
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
@@ -66,13 +66,13 @@ def runner(pool):
 # -- controls, and sound runs beside them -----------------------------------------------------------------------------
 
 
-SCRIPTS = [control for control in CATALOGUE if control.script]
-OF_EACH_CODE = list({control.code: control for control in SCRIPTS if control.nightly}.values())
-"""Of those that the suite does not run for each commit."""
+BROKEN = ("script-data", "script-rate", "script-memory", "script-raises", "script-no-step", "script-missing")
+"""One of each kind: the others are decided from the same evidence, and the suite runs them all each night."""
 
 
-@pytest.mark.parametrize("control", OF_EACH_CODE, ids=lambda control: control.id)
-def test_a_script_that_is_broken_is_told_with_its_code(runner, forked, control):
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_script_that_is_broken_is_told_with_its_code(runner, forked, name):
+    control = CONTROLS[name]
     outcome = runner.run(type(control.id, (control,), {"script": forked(control.script)}))
     assert outcome.caught, outcome.message
 

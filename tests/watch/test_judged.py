@@ -1,10 +1,16 @@
-"""What is read of a profile of a GPU, by hand-made events: phases, times by kind of kernel, who launched what."""
+"""What is read of a profile of a GPU, and judged of a training, by hand-made events and evidence."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
+
 import pytest
 
+from pytest_fp8.codes import W
 from pytest_fp8.watch.attribution import attribute
+from pytest_fp8.watch.judge import asked, judge
+from pytest_fp8.watch.report import groups, verdict_of
 from pytest_fp8.watch.trace import ENGINE, read_window
 
 MAIN, ENGINE_S = 1, 2
@@ -44,16 +50,9 @@ class Events:
         self.host(f"{ENGINE}{node}", ENGINE_S, inner=[lambda: self.host(node, ENGINE_S, sequence=5, inner=inner)])
 
 
-def layer(name, inputs, outputs, order):
-    return {
-        "name": name,
-        "in": inputs,
-        "out": outputs,
-        "order": order,
-        "sure": True,
-        "adapter": False,
-        "fp8_layer": True,
-    }
+def layer(name, inputs, outputs, order=0):
+    state = {"sure": True, "adapter": False, "fp8_layer": True}
+    return {"name": name, "in": inputs, "out": outputs, "order": order, **state}
 
 
 def test_a_step_of_a_gpu():
@@ -143,3 +142,93 @@ def test_layers_of_swapped_sizes_in_two_models_of_which_one_is_in_fp8():
     layers = [layer(f"{name}{model}", *sizes, 0) for model in "ab" for name, sizes in SWAPPED.items()]
     found = attribute(read_window(events.rows).products, layers)
     assert [each.kinds("wgrad") for each in found.classes] == [{"fp8": 1, "bfloat16": 1}] * 2
+
+
+# -- what is judged of it ---------------------------------------------------------------------------------------------
+
+
+def evidence(dtype, **told):
+    """Of a training of one Linear on a GPU, its products in this type."""
+    events = Events()
+    events.product((16, 64), (64, 32), dtype)
+    events.backward("MmBackward0", lambda: events.product((16, 32), (32, 64), dtype, ENGINE_S))
+    state = {"class": "transformer_engine.pytorch.Linear", "dtype": "bfloat16", "trained": True, "stepped": True}
+    return {
+        "pid": 1,
+        "code": "",
+        "reason": "",
+        "device": {"type": "cuda", "name": "NVIDIA H100", "capability": [9, 0]},
+        "environment": {},
+        "arguments": [],
+        "layers": [{**layer("proj", 64, 32), **state, "parent": ""}],
+        "events": events.rows,
+        **told,
+    }
+
+
+AUTOCAST = {"environment": {"ACCELERATE_MIXED_PRECISION": "fp8"}}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "told", "verdict", "codes"),
+    [
+        (FP8, {"recipes": {"DelayedScaling(margin=0)": 1}}, "ON", []),
+        (BF16, {"recipes": {"off": 1}}, "OFF", [W.SWITCHED_OFF]),
+        (BF16, {"device": {"type": "cuda", "name": "NVIDIA A100", "capability": [8, 0]}}, "OFF", [W.NO_HARDWARE]),
+        (BF16, AUTOCAST, "OFF", [W.STEPPED_AROUND]),
+        (BF16, {**AUTOCAST, "settings": {"accelerate": "bf16"}}, "OFF", [W.OTHER_SETTING_DECIDES, W.STEPPED_AROUND]),
+        (BF16, {"compiled_while_timed": 2}, "OFF", [W.STEPPED_AROUND, W.COMPILED_WHILE_TIMED]),
+    ],
+)
+def test_whether_fp8_is_on_and_why_not(dtype, told, verdict, codes):
+    training = judge(evidence(dtype, **told))
+    assert (training.verdict, [note.code for note in training.notes]) == (verdict, codes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--fp8"], ["--fp8"]),
+        (["--fp8", "--steps", "0"], ["--fp8"]),
+        (["--fp8", "1"], ["--fp8"]),
+        (["--fp8", "0"], []),
+        (["--use_fp8=False"], []),
+        (["--no-fp8"], []),
+        (["--precision=fp8"], ["--precision=fp8"]),
+        (["--precision", "fp8"], ["fp8"]),
+        (["fp8", "0"], ["fp8"]),
+        (["runs/fp8/config.yaml"], []),
+    ],
+)
+def test_arguments_that_ask_for_fp8(arguments, expected):
+    assert asked(judge(evidence(BF16, arguments=arguments))) == expected
+
+
+def test_a_recipe_says_its_options():
+    @dataclass
+    class DelayedScaling:
+        fp8_format: Enum = Enum("Format", {"HYBRID": ("e4m3", "e5m2")}).HYBRID
+        margin: int = 0
+
+    from pytest_fp8.watch.model import recipes_in_force
+
+    layer = type("Linear", (), {"__module__": "transformer_engine.pytorch", "fp8": True})()
+    layer.fp8_meta, layer.modules = {"recipe": DelayedScaling()}, lambda: [layer]
+    assert recipes_in_force([layer]) == {"DelayedScaling(fp8_format=hybrid, margin=0)": 1}
+
+
+def test_the_worst_rank_decides():
+    ranks = [
+        judge(evidence(dtype, pid=number, rank=number, world=2, run="29500"))
+        for number, dtype in enumerate([FP8, BF16])
+    ]
+    (group,) = groups(ranks)
+    assert [each.verdict for each in group] == ["ON", "OFF"]
+    assert verdict_of(group).evidence["rank"] == 1
+
+
+def test_evidence_without_a_product_is_unknown():
+    backward_alone = [row for row in evidence(BF16)["events"] if row[0].startswith(ENGINE)]
+    for events, code in ((backward_alone, W.NO_PRODUCTS), ([], W.NOT_OBSERVED)):
+        training = judge(evidence(BF16, events=events))
+        assert (training.verdict, training.why.code) == ("UNKNOWN", code)
