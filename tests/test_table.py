@@ -113,7 +113,7 @@ def test_what_was_not_asked_has_no_column():
     told = answered("layers", "numerics", "loss", case="own-emulated", gpu="emulated")
     assert not {"speedup", "memory"} & {*summary(told, color=False).split()}
     assert remarks(told) == [
-        "no answer to: checkpoints; speedup and memory need a GPU",
+        "no case has an answer to: checkpoints; speedup and memory need a GPU",
         "left in BF16: head (output projections)",
     ]
     assert "switch back" not in markdown(report_of(case_of("c", said("loss"))))
@@ -194,7 +194,7 @@ def test_some_may_be_inconclusive_and_no_more(asked, allowed):
     for undecided in (allowed, allowed + 1):
         problems, _ = judged(*["INCONCLUSIVE"] * undecided, *["PASS"] * (asked - undecided))
         assert bool(problems) is (undecided > allowed)
-    assert f"{allowed + 1} INCONCLUSIVE where {allowed} may be" in problems[0]
+    assert f"{allowed + 1} INCONCLUSIVE, of which {allowed} may be" in problems[0]
 
 
 def test_a_missing_baseline_fails_in_ci_alone():

@@ -106,7 +106,7 @@ def remarks(record: Record) -> list[str]:
     rows = record.entries.values()
     emulated, shown = any(row.gpu == "emulated" for row in rows), answered(rows)
     missing = [each for each in COLUMNS if rows and each not in shown and not (emulated and each in ON_A_GPU)]
-    parts = [f"no answer to: {', '.join(missing)}"] if missing else []
+    parts = [f"no case has an answer to: {', '.join(missing)}"] if missing else []
     parts += [f"{' and '.join(ON_A_GPU)} need a GPU"] if emulated else []
     said = ["; ".join(parts)] if parts else []
     layers = (row.decisions["layers"].numbers for row in rows if "layers" in row.decisions)
@@ -117,14 +117,20 @@ def remarks(record: Record) -> list[str]:
 
 def footnotes(record: Record) -> dict[str, list[str]]:
     """Text of each note below the table -> the rows that it is about, in the order of the table: why a case fails as
-    known, errors of its arms, answers that a person should read although its tests pass, what a PASS names besides."""
+    known, what failed, errors of its arms, answers that a person should read although its tests pass, what a PASS names
+    besides."""
     notes: dict[str, list[str]] = {}
     for row in record.entries.values():
         known = [f"fails as known: {reason}" for reason in row.expected]
         # pytest has shown what its tests failed with.
         above = {each.headline for each in row.answers if "failed" in row.outcomes.get(each.test, ())}
         errors = [f"{each.code}: see above" if each.headline in above else each.headline for each in row.errors]
-        for text in [*known, *errors, *findings(row), *notes_of(row)]:
+        failed = [
+            f"{question}: {said.said}: {said.headline}: see above"
+            for question, said in row.decisions.items()
+            if said.word == "FAIL" and said.headline in above
+        ]
+        for text in [*known, *failed, *errors, *findings(row), *notes_of(row)]:
             notes.setdefault(text, []).append(row.case)
     return notes
 
@@ -207,7 +213,7 @@ def unanswered(answers: Sequence[Answer], *, gpu: str, in_ci: bool) -> tuple[lis
     problems: list[str] = []
     notes: list[str] = []
     if listed:
-        over = f"; {len(undecided)} INCONCLUSIVE where {allowed} may be" if len(undecided) > allowed else ""
+        over = f"; {len(undecided)} INCONCLUSIVE, of which {allowed} may be" if undecided else ""
         problems.append(
             f"{R.UNANSWERED}: {len(listed)} of {len(answers)} questions have no answer on the declared GPU{over}. "
             "A question without an answer is not green:\n"
@@ -216,7 +222,8 @@ def unanswered(answers: Sequence[Answer], *, gpu: str, in_ci: bool) -> tuple[lis
         )
     if missing:
         cases = len({each.case for each in missing})
-        text = f"no baseline for {cases} case(s) on {gpu}, so {len(missing)} question(s) compared with nothing"
+        named = shortened([f"{each.case} {each.question}" for each in missing])
+        text = f"no baseline for {cases} case(s) on {gpu}, so {len(missing)} question(s) compared with nothing: {named}"
         (problems if in_ci else notes).append(f"{R.NO_BASELINES}: {text}; next: {R.NO_BASELINES.page.instead}")
     return problems, notes
 

@@ -174,7 +174,9 @@ def test_a_checkpoint_that_arrives_changed_is_no_yes_in_the_table(suite, monkeyp
     monkeypatch.setattr(FakeProcess, "load", lambda *args, **more: {**real(*args, **more), "digests": {"w": 2}})
     result = suite.runpytest(*GATE, "-k", "test_checkpoints and rowwise")
     result.assert_outcomes(failed=1, deselected=11)
-    result.stdout.re_match_lines([r" *tiny-torchao-rowwise +FAIL$"])
+    result.stdout.re_match_lines(
+        [r" *tiny-torchao-rowwise \[1\] +FAIL$", r"\[1\] checkpoints: FAIL FP8-K07: .*: see above"]
+    )
 
 
 def test_an_arm_that_fails_ahead_of_its_turn_fails_its_own_tests_alone(suite, monkeypatch):
