@@ -190,18 +190,14 @@ class Finding:
     why: tuple[str, ...] = ()
 
     def row(self) -> str:
-        claim, near = self.claim, self.near
-        measured = "-"
+        claim, measured = self.claim, "-"
+        told = "; ".join([f"`{self.near['case']}`", *(f"{name}: {what}" for name, what in self.differs.items())])
         if self.reading is not None:
-            value, low, high = (
-                shown(claim.metric, x) for x in (self.reading.value, self.reading.low, self.reading.high)
-            )
+            value, low, high = (shown(claim.metric, getattr(self.reading, name)) for name in ("value", "low", "high"))
             measured = value if low == high else f"{value} [{low}, {high}]"
-        told = "; ".join([f"`{near['case']}`", *(f"{name}: {what}" for name, what in self.differs.items())])
-        if self.reading is None and LEARNS_TOO_LITTLE in self.why:
+            told += f" (nearer, but {'; '.join(self.why)})" if self.why else ""
+        elif LEARNS_TOO_LITTLE in self.why:
             told += f" ({LEARNS_TOO_LITTLE})"
-        elif self.reading is not None and self.why:
-            told += f" (nearer, but {'; '.join(self.why)})"
         return f"| {claim.says} | {METRICS[claim.metric][0]}: {claim.figure} | {measured} | {self.verdict} | {told} |"
 
 

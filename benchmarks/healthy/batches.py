@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import UserDict, deque
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,42 +26,14 @@ class Pair(NamedTuple):
     y: Any
 
 
-class AttrDict(dict):
-    __getattr__ = dict.__getitem__
-
-
-class OwnAttributes(dict):
-    def __init__(self, **entries: Any) -> None:
-        super().__init__(**entries)
-        self.__dict__ = self
-
-
-class Collated:
-    """A list and a dict in its attributes."""
-
-    def __init__(self, x):
-        self.parts = [x[:64], {"rest": x[64:]}]
-
-
-class Slots:
-    __slots__ = ("x", "y")
-
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-
 def holders(step):
     from transformers import BatchEncoding
-    from transformers.modeling_outputs import BaseModelOutput
 
     x = vectors(128)
     edges = torch.sparse_coo_tensor(torch.randint(0, 128, (2, 400)), torch.ones(400), (128, 128)).coalesce()
-    shift = Slots(Pair(AttrDict(x=vectors(128)), OwnAttributes(x=vectors(128))), UserDict(x=vectors(128)))
-    wanted = BaseModelOutput(last_hidden_state=x.sin(), hidden_states=(vectors(128),))
     return {
-        "encoding": BatchEncoding({"x": deque([Sample(Collated(x), shift)])}),
+        "encoding": BatchEncoding({"samples": deque([Sample(Pair(x, vectors(128)), x.sin())])}),
         "edges": edges,
-        "wanted": wanted,
         "others": {"weights": torch.ones(64), "name": "train", "nothing": None, "rows": np.arange(128)},
         "scale": np.float32(1.0),
         "step": step,
@@ -69,14 +41,12 @@ def holders(step):
 
 
 @of("loss", batch=holders)
-def batch_of_all_kinds(model, batch):
+def batch_of_many_kinds(model, batch):
     """Classes of the user's own, of Python, numpy and transformers, one in another, and a sparse tensor."""
-    [sample] = batch["encoding"]["x"]
-    first, rest = sample.x.parts
-    pair, held = sample.y.x, sample.y.y
-    x = torch.cat([first, rest["rest"]]) + 0.1 * (pair.x.x + pair.y.x + held["x"] + batch["wanted"][1][0])
+    [sample] = batch["encoding"]["samples"]
+    x = sample.x.x + 0.1 * sample.x.y
     x = x + 0.1 * (batch["edges"].float() @ x.float()).to(x.dtype)
-    return (model(x) - batch["wanted"].last_hidden_state).float().square().mean() * float(batch["scale"])
+    return (model(x) - sample.y).float().square().mean() * float(batch["scale"])
 
 
 @of("loss", batch=lambda step: torch.nested.nested_tensor([vectors(n) for n in (16, 48, 32, 32)], layout=torch.jagged))

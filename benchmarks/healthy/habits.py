@@ -151,12 +151,17 @@ def functional_call(model, x):
 
 
 class Averaged(nn.Module):
-    """A student and the moving average of its weights, which gives the targets (BYOL, DINO)."""
+    """A student and the moving average of its weights in eval mode, which gives the targets (BYOL, DINO)."""
 
     def __init__(self):
         super().__init__()
         self.student = Net()
         self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.teacher.eval()
+        return self
 
     def forward(self, x, y):
         with torch.no_grad():

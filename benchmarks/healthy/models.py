@@ -69,13 +69,6 @@ def Recomputed(self, x):
     return checkpoint(lambda x: Attention.forward(self, x), x, use_reentrant=self.reentrant)
 
 
-@module(lambda: {"norm": nn.LayerNorm(64), "attention": nn.MultiheadAttention(64, 4, batch_first=True)})
-def TorchsAttention(self, x):
-    y = self.norm(x)
-    mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device, dtype=x.dtype)
-    return x + self.attention(y, y, y, attn_mask=mask, need_weights=False)[0]
-
-
 @module(
     lambda: {
         "q": nn.Parameter(0.1 * torch.randn(64, 64)),
@@ -90,11 +83,6 @@ def RawQueries(self, x):
 
 
 for _name, _what, _build in (
-    (
-        "multihead_attention",
-        "nn.MultiheadAttention, which uses its output layer's weight past the layer.",
-        lambda: Language(TorchsAttention(), Block()),
-    ),
     (
         "recomputed_blocks",
         "The model recomputes its attention in the backward pass, in both of torch's ways.",
@@ -117,7 +105,7 @@ for _name, _what, _build in (
 
 @of("build", batch=lambda step: vectors(128).unflatten(0, (8, 16)), loss=toward(lambda x: x.roll(1, 1).sin()))
 def transformer_encoder():
-    """nn.TransformerEncoder with dropout, which multiplies past its Linears in eval mode."""
+    """nn.TransformerEncoder: its attention uses a Linear's weight past the layer, and in eval mode all of it does."""
     layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.1, batch_first=True, norm_first=True)
     return nn.Sequential(nn.Linear(64, 64), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
 
@@ -201,7 +189,7 @@ def classify(model, batch):
 def convolution_net(self, x):
     """Convolutions and BatchNorm beside Linears whose input has four dimensions."""
     x = self.stem(x)
-    x = x + self.mlp(self.norm(self.depthwise(x)).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    x = x + self.mlp(self.norm(self.depthwise(x)).permute(0, 2, 3, 1).contiguous()).permute(0, 3, 1, 2)
     return self.head(x.mean(3).flatten(1))
 
 
@@ -265,26 +253,6 @@ def partly_frozen():
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("bias" not in name and not name.startswith(("backbone.0", "backbone.2.0")))
     return model
-
-
-class Distilled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.teacher = nn.Sequential(mlp(hidden=256), nn.Linear(64, 16)).requires_grad_(False).eval()
-        self.student = nn.Sequential(mlp(), nn.Linear(64, 16))
-
-    def train(self, mode=True):
-        super().train(mode)
-        self.teacher.eval()
-        return self
-
-    def forward(self, x):
-        with torch.no_grad():
-            wanted = (4 * self.teacher(x)).float().softmax(-1)
-        return F.kl_div(self.student(x).float().log_softmax(-1), wanted, reduction="batchmean")
-
-
-entry("distillation", "A frozen teacher that stays in eval mode, without gradients.", build=Distilled, loss=None)
 
 
 def critic():

@@ -131,7 +131,8 @@ def activations_kept_on_the_host(model, batch, optimizer, precision):
         return trained(apart)(model, batch, optimizer, precision)
 
 
-@of("loss")
+# torchao's rowwise recipes refuse torch.inference_mode().
+@of("loss", recipes=("tensorwise",))
 def labels_of_its_own(model, x):
     """Self-training: targets are what the model gives in eval mode, under torch.inference_mode()."""
     model.eval()

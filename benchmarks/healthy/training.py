@@ -399,27 +399,26 @@ entry("muon_and_adamw", "Two optimizers in one; the first multiplies matrices it
 class SAM(torch.optim.Optimizer):
     """With its two halves, first_step() and second_step(), as most copies of it have them."""
 
-    def __init__(self, parameters, rho=0.02):
-        super().__init__(parameters, {"rho": rho})
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
         self.base_optimizer = AdamW(self.param_groups, lr=1e-3)
-        self._old = {}
         self.param_groups, self.base_optimizer.state = self.base_optimizer.param_groups, self.state
-
-    def _gradients(self):
-        return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self.old = {}
 
     @torch.no_grad()
     def first_step(self):
-        size = self.param_groups[0]["rho"] / (nn.utils.get_total_norm([p.grad for p in self._gradients()]) + 1e-6)
-        for p in self._gradients():
-            self._old[p] = p.detach().clone()
+        held = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        size = 0.02 / (nn.utils.get_total_norm([p.grad for p in held]) + 1e-6)
+        for p in held:
+            self.old[p] = p.detach().clone()
             p.add_(p.grad * size)
         self.zero_grad()
 
     @torch.no_grad()
     def second_step(self):
-        for p in self._gradients():
-            p.copy_(self._old.pop(p))
+        while self.old:
+            p, old = self.old.popitem()
+            p.copy_(old)
         self.base_optimizer.step()
         self.zero_grad()
 

@@ -36,10 +36,8 @@ SPREAD = Path(__file__).parents[2] / "pytest_fp8" / "questions" / "numerics" / "
 TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 TRANSFORMER_ENGINE = ("delayed", "current", "block")
 OWN = {
-    "outliers": Workload(outliers, lambda step: vectors(256), toward(lambda x: x)),
-    "often": Workload(often, lambda step: vectors(64), toward(lambda x: x)),
-    "routed": Workload(routed, lambda step: vectors(256), toward(lambda x: x)),
-    "deep": Workload(deep, lambda step: vectors(128), toward(lambda x: x)),
+    model.__name__: Workload(model, lambda step: vectors(256), toward(lambda x: x))
+    for model in (outliers, often, routed, deep)
 }
 """Sound models that strain the question: name -> the workload."""
 NOTHING = Limits(0.0, 0.0, 0.0)
@@ -70,13 +68,11 @@ def answers(case: Case, device: str, seeds: range, reference: bool) -> list[dict
         process.close()
 
 
-def measure(out: Path, gpu: bool, models: list[str], seeds: range, recipes: list[str]) -> None:
+def measure(out: Path, gpu: bool, models: list[str], seeds: range) -> None:
     device = "cuda" if gpu else "cpu"
     references: dict[str, list[dict[str, Any]]] = {}
     rows: list[dict[str, Any]] = []
     for case in cases(gpu, models):
-        if recipes and case.recipe not in recipes:
-            continue
         asked = seeds if case.model not in ("1b", "8b") else seeds[:2]
         key = case.reference().id
         try:
@@ -142,7 +138,6 @@ def main() -> None:
     one.add_argument("--gpu", action="store_true")
     one.add_argument("--models", nargs="+", help="default: micro tiny on a CPU, tiny 1b on a GPU")
     one.add_argument("--seeds", type=int, default=10, help="of small models; 1b and 8b get two")
-    one.add_argument("--recipes", nargs="+", default=[], help="default: all")
     two = commands.add_parser("table")
     two.add_argument("files", nargs="+", type=Path)
     given = parser.parse_args()
@@ -150,7 +145,7 @@ def main() -> None:
         table(given.files)
     else:
         models = given.models or (["tiny", "1b"] if given.gpu else ["micro", "tiny"])
-        measure(given.out, given.gpu, models, range(given.seeds), given.recipes)
+        measure(given.out, given.gpu, models, range(given.seeds))
 
 
 if __name__ == "__main__":
