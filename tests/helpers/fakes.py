@@ -37,32 +37,25 @@ A100 = Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 85_000_000_000, "580.159.04", 400.0)
 L40S = Gpu("NVIDIA L40S", (8, 9), 48_000_000_000, "580.159.04", 350.0)
 B200 = Gpu("NVIDIA B200", (10, 0), 190_000_000_000, "580.159.04", 1000.0)
 
-SUITE = """
+
+def asks(*names: str) -> str:
+    """Tests of the cases ``CASES``, each of which asserts one question."""
+    return "".join(
+        f"""
+    @pytest.mark.fp8(cases=CASES, question="{"speedup" if name == "faster" else name}")
+    def test_{name}(fp8_pair):
+        fp8_pair.assert_{name}()
+"""
+        for name in names
+    )
+
+
+SUITE = f"""
     import pytest
     from pytest_fp8 import Case
 
     CASES = [Case("tiny", "torchao", "rowwise"), Case("tiny", "transformer_engine", "current")]
-
-    @pytest.mark.fp8(cases=CASES, question="layers")
-    def test_layers(fp8_pair):
-        fp8_pair.assert_layers()
-
-    @pytest.mark.fp8(cases=CASES, question="loss")
-    def test_loss(fp8_pair):
-        fp8_pair.assert_loss()
-
-    @pytest.mark.fp8(cases=CASES, question="speedup")
-    def test_speedup(fp8_pair):
-        fp8_pair.assert_speedup()
-
-    @pytest.mark.fp8(cases=CASES, question="speedup")
-    def test_faster(fp8_pair):
-        fp8_pair.assert_faster()
-
-    @pytest.mark.fp8(cases=CASES, question="memory")
-    def test_memory(fp8_pair):
-        fp8_pair.assert_memory()
-"""
+{asks("layers", "loss", "speedup", "faster", "memory")}"""
 """A user's test file: two cases, and what is asked of each."""
 
 

@@ -5,46 +5,18 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from helpers.fakes import FakeProcess
+from helpers.fakes import FakeProcess, asks
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
-SUITE = """
+SUITE = f"""
     import pytest
     from pytest_fp8 import Case
 
     CASES = [
         Case("8b", "torchao", recipe, checkpoint_formats=("safetensors",), resume=False)
-        for recipe in {recipes}
+        for recipe in {{recipes}}
     ]
-
-    @pytest.mark.fp8(cases=CASES, question="layers")
-    def test_layers(fp8_pair):
-        fp8_pair.assert_layers()
-
-    @pytest.mark.fp8(cases=CASES, question="numerics")
-    def test_numerics(fp8_pair):
-        fp8_pair.assert_numerics()
-
-    @pytest.mark.fp8(cases=CASES, question="loss")
-    def test_loss(fp8_pair):
-        fp8_pair.assert_loss()
-
-    @pytest.mark.fp8(cases=CASES, question="speedup")
-    def test_speedup(fp8_pair):
-        fp8_pair.assert_speedup()
-
-    @pytest.mark.fp8(cases=CASES, question="speedup")
-    def test_faster(fp8_pair):
-        fp8_pair.assert_faster()
-
-    @pytest.mark.fp8(cases=CASES, question="memory")
-    def test_memory(fp8_pair):
-        fp8_pair.assert_memory()
-
-    @pytest.mark.fp8(cases=CASES, question="checkpoints")
-    def test_checkpoints(fp8_pair):
-        fp8_pair.assert_checkpoints()
-"""
+{asks("layers", "numerics", "loss", "speedup", "faster", "memory", "checkpoints")}"""
 REFERENCE, ARMS = "8b-bf16", [f"8b-torchao-{recipe}" for recipe in RECIPES]
 
 

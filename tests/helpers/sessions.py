@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 
-from helpers.fakes import H200, install
+from helpers.fakes import H200, asks, install
 
-CHECKPOINTS = """
-    @pytest.mark.fp8(cases=CASES, question="checkpoints")
-    def test_checkpoints(fp8_pair):
-        fp8_pair.assert_checkpoints()
-"""
+CHECKPOINTS = asks("checkpoints")
 """A further test for `helpers.fakes.SUITE`."""
 
 FILE = "baselines/h200/tiny-torchao-rowwise.json"

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from helpers.fakes import A100, B200, H100, H200, L40S, SUITE, FakeProcess, install
-from helpers.residence import run
 from helpers.sessions import CHECKPOINTS, UPDATE
 from pytest_fp8 import Case, markers
 from pytest_fp8.codes import C, L, M, R, S
@@ -186,20 +185,6 @@ def test_an_arm_that_fails_ahead_of_its_turn_fails_its_own_tests_alone(suite, mo
     assert outcome["errors"] == 6
     assert outcome["passed"] == 4, "the other case's questions, two of which have no baseline"
     result.stdout.fnmatch_lines(["*the arm 'tiny-te-current on cuda' failed*"])
-
-
-@pytest.mark.parametrize(
-    ("arm", "outcomes"), [("8b-torchao-tensorwise", {"failed": 6}), ("8b-bf16", {"errors": 6})], ids=["fp8", "bf16"]
-)
-def test_an_arm_that_does_not_fit_alone_fails_its_tests_and_is_not_tried_again(pytester, monkeypatch, arm, outcomes):
-    tried = []
-    install(monkeypatch, H100, fails={arm: R.OUT_OF_MEMORY})
-    begin = FakeProcess.start_build
-    monkeypatch.setattr(FakeProcess, "start_build", lambda self, s: (tried.append(s.case.id), begin(self, s))[1])
-    result = run(pytester, "-k", "not numerics")
-    assert result.ret == 1
-    result.stdout.fnmatch_lines([f"*FP8-R02: the arm '{arm} on cuda' failed*"])
-    assert tried.count(arm) <= 3, "with the other arm, after it, and alone"
 
 
 @pytest.mark.skipif(pytest.version_tuple < (9, 0), reason="pytest 9 brought subtests")
@@ -485,40 +470,27 @@ def test_a_run_that_was_interrupted_at_once_is_not_said_to_have_run_nothing(suit
 
 # -- tests that ask nothing -------------------------------------------------------------------------------------------
 
-CONFTEST = """
-from types import SimpleNamespace
-
-import pytest
-from pytest_fp8.pair import Fp8Pair
-from pytest_fp8.report.record import CaseNotes, Notes
-from pytest_fp8.verdicts import passed
-
-class Pair(Fp8Pair):
-    case = SimpleNamespace(backend="torchao")
-    def __init__(self):
-        arm = "an arm"
-        self._arms = SimpleNamespace(fp8=arm, bf16=arm, run=lambda begin: "of an earlier test")
-        self.notes = CaseNotes(Notes(), "a case", "a model")
-    def _before(self, question): self.used = True
-    def assert_loss(self): self._note("loss", passed("fine").answer("loss", {}))
-
-@pytest.fixture
-def fp8_pair(): return Pair()
-"""
 TESTS = """
-import pytest
+CASE = pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
 
+@CASE
 def test_prints(fp8_pair): print(fp8_pair.case)
+@CASE
 def test_does_not_call(fp8_pair): fp8_pair.assert_loss
 @pytest.mark.fp8(recipe="rowwise")
 def test_marked(): pass
 
+@CASE
 def test_asserts(fp8_pair): fp8_pair.assert_loss()
+@CASE
 def test_has_an_arm(fp8_pair): assert fp8_pair.fp8
+@CASE
 def test_has_evidence(fp8_pair): assert fp8_pair.evidence(fp8_pair.loss_evidence)
 @pytest.fixture
 def asked(fp8_pair): fp8_pair.assert_loss()
+@CASE
 def test_by_a_fixture(asked): pass
+@CASE
 def test_breaks(fp8_pair): assert 1 == 2
 """
 MARKED_WHOLE = "import pytest\npytestmark = pytest.mark.fp8(recipe='rowwise')\ndef test_mine(): pass"
@@ -530,14 +502,15 @@ SILENT = [
 
 
 @pytest.mark.parametrize("option", ["-v", "--fp8-strict", "--fp8-gpu=h200"])
-def test_a_test_that_asks_nothing_is_warned_about_and_fails_a_gate(pytester, option):
+def test_a_test_that_asks_nothing_is_warned_about_and_fails_a_gate(pytester, monkeypatch, option):
     """Whoever asks, has nothing to ask or fails anyway is left alone."""
-    pytester.makeconftest(CONFTEST)
-    pytester.makepyfile(TESTS, test_whole=MARKED_WHOLE)
+    install(monkeypatch, H200)
+    pytester.makepyfile(HEAD + TESTS, test_whole=MARKED_WHOLE)
     # Whatever filters of warnings other tests have left in this process.
     result = pytester.runpytest("-p", "no:benchmark", "-W", "always", "-k", "not breaks", option)
-    told = re.findall(r"(?:PytestWarning: |^)FP8-R\d\d: (test_\w+ (?:takes|has).*)$", result.stdout.str(), re.M)
-    assert sorted({line.rstrip(".") for line in told}) == sorted(SILENT)
+    said = r"(?:PytestWarning: |^)FP8-R\d\d: (test_\w+)(?:\[\S+\])? ((?:takes|has) .*[^.])\.?$"
+    told = {" ".join(found) for found in re.findall(said, result.stdout.str(), re.M)}
+    assert told == set(SILENT)
     assert (result.ret == pytest.ExitCode.TESTS_FAILED) is (option != "-v")
     result.stdout.fnmatch_lines(["*next:*fp8_pair*" if option == "-v" else "*next:*"])
     pytester.runpytest("-p", "no:benchmark", "-W", "always", "-k", "breaks", option).assert_outcomes(
@@ -556,3 +529,36 @@ def test_it(fp8_pair):
 """
     )
     assert pytester.runpytest(*GATE).ret == 0
+
+
+# -- fp8_check: a test of each question that a case answers, known from collection on --------------------------------
+
+CHECK = """
+CASES = [Case("tiny", "torchao", "rowwise"), Case("micro", "torchao", "rowwise", emulated=True)]
+
+@pytest.mark.fp8(cases=CASES)
+def test_fp8(fp8_check):
+    fp8_check()
+"""
+EMULATED_ASKS = ("layers", "numerics", "loss", "checkpoints")
+
+
+def test_each_question_that_a_case_answers_is_a_test_and_all_of_them_are_asked(pytester, monkeypatch):
+    install(monkeypatch, H200, speedup=1.2)
+    pytester.makepyfile(HEAD + CHECK)
+    collected = [line for line in pytester.runpytest("--co", "-q").outlines if "::" in line]
+    expected = [f"tiny-torchao-rowwise-{each}" for each in (*EMULATED_ASKS, "faster", "speedup", "memory")]
+    expected += [f"micro-torchao-rowwise-emulated-{each}" for each in EMULATED_ASKS]
+    assert sorted(line.partition("[")[2].removesuffix("]") for line in collected) == sorted(expected)
+    one = pytester.runpytest(*GATE, "-k", "loss", "-v")
+    one.assert_outcomes(passed=1, skipped=1)
+    one.stdout.fnmatch_lines(["*::test_fp8?tiny-torchao-rowwise-loss? PASSED*"])
+    result = pytester.runpytest(*GATE)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*tiny-torchao-rowwise *yes*"])
+
+
+def test_a_test_that_does_not_call_it_asks_nothing(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    pytester.makepyfile(HEAD + CHECK.replace("fp8_check()", "fp8_check"))
+    pytester.runpytest("-k", "tiny and layers", "-W", "always").stdout.fnmatch_lines(["*asks nothing of it*"])

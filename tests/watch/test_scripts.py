@@ -374,35 +374,6 @@ def test_an_evaluation_is_told_from_the_step(tmp_path, python_with_torch, withou
     assert f"an evaluation came before it, not counted here: 10 products, {8 * on} of them in FP8" in said
 
 
-TRAINER = """
-import tempfile
-from transformers import Trainer, TrainingArguments
-
-
-class Losing(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.model = Model(nn.Linear)
-
-    def forward(self, ids):
-        return {"loss": F.cross_entropy(self.model(ids).flatten(0, 1), ids.flatten())}
-
-
-data = [{"ids": torch.randint(0, 48, (24,))} for _ in range(16)]
-arguments = TrainingArguments(tempfile.mkdtemp(), bf16=True, use_cpu=True, max_steps=8, report_to=[],
-                              save_strategy="no", per_device_train_batch_size=4, label_names=["ids"])
-Trainer(Losing(), arguments, train_dataset=data).train()
-"""
-
-
-@pytest.mark.nightly
-def test_bf16_of_the_trainer_wins(tmp_path, python_with_torch):
-    training = python_with_torch.watched(script(tmp_path, TRAINER), ACCELERATE_MIXED_PRECISION="fp8")
-    assert (training.verdict, codes(training)) == ("OFF", [W.OTHER_SETTING_DECIDES])
-    assert "TrainingArguments(bf16=True)" in training.notes[0].text
-    assert dict(training.found.classes[0].kinds("fprop")) == {"bfloat16": 2}, "under autocast, weights in float32"
-
-
 TORCHAO = """
 import sys
 from dataclasses import replace
