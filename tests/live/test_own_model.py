@@ -38,21 +38,6 @@ def run(pytester, module, *arguments):
     return pytester.runpytest(*arguments)
 
 
-def test_a_function_scoped_workload_of_a_test_file_is_enough(pytester):
-    result = run(pytester, ask("checkpoints"))
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*own-torchao-rowwise-emulated*"])
-
-
-@pytest.mark.nightly_beyond(1)
-@pytest.mark.parametrize(("option", "outcome"), [("--fp8-strict", "failed"), ("-v", "invalid")])
-def test_without_a_gpu_a_question_without_an_answer_passes_unless_strict(pytester, option, outcome):
-    constant = "loss=lambda model, x: (model(x) * 0).float().sum() + 1.0"
-    result = run(pytester, ask("loss", changes=constant), option)
-    assert result.parseoutcomes() == {outcome: 1}
-    assert result.ret == (outcome == "failed")
-
-
 def test_the_same_workload_reads_its_baseline_and_another_version_calls_it_stale(pytester):
     run(pytester, ask("layers"), "--fp8-update=first").assert_outcomes(passed=1)
     assert (pytester.path / "baselines/emulated/own-torchao-rowwise-emulated.json").is_file()

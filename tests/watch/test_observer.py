@@ -49,29 +49,33 @@ def evidence(tmp_path):
     return lambda: json.loads((tmp_path / f"{os.getpid()}.json").read_text())
 
 
-def space():
-    """The names of the small model's script."""
+def small():
+    """The small script's model, and its function that trains one."""
     names: dict = {}
     exec(OWN_FP8, names)
-    return names
+    return names["Model"]().bfloat16(), names["train"]
 
 
 def losses(capsys, steps=8):
     """What the training prints, and its last weights."""
-    names = space()
-    model = names["Model"]().bfloat16()
-    names["train"](model, torch.optim.AdamW(model.parameters()), steps=steps)
+    model, train = small()
+    train(model, torch.optim.AdamW(model.parameters()), steps=steps)
     return capsys.readouterr().out, [parameter.detach().clone() for parameter in model.parameters()]
 
 
 @pytest.fixture(scope="module")
 def alone():
     """:func:`losses` of a run that nobody watches."""
-    names, printed = space(), io.StringIO()
-    model = names["Model"]().bfloat16()
+    (model, train), printed = small(), io.StringIO()
     with contextlib.redirect_stdout(printed):
-        names["train"](model, torch.optim.AdamW(model.parameters()))
+        train(model, torch.optim.AdamW(model.parameters()))
     return printed.getvalue(), list(model.parameters())
+
+
+def backward(model, number):
+    """The forward and backward pass of a batch."""
+    ids = torch.randint(0, 48, (4, 24), generator=torch.Generator().manual_seed(number))
+    torch.nn.functional.cross_entropy(model(ids).float().flatten(0, 1), ids.flatten()).backward()
 
 
 def same(one, other):
@@ -115,15 +119,13 @@ def test_a_fault_of_the_observer_leaves_the_training_as_it_was(start, evidence, 
 
 def test_gradients_of_several_passes_and_two_optimizers(start, evidence, capsys):
     """Muon beside AdamW: two optimizers are one step."""
-    names = space()
-    model = names["Model"]().bfloat16()
+    model, _ = small()
     blocks, rest = list(model.blocks.parameters()), [*model.embed.parameters(), *model.lm_head.parameters()]
     both = [torch.optim.SGD(blocks, lr=0.1), torch.optim.AdamW(rest)]
     start()
     for step in range(10):
         for part in range(3):
-            ids = torch.randint(0, 48, (4, 24), generator=torch.Generator().manual_seed(3 * step + part))
-            torch.nn.functional.cross_entropy(model(ids).float().flatten(0, 1), ids.flatten()).backward()
+            backward(model, 3 * step + part)
         for each in both:
             each.step()
             each.zero_grad()
@@ -137,8 +139,7 @@ def test_gradients_of_several_passes_and_two_optimizers(start, evidence, capsys)
 
 def test_calls_without_a_forward_pass_between_them_are_one_step(start, evidence):
     """ZeRO steps its inner optimizer once for each group of parameters."""
-    names = space()
-    model = names["Model"]().bfloat16()
+    model, train = small()
     optimizer = torch.optim.AdamW(model.parameters())
     plain = optimizer.step
 
@@ -150,21 +151,20 @@ def test_calls_without_a_forward_pass_between_them_are_one_step(start, evidence)
         zero_grad = optimizer.zero_grad
 
     start()
-    names["train"](model, Engine())
+    train(model, Engine())
     training = judge(evidence())
     assert (training.verdict, training.evidence["optimizers_a_step"], training.evidence["steps"]) == ("ON", 1, 6)
 
 
 def test_a_script_that_hides_its_objects_from_gc(start, evidence):
     """nanochat freezes gc after its first step, and has an fp8.py of its own."""
-    names = space()
-    model = names["Model"]().bfloat16()
+    model, train = small()
     optimizer = torch.optim.AdamW(model.parameters())
     start()
     try:
-        names["train"](model, optimizer, steps=1)
+        train(model, optimizer, steps=1)
         gc.freeze()
-        names["train"](model, optimizer, steps=7)
+        train(model, optimizer, steps=7)
     finally:
         gc.unfreeze()
     training = judge(evidence())
@@ -173,8 +173,7 @@ def test_a_script_that_hides_its_objects_from_gc(start, evidence):
 
 
 def test_an_optimizer_in_the_backward_pass_has_steps_and_no_profile(start, evidence):
-    names = space()
-    model = names["Model"]().bfloat16()
+    model, _ = small()
     each = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
 
     def stepped(parameter):
@@ -185,8 +184,7 @@ def test_an_optimizer_in_the_backward_pass_has_steps_and_no_profile(start, evide
         parameter.register_post_accumulate_grad_hook(stepped)
     start()
     for step in range(10):
-        ids = torch.randint(0, 48, (4, 24), generator=torch.Generator().manual_seed(step))
-        torch.nn.functional.cross_entropy(model(ids).float().flatten(0, 1), ids.flatten()).backward()
+        backward(model, step)
     training = judge(evidence())
     assert (training.verdict, training.why.code) == ("UNKNOWN", W.NO_STEPS)
     assert training.evidence["optimizers_a_step"] == len(each)
@@ -202,14 +200,12 @@ def test_a_compiled_training_has_no_graph_more(start, tmp_path, evidence, compil
     def graphs():
         torch._dynamo.reset()
         counters.clear()
-        names = space()
-        model = names["Model"]().bfloat16()
+        model, _ = small()
         optimizer = torch.optim.AdamW(model.parameters())
         step = torch.compile(optimizer.step, backend="eager") if compiled_step else optimizer.step
         compiled = torch.compile(model, backend="eager")
         for number in range(9):
-            ids = torch.randint(0, 48, (4, 24), generator=torch.Generator().manual_seed(number))
-            torch.nn.functional.cross_entropy(compiled(ids).float().flatten(0, 1), ids.flatten()).backward()
+            backward(compiled, number)
             step()
             optimizer.zero_grad()
         breaks, recompiles = (sum(counters[name].values()) for name in ("graph_break", "recompiles"))
