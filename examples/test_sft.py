@@ -101,3 +101,10 @@ def test_lora(fp8_pair):
     fp8_pair.assert_layers()
     fp8_pair.assert_numerics()
     fp8_pair.assert_loss()
+
+
+@pytest.mark.fp8(backend="trainer_torchao", options=NO_ALL_GATHER, name="sft_packed")
+def test_on_a_gpu(fp8_pair):
+    fp8_pair.assert_layers()
+    fp8_pair.assert_numerics()
+    fp8_pair.assert_loss()

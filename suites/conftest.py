@@ -1,6 +1,5 @@
 """The suite's groups for ``-m``, and the fixtures that several of its files use."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -115,12 +114,9 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.fixture
 def fp8_workload(fp8_case):
-    """The workload of a case whose model is a user's own. TRL's need TRL and peft."""
+    """The workload of a case whose model is a user's own."""
     if fp8_case.model != OWN_MODEL:
         return None
-    for package in ("trl", "peft") if fp8_case.name.startswith("sft_") else ():
-        if find_spec(package) is None:
-            pytest.skip(f"needs {package}: pip install pytest-fp8[sft]")
     from workloads import workload_of
 
     return workload_of(fp8_case)

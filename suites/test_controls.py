@@ -1,4 +1,4 @@
-"""Does the gate catch what it must? FP8 broken on purpose, one test per control; and healthy arms left alone.
+"""Does the gate catch what it must? FP8 broken on purpose, one test per control. Healthy arms: test_questions.py.
 
 The emulated ones run on any machine, the others on a GPU: ``pytest suites/test_controls.py --fp8-gpu=h200``.
 """
@@ -8,15 +8,11 @@ import importlib.util
 import pytest
 
 from controls.catalogue import CATALOGUE
-from controls.control import GPU, micro
-from pytest_fp8 import Verdict
+from controls.control import GPU
 
-HEALTHY = [micro("tensorwise")]
-OTHER_RECIPES = [micro("rowwise"), micro("rowwise_with_gw_hp")]
 CONTROLS = [
     pytest.param(control, id=control.id, marks=[pytest.mark.nightly] * control.nightly) for control in CATALOGUE
 ]
-CHECKPOINTED = micro(activation_checkpointing=True)
 
 
 @pytest.fixture(scope="module")
@@ -58,26 +54,3 @@ def test_control(request, runner, control):
     outcome = runner.run(control)
     expected = f"{' or '.join(control.verdicts)}, {control.code}"
     assert outcome.caught, f"control {control.id} expects {expected}\n{outcome.message}"
-
-
-def all_pass(pair):
-    for decision in (pair.layers(), pair.numerics(), pair.loss(), pair.checkpoints()):
-        assert decision.verdict is Verdict.PASS, decision.message
-
-
-@pytest.mark.fp8(cases=HEALTHY)
-def test_healthy_arms_are_left_alone(runner, fp8_case):
-    all_pass(runner.pair_of(fp8_case))
-
-
-@pytest.mark.nightly
-@pytest.mark.fp8(cases=OTHER_RECIPES)
-def test_healthy_arms_of_other_recipes_are_left_alone(runner, fp8_case):
-    all_pass(runner.pair_of(fp8_case))
-
-
-@pytest.mark.fp8(cases=[CHECKPOINTED])
-def test_healthy_recomputation_is_left_alone(runner, fp8_case):
-    decision = runner.pair_of(fp8_case).layers()
-    assert decision.verdict is Verdict.PASS, decision.message
-    assert decision.numbers["roles"]["recompute"] == {"expected": 14, "fp8": 14}

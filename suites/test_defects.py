@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-import integrations
+import matrix
 from pytest_fp8 import Case
 from pytest_fp8.codes import K, L
 from pytest_fp8.errors import ArmError
@@ -35,7 +35,7 @@ WRAPPED = "enable_fsdp_float8_all_gather, on by default, wraps weights into para
 
 
 @pytest.mark.fp8(
-    cases=integrations.on_hopper(
+    cases=matrix.on_hopper(
         [Case("micro", "trainer_torchao", "tensorwise", emulated=True), Case("tiny", "trainer_torchao", "tensorwise")]
     )
 )
@@ -57,9 +57,7 @@ class TestTrainerWithTorchAO:
         assert decision.verdict.passes, decision.message
 
 
-@pytest.mark.fp8(
-    cases=integrations.on_hopper([Case("tiny", "accelerate_te", "delayed"), Case("tiny", "trainer_te", "delayed")])
-)
+@pytest.mark.fp8(cases=matrix.on_hopper(Case("tiny", name, "delayed") for name in ("accelerate_te", "trainer_te")))
 @known("accelerate", "amax_compute_algo='most_recent' is dropped; max is in force", Known)
 @pytest.mark.usefixtures("healthy_alone")
 def test_the_recipe_asked_for_is_in_force(fp8_pair):
@@ -85,7 +83,7 @@ def recomputed_step(model):
     return ""
 
 
-@pytest.mark.fp8(cases=integrations.on_hopper([Case("tiny", "accelerate_te", "delayed", integrations.MOST)]))
+@pytest.mark.fp8(cases=matrix.on_hopper([Case("tiny", "accelerate_te", "delayed", matrix.MOST)]))
 @known(
     "accelerate",
     "te.autocast around forward alone: what gradient checkpointing recomputes later runs in BF16, and fails",
@@ -96,11 +94,8 @@ def test_activations_can_be_recomputed(fp8_pair):
 
 
 @pytest.mark.fp8(
-    cases=integrations.on_hopper(
-        [
-            Case("tiny", "unsloth_te", "delayed", integrations.MOST, lora=16),
-            Case("tiny", "accelerate_te", "delayed", integrations.MOST, lora=16),
-        ]
+    cases=matrix.on_hopper(
+        Case("tiny", name, "delayed", matrix.MOST, lora=16) for name in ("unsloth_te", "accelerate_te")
     )
 )
 @known("accelerate", "convert_model takes adapters for layers like any other", Known)
@@ -109,7 +104,7 @@ def test_adapters_stay_in_high_precision(fp8_pair):
     judge(fp8_pair.layers(), L.LEFT_AND_CONVERTED)
 
 
-@pytest.mark.fp8(cases=integrations.on_hopper([Case("1b", "accelerate_te", "delayed", integrations.MOST)]))
+@pytest.mark.fp8(cases=matrix.on_hopper([Case("1b", "accelerate_te", "delayed", matrix.MOST)]))
 @pytest.mark.usefixtures("healthy_alone")
 class TestTiedHead:
     @known("accelerate", "convert_model copies weights, which unties a tied head", Known)
@@ -124,37 +119,6 @@ class TestTiedHead:
     @known("accelerate", "convert_model unties the head, which a checkpoint then holds twice", Known)
     def test_a_checkpoint_can_be_carried_back(self, fp8_pair):
         judge(fp8_pair.checkpoints(), K.UNTIED)
-
-
-def step_with_a_plain_weight(model):
-    """Runs in the arm. The error of a step under autocast whose input gradient is a product in high precision."""
-    from dataclasses import replace
-
-    import torch
-    from torchao.float8 import CastConfig, Float8LinearConfig, ScalingType, convert_to_float8_training
-
-    off = CastConfig(scaling_type=ScalingType.DISABLED)
-    config = replace(
-        Float8LinearConfig(emulate=True),
-        cast_config_weight_for_grad_input=off,
-        cast_config_grad_output=replace(off, target_dtype=torch.float8_e5m2),
-    )
-    linear = convert_to_float8_training(torch.nn.Sequential(torch.nn.Linear(32, 32)), config=config)
-    rows = torch.randn(32, 32, dtype=torch.bfloat16, requires_grad=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = linear(rows).float().square().mean()
-    try:
-        loss.backward()
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-@pytest.mark.fp8(cases=[Case("micro", "torchao", "tensorwise", autocast=True, emulated=True)])
-@known("torchao", "Float8Linear multiplies bfloat16 gradients by float32 weights (pytorch/ao issue 4616)")
-@pytest.mark.usefixtures("healthy_alone")
-def test_a_weight_that_is_not_cast_in_backward_trains_under_autocast(fp8_pair):
-    assert fp8_pair.fp8.call(step_with_a_plain_weight) == ""
 
 
 def scales_that_do_not_come_back(model):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from integrations import LOOP, MOE, VIT
+from matrix import MOE, VIT
 from pytest_fp8 import Case
 from pytest_fp8.questions.asks import fp8_layers
-from workloads import EXPERTS, MICRO_BATCHES
+from workloads import EXPERTS
 
 CASES = [
     Case("micro", "torchao", "tensorwise", emulated=True),
@@ -48,11 +48,3 @@ def test_the_router_stays_with_its_reason_and_each_expert_is_fp8(fp8_pair):
     decision = fp8_pair.assert_layers()
     assert decision.numbers["skipped"] == {"size: out_features=5 is not a multiple of 16": 2}
     assert decision.numbers["converted"] == 2 + 2 * 2 * EXPERTS
-
-
-@pytest.mark.fp8(cases=LOOP, question="layers")
-def test_each_product_of_the_loop_runs_in_fp8(fp8_pair):
-    decision = fp8_pair.assert_layers()
-    # Seven Linears in each of the two blocks of micro; two micro-batches.
-    if fp8_pair.case.emulated:
-        assert decision.numbers["roles"]["wgrad"] == {"expected": 7 * 2 * MICRO_BATCHES, "fp8": 7 * 2 * MICRO_BATCHES}

@@ -2,12 +2,12 @@
 
 import pytest
 
-import integrations
+import matrix
 from floor import assert_faster
 from pytest_fp8 import Case
 
 pytestmark = pytest.mark.fp8(
-    cases=integrations.on_hopper([Case("tiny", "unsloth", "rowwise", lora=16, lora_targets=integrations.ATTENTION)])
+    cases=matrix.on_hopper([Case("tiny", "unsloth", "rowwise", lora=16, lora_targets=matrix.ATTENTION)])
 )
 
 
@@ -21,17 +21,10 @@ def load(**arguments):
         from pytest_fp8 import Case
         from pytest_fp8.backends.unsloth import model_folder
 
+        usual = {"dtype": torch.bfloat16, "load_in_4bit": False, "fast_inference": False, "local_files_only": True}
         with model_folder(Case("tiny", "unsloth", "rowwise", lora=16), "cuda") as folder:
             try:
-                FastLanguageModel.from_pretrained(
-                    str(folder),
-                    max_seq_length=128,
-                    dtype=torch.bfloat16,
-                    load_in_4bit=False,
-                    fast_inference=False,
-                    local_files_only=True,
-                    **arguments,
-                )
+                FastLanguageModel.from_pretrained(str(folder), max_seq_length=128, **usual, **arguments)
             except Exception as error:
                 return f"{type(error).__name__}: {error}"
         return ""
@@ -52,16 +45,8 @@ def test_block_scaling_loads(fp8_pair):
     assert fp8_pair.fp8.call(load(load_in_fp8="block")) == ""
 
 
-TWO_LIBRARIES = Case(
-    "1b",
-    "unsloth_te",
-    "delayed",
-    integrations.MOST,
-    lora=16,
-    lora_targets=integrations.ATTENTION,
-    questions=("speedup", "memory"),
-    chip="hopper",
-)
+_adapters = {"lora": 16, "lora_targets": matrix.ATTENTION, "questions": ("speedup", "memory"), "chip": "hopper"}
+TWO_LIBRARIES = Case("1b", "unsloth_te", "delayed", matrix.MOST, **_adapters)
 """The other way to FP8 that Unsloth's users are told of. test_defects.py asks what happens to its layers."""
 
 

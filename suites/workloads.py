@@ -1,11 +1,9 @@
 """The workloads of users' own models and loops that the suite asks: a vision transformer, a mixture of five experts, a
-loop as people write it (accumulation, clipping, evaluation, lengths that are no multiple of 16), TRL's SFTTrainer.
+loop as people write it (accumulation, clipping, evaluation, lengths that are no multiple of 16).
 
 On a GPU the loop that is timed runs on 1b, those that are not on 182m, torchao's with activation checkpointing: there
 the loss has an answer in a tenth of the time. Stored baselines hold a hash of the text of these functions.
 """
-
-from functools import partial
 
 from pytest_fp8 import Workload, pad_to_multiple
 from pytest_fp8.zoo import data, models, training
@@ -175,78 +173,6 @@ def _size(case):
     return "1b" if case.asks("speedup") else "182m"
 
 
-# -- SFTTrainer: sequences padded, packed, and adapters on a frozen base -----------------------------------------------
-
-SEQUENCES = 256
-LONGEST = 64
-
-
-def build(size):
-    import torch
-
-    from pytest_fp8.zoo import models
-
-    device = "cpu" if size == "micro" else "cuda"
-    return models.build(size, seed=torch.initial_seed(), device=device, dtype=torch.bfloat16)
-
-
-def sequences():
-    """Bytes that grow by one to three, 24 to 64 of them in a row: already tokens, as SFTTrainer takes them too."""
-    import torch
-    from datasets import Dataset
-
-    draws = torch.Generator().manual_seed(0)
-    lengths = torch.randint(24, LONGEST + 1, (SEQUENCES,), generator=draws).tolist()
-    return Dataset.from_dict(
-        {"input_ids": [(torch.randint(1, 4, (n,), generator=draws).cumsum(0) % 254 + 2).tolist() for n in lengths]}
-    )
-
-
-def tokenizer():
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<eos>"))
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
-
-
-def make_trainer(model, name):
-    import tempfile
-
-    from peft import LoraConfig
-    from trl import SFTConfig, SFTTrainer
-
-    # SFTConfig's own defaults are bf16=True, which wins over FP8, and recomputation, which ends no step in FP8 of
-    # Transformer Engine through Accelerate.
-    arguments = SFTConfig(
-        output_dir=tempfile.gettempdir(),
-        bf16=False,
-        gradient_checkpointing=False,
-        learning_rate=1e-3,
-        per_device_train_batch_size=8,
-        max_length=LONGEST,
-        packing=name == "sft_packed",
-        packing_strategy="wrapped",
-        pad_to_multiple_of=16,
-    )
-    adapters = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
-    return SFTTrainer(
-        model,
-        args=arguments,
-        train_dataset=sequences(),
-        processing_class=tokenizer(),
-        peft_config=adapters if name == "sft_lora" else None,
-    )
-
-
-def fine_tuning(case):
-    """On a CPU the model is micro, on a GPU tiny."""
-    size = "micro" if case.emulated else "tiny"
-    return Workload(partial(build, size), trainer=partial(make_trainer, name=case.name))
-
-
 def workload_of(case):
     """The workload of a case of an own model."""
-    if case.name.startswith("sft_"):
-        return fine_tuning(case)
     return {"vit": vision_transformer, "moe": mixture_of_experts, "loop": loop, "loop_ac": loop}[case.name](case)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from controls.control import ACCELERATE, BOTH, Control, control, micro, torch
+from controls.control import BOTH, Control, control, micro, torch
 from controls.models import TIED, squares
 from controls.ways import WAYS, Forwards, fault, renew_weights
 from pytest_fp8.codes import K
@@ -24,39 +24,28 @@ def _saves_e4m3(arm: Any, model: Any) -> None:
         layer.register_state_dict_post_hook(cast)
 
 
-fault("stored-in-fp8", K.STORED_IN_FP8, "weights stored in FP8", converted=_saves_e4m3)
-
-
 def _loads_prefixed(arm: Any, model: Any) -> None:
+    """The keys of the compiled wrapper, and strict=False."""
     own = model.load_state_dict
     model.load_state_dict = lambda state, **more: own(
         {f"_orig_mod.{name}": value for name, value in state.items()}, strict=False
     )
 
 
-# The keys of the compiled wrapper, and strict=False.
-fault(
-    "prefixed-keys",
-    K.WEIGHTS_MISSING,
-    "prefixed keys loaded into nothing",
-    converted=_loads_prefixed,
-    breaks=BOTH,
-)
-fault(
-    "optimizer-lost",
-    K.OPTIMIZER_LOST,
-    "weights loaded, optimizer not",
-    optimizer_made=lambda arm, made: setattr(made, "load_state_dict", lambda state_dict: None),
-)
-# The output projection, which was the embedding, gets a copy of it in the conversion.
-fault(
-    "tie-broken",
-    K.UNTIED,
-    "a tied head becomes a weight of its own",
-    source=f"[Accelerate, convert_model copies the weight]({ACCELERATE}/utils/transformer_engine.py)",
-    converted=lambda arm, model: renew_weights([model.lm_head]),
-    **{**TIED, "case": micro(model="own", resume=False)},
-)
+def _loads_nothing(arm: Any, made: Any) -> None:
+    made.load_state_dict = lambda state_dict: None
+
+
+def _renews_the_head(arm: Any, model: Any) -> None:
+    """The output projection, which was the embedding, gets a copy of it in the conversion."""
+    renew_weights([model.lm_head])
+
+
+_tied = {**TIED, "case": micro(model="own", resume=False)}
+fault("stored-in-fp8", K.STORED_IN_FP8, "weights stored in FP8", converted=_saves_e4m3)
+fault("prefixed-keys", K.WEIGHTS_MISSING, "prefixed keys loaded into nothing", converted=_loads_prefixed, breaks=BOTH)
+fault("optimizer-lost", K.OPTIMIZER_LOST, "weights loaded, optimizer not", optimizer_made=_loads_nothing)
+fault("tie-broken", K.UNTIED, "a tied head becomes a weight of its own", converted=_renews_the_head, **_tied)
 
 
 @control("copy-not-renewed", K.STALE_COPIES, "a cached FP8 weight that a load does not renew")
@@ -169,66 +158,36 @@ class OwnFunctions(Control):
 WAYS["lose"] = OwnFunctions
 
 
-def _weights(change: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> Any:
-    """A ``lose`` that changes what was saved of the model."""
+def _without(name: str) -> Any:
+    """A ``lose`` of this part of what was saved."""
+    return lambda arm, model, state: state.pop(name)
 
-    def lose(arm: Any, model: Any, state: dict[str, Any]) -> None:
-        state["model"] = change(model, state["model"])
 
-    return lose
+def _no_buffers(arm: Any, model: Any, state: dict[str, Any]) -> None:
+    """Running statistics are gone."""
+    state["model"] = {name: state["model"][name] for name, _ in model.named_parameters()}
+
+
+def _cast_to_half(arm: Any, model: Any, state: dict[str, Any]) -> None:
+    """Its smallest numbers are larger than bfloat16's."""
+    state["model"] = {name: w.half() if w.is_floating_point() else w for name, w in state["model"].items()}
+
+
+def _leaves_eval(arm: Any, model: Any, state: dict[str, Any]) -> None:
+    model.eval()
+
+
+def _other_order(arm: Any, seed: int, step: int, whole: bool = False) -> Any:
+    return arm.setup.training_batch(seed, step + 100 * (arm.loaded and step < 100), whole)
 
 
 # It then starts at step 0.
-fault(
-    "schedule-restarts",
-    K.STATE_LOST,
-    "own save() without the schedule",
-    lose=lambda arm, model, state: state.pop("schedule"),
-)
-# Running statistics are gone.
-fault(
-    "buffers-lost",
-    K.WEIGHTS_MISSING,
-    "own save() without buffers",
-    lose=_weights(lambda model, held: {name: held[name] for name, _ in model.named_parameters()}),
-)
-fault(
-    "keys-renamed",
-    K.WEIGHTS_MISSING,
-    "renamed keys, strict=False",
-    lose=_weights(lambda _, held: {name.replace("0.", "first."): value for name, value in held.items()}),
-)
-# Its smallest numbers are larger than bfloat16's.
-fault(
-    "cast-to-half",
-    K.WEIGHTS_CHANGED,
-    "own save() in float16",
-    lose=_weights(lambda _, held: {name: w.half() if w.is_floating_point() else w for name, w in held.items()}),
-)
+fault("schedule-restarts", K.STATE_LOST, "own save() without the schedule", lose=_without("schedule"))
 # The optimizer keeps it as an attribute, which its state_dict() does not hold.
-fault(
-    "average-lost",
-    K.STATE_LOST,
-    "an average of the weights is not saved",
-    lose=lambda arm, model, state: state.pop("average"),
-)
-fault(
-    "save-leaves-eval",
-    K.STATE_LEFT_BEHIND,
-    "own save() leaves the model in eval mode",
-    lose=lambda arm, model, state: model.eval(),
-    breaks=("fp8",),
-)
-
-
-fault(
-    "other-order",
-    K.DATA_NOT_CARRIED,
-    "a resumed run draws another order of data",
-    OwnFunctions,
-    training_batch=lambda arm, seed, step, whole=False: arm.setup.training_batch(
-        seed, step + 100 * (arm.loaded and step < 100), whole
-    ),
-    breaks=("fp8",),
-    verdicts=("INVALID",),
-)
+fault("average-lost", K.STATE_LOST, "an average of the weights is not saved", lose=_without("average"))
+fault("buffers-lost", K.WEIGHTS_MISSING, "own save() without buffers", lose=_no_buffers)
+fault("cast-to-half", K.WEIGHTS_CHANGED, "own save() in float16", lose=_cast_to_half)
+_alone: dict[str, Any] = {"breaks": ("fp8",)}
+fault("save-leaves-eval", K.STATE_LEFT_BEHIND, "own save() leaves the model in eval mode", lose=_leaves_eval, **_alone)
+_resumed = {"training_batch": _other_order, "verdicts": ("INVALID",), **_alone}
+fault("other-order", K.DATA_NOT_CARRIED, "a resumed run draws another order of data", OwnFunctions, **_resumed)

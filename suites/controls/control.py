@@ -33,22 +33,10 @@ else:
 
 EMULATED, ANYWHERE, GPU = "emulated", "anywhere", "gpu"
 CONSTRUCTED = "constructed"
-GITHUB = "https://github.com"
-ACCELERATE = f"{GITHUB}/huggingface/accelerate/blob/main/src/accelerate"
-TORCHAO = f"{GITHUB}/pytorch/ao"
-TRANSFORMERS = f"{GITHUB}/huggingface/transformers/blob/main/src/transformers"
-QUESTIONS = {
-    "L": "layers",
-    "D": "layers",
-    "N": "numerics",
-    "C": "loss",
-    "S": "faster",
-    "M": "memory",
-    "K": "checkpoints",
-    "P": "layers",
-}
+_OTHERS = {"N": "numerics", "C": "loss", "S": "faster", "M": "memory", "K": "checkpoints"}
+QUESTIONS = {**dict.fromkeys("LDP", "layers"), **_OTHERS}
 """Letter of a code -> the question that finds it, where a control states no other."""
-BOTH = ("fp8", "bf16")
+BOTH, REFERENCE = ("fp8", "bf16"), ("bf16",)
 
 
 def micro(recipe: str = "tensorwise", **more: Any) -> Case:
@@ -175,15 +163,14 @@ Broken = TypeVar("Broken", bound=type[Control])
 
 def control(id: str, code: Code, title: str = "", **stated: Any) -> Callable[[Broken], Broken]:
     """Enter a class of breakage into the catalogue. ``stated``: attributes of :class:`Control`."""
+    if id in CONTROLS:
+        raise ValueError(f"two controls have the id {id!r}")
 
     def enter(broken: Broken) -> Broken:
         letter = str(code)[4]
-        facts: dict[str, Any] = {}
-        if letter == "D":
-            facts["verdicts"] = ("INVALID",)
-        if letter in QUESTIONS:
-            facts["question"] = QUESTIONS[letter]
-        for name, value in {**facts, **stated, "id": id, "title": title or id.replace("-", " "), "code": code}.items():
+        usual: dict[str, Any] = {"verdicts": ("INVALID",)} if letter == "D" else {}
+        usual |= {"question": QUESTIONS[letter]} if letter in QUESTIONS else {}
+        for name, value in {**usual, **stated, "id": id, "title": title or id.replace("-", " "), "code": code}.items():
             setattr(broken, name, value)
         CONTROLS[id] = broken
         return broken

@@ -7,22 +7,10 @@ import tempfile
 from contextlib import nullcontext
 from typing import Any
 
-from controls.control import ACCELERATE, TORCHAO, TRANSFORMERS, micro, tiny, torch
+from controls.control import micro, tiny, torch
 from controls.models import ADAPTERS, HOOKED, ROUTER, TWICE
 from controls.ways import Loop, by_torchao, fault, renew_weights, torchao_config
 from pytest_fp8.codes import L, P
-
-FILTER = f"[torchao, module_filter_fn]({TORCHAO}/blob/main/torchao/float8/float8_linear_utils.py)"
-TRANSFORMER_ENGINE = f"{ACCELERATE}/utils/transformer_engine.py"
-
-# A plain training loop under the variable: no Accelerator is ever made.
-fault(
-    "env-unread",
-    P.NOTHING_READS_IT,
-    "the environment asks for FP8, nothing was converted",
-    source="report: full fine-tuning of 8B at 0.82x, environment variables that nobody read",
-    environment="fp8",
-)
 
 
 def _prepared_by_the_trainer(arm: Any, model: Any) -> None:
@@ -34,33 +22,12 @@ def _prepared_by_the_trainer(arm: Any, model: Any) -> None:
         arm.model = trainer.accelerator.prepare_model(model)
 
 
-fault(
-    "trainer-bf16",
-    P.TRAINER_DECIDES,
-    "bf16=True wins over the environment",
-    source=f"[transformers, TrainingArguments]({TRANSFORMERS}/training_args.py)",
-    environment="fp8",
-    by=_prepared_by_the_trainer,
-    needs=("accelerate",),
-)
-
-
 def _only_the_optimizer(arm: Any, model: Any) -> None:
     from accelerate import Accelerator
     from accelerate.utils import AORecipeKwargs
 
     accelerator = Accelerator(cpu=arm.device.type == "cpu", mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs()])
     accelerator.prepare(arm.setup.optimizer(model))
-
-
-fault(
-    "model-unprepared",
-    L.NOTHING_CONVERTED,
-    "Accelerate trains in fp8, the model was never given to it",
-    source=f"[Accelerate, Accelerator.prepare]({ACCELERATE}/accelerator.py)",
-    by=_only_the_optimizer,
-    needs=("accelerate",),
-)
 
 
 def _convert_model(arm: Any, model: Any) -> None:
@@ -79,26 +46,6 @@ def _convert_model(arm: Any, model: Any) -> None:
             _convert_model(arm, module)
 
 
-# A router of 10 outputs stands first in each MLP.
-fault(
-    "odd-layer-stops",
-    L.NOT_CONVERTED,
-    "a converter stops at the first odd Linear",
-    source=f"[Accelerate, convert_model]({TRANSFORMER_ENGINE})",
-    by=_convert_model,
-    **ROUTER,
-)
-fault(
-    "second-name",
-    L.UNACCOUNTED,
-    "a Linear under two names becomes an FP8 layer under the first alone",
-    source=f"[torchao, swap_linear_layers]({TORCHAO}/blob/main/torchao/float8/float8_linear_utils.py)",
-    about="again",
-    by=lambda arm, model: by_torchao(arm, arm.case.recipe),
-    **TWICE,
-)
-
-
 def _stored_in_fp8(arm: Any, model: Any) -> None:
     from pytest_fp8.backends.linears import linears
 
@@ -111,73 +58,47 @@ def _stored_in_fp8(arm: Any, model: Any) -> None:
         layer.forward = forward.__get__(layer)  # type: ignore[method-assign]
 
 
-fault(
-    "storage-only",
-    L.NOTHING_CONVERTED,
-    "weights are stored in FP8, and multiplied in BF16",
-    by=_stored_in_fp8,
-)
-fault(
-    "recipe-dropped",
-    L.OTHER_RECIPE,
-    "the recipe asked for is dropped",
-    source=f"[Accelerate's DeepSpeed path ignores the recipe handler]({ACCELERATE}/accelerator.py)",
-    by=lambda arm, model: by_torchao(arm, None),
-    case=micro("rowwise"),
-)
-fault(
-    "head-converted",
-    L.LEFT_AND_CONVERTED,
-    "lm_head converted although excluded",
-    source=FILTER,
-    about="lm_head",
-    by=lambda arm, model: by_torchao(arm, arm.case.recipe, takes=lambda name: True),
-)
-fault(
-    "adapters-converted",
-    L.LEFT_AND_CONVERTED,
-    "LoRA adapters converted",
-    source=FILTER,
-    about="adapter",
-    by=lambda arm, model: by_torchao(arm, arm.case.recipe, takes=lambda name: not name.endswith("lm_head")),
-    **ADAPTERS,
-)
+def _as_asked(arm: Any, model: Any) -> None:
+    by_torchao(arm, arm.case.recipe)
+
+
+def _by_default(arm: Any, model: Any) -> None:
+    by_torchao(arm, None)
+
+
+def _but(*left: str) -> Any:
+    """torchao's conversion of all Linears but those that end so."""
+    return lambda arm, model: by_torchao(arm, arm.case.recipe, takes=lambda name: not name.endswith(left))
+
+
+# A plain training loop under the variable: no Accelerator is ever made.
+fault("env-unread", P.NOTHING_READS_IT, "the environment asks for FP8, nothing was converted", environment="fp8")
+_trainer: dict[str, Any] = {"by": _prepared_by_the_trainer, "environment": "fp8", "needs": ("accelerate",)}
+fault("trainer-bf16", P.TRAINER_DECIDES, "bf16=True wins over the environment", **_trainer)
+_unprepared: dict[str, Any] = {"by": _only_the_optimizer, "needs": ("accelerate",)}
+fault("model-unprepared", L.NOTHING_CONVERTED, "Accelerate in fp8, the model was never given to it", **_unprepared)
+fault("storage-only", L.NOTHING_CONVERTED, "weights are stored in FP8, and multiplied in BF16", by=_stored_in_fp8)
+# A router of 10 outputs stands first in each MLP.
+fault("odd-layer-stops", L.NOT_CONVERTED, "a converter stops at the first odd Linear", by=_convert_model, **ROUTER)
+fault("second-name", L.UNACCOUNTED, "a Linear of two names is FP8 under one", by=_as_asked, about="again", **TWICE)
+fault("recipe-dropped", L.OTHER_RECIPE, "the recipe asked for is dropped", by=_by_default, case=micro("rowwise"))
+fault("head-converted", L.LEFT_AND_CONVERTED, "lm_head converted although excluded", by=_but(), about="lm_head")
+fault("adapters-converted", L.LEFT_AND_CONVERTED, by=_but("lm_head"), about="adapter", **ADAPTERS)
+fault("hook-dropped", L.LOST_BEHAVIOUR, "a Linear's hook is gone once it is converted", by=_as_asked, **HOOKED)
 fault(
     "wrong-library",
     L.OTHER_LIBRARY,
     "both libraries installed, the wrong one chosen",
-    source=f"[Accelerate's choice of FP8 backend]({ACCELERATE}/accelerator.py)",
-    by=lambda arm, model: by_torchao(arm, None),
+    by=_by_default,
     precision_context=lambda arm: nullcontext,
     case=tiny("transformer_engine", "current"),
 )
-fault(
-    "hook-dropped",
-    L.LOST_BEHAVIOUR,
-    "what a hook does with a Linear's output is gone after the conversion",
-    source=f"[torchao, Float8Linear.from_float]({TORCHAO}/blob/main/torchao/float8/float8_linear.py)",
-    by=lambda arm, model: by_torchao(arm, arm.case.recipe),
-    **HOOKED,
-)
+
+# -- weights ----------------------------------------------------------------------------------------------------------
 
 
-fault(
-    "optimizer-too-early",
-    L.NOT_IN_OPTIMIZER,
-    "the optimizer knows the weights from before the conversion",
-    source=f"[Accelerate, AORecipeKwargs]({ACCELERATE}/utils/dataclasses.py)",
-    optimizer_made=lambda arm, made: renew_weights(arm.fp8_layers()),
-    question="loss",
-)
-# The converted weights are new parameters, which take gradients even where the replaced ones took none.
-fault(
-    "base-unfrozen",
-    L.TRAINS_FROZEN,
-    "the frozen base under adapters takes gradients again",
-    source=f"[Accelerate, convert_model]({TRANSFORMER_ENGINE})",
-    converted=lambda arm, model: renew_weights(arm.fp8_layers()),
-    **ADAPTERS,
-)
+def _new_weights(arm: Any, given: Any) -> None:
+    renew_weights(arm.fp8_layers())
 
 
 def _weight_scaled(arm: Any, model: Any) -> None:
@@ -185,14 +106,8 @@ def _weight_scaled(arm: Any, model: Any) -> None:
         model.blocks[0].up.weight.mul_(1.01)
 
 
-fault("weight-scaled", L.WEIGHT_CHANGED, "the conversion scales a weight by 1.01", Loop, converted=_weight_scaled)
-fault(
-    "bias-dropped",
-    L.WEIGHT_GONE,
-    "the conversion drops a bias",
-    Loop,
-    converted=lambda arm, model: setattr(model.blocks[1].down, "bias", None),
-)
+def _bias_dropped(arm: Any, model: Any) -> None:
+    model.blocks[1].down.bias = None
 
 
 def _past_a_layer(arm: Any, model: Any) -> None:
@@ -205,4 +120,10 @@ def _past_a_layer(arm: Any, model: Any) -> None:
     block.inner = inner
 
 
+_early = "the optimizer knows the weights from before the conversion"
+fault("optimizer-too-early", L.NOT_IN_OPTIMIZER, _early, optimizer_made=_new_weights, question="loss")
+# The converted weights are new parameters, which take gradients even where the replaced ones took none.
+fault("base-unfrozen", L.TRAINS_FROZEN, "the base under adapters takes gradients", converted=_new_weights, **ADAPTERS)
+fault("weight-scaled", L.WEIGHT_CHANGED, "the conversion scales a weight by 1.01", Loop, converted=_weight_scaled)
+fault("bias-dropped", L.WEIGHT_GONE, "the conversion drops a bias", Loop, converted=_bias_dropped)
 fault("layer-bypassed", L.PASSED_BY, "the converted model goes past one of its layers", Loop, converted=_past_a_layer)

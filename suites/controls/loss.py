@@ -8,29 +8,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from controls.arms import set_rate
-from controls.control import BOTH, GITHUB, TORCHAO, Control, control, micro, torch
+from controls.control import BOTH, Control, control, micro, torch
 from controls.models import LONG
-from controls.ways import Forwards, fault, on_gradients, plain
+from controls.ways import fault, on_gradients, plain, weights
 from pytest_fp8.codes import C
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# The layers are FP8 layers by name.
-fault(
-    "fp8-off",
-    C.BIT_EQUAL,
-    "FP8 is off, both curves bit-equal",
-    forward=lambda arm, layer, own, x: plain(layer, x),
-)
-# And on again in the next curve.
-fault(
-    "off-after-ten-steps",
-    C.FP8_LOST,
-    "FP8 is off after ten steps of each run",
-    about="step 10",
-    forward=lambda arm, layer, own, x: plain(layer, x) if arm.now >= 10 else own(x),
-)
+# -- FP8 on the way ---------------------------------------------------------------------------------------------------
+
+
+def _off_from(step: int) -> Any:
+    """A ``forward`` in the precision of its input from this step of each curve on."""
+    return lambda arm, layer, own, x: plain(layer, x) if arm.now >= step else own(x)
 
 
 def _casts_off(arm: Any, seed: int, step: int) -> None:
@@ -44,14 +35,6 @@ def _casts_off(arm: Any, seed: int, step: int) -> None:
         layer.config = replace(own, **dict.fromkeys(casts, off)) if step % 3 else own
 
 
-fault(
-    "casts-left-out",
-    C.TOO_EXACT,
-    "torchao's own function without casts in two of three steps",
-    before_step=_casts_off,
-)
-
-
 def _loses_a_tile(arm: Any, layer: Any, own: Callable[[Any], Any], x: Tensor) -> Any:
     """A quarter of the output stays zero, as in a race."""
     output, arm.calls = own(x), getattr(arm, "calls", 0) + 1
@@ -62,76 +45,34 @@ def _loses_a_tile(arm: Any, layer: Any, own: Callable[[Any], Any], x: Tensor) ->
     return output * written
 
 
+def _cut_at_the_first(arm: Any, layer: Any, own: Callable[[Any], Any], x: Tensor) -> Any:
+    """A scale that is delayed and not renewed: later values are cut at what was largest in the first five steps."""
+    if arm.now >= 5:
+        return own(x.clamp(-layer.largest, layer.largest))
+    now = x.detach().abs().amax()
+    layer.largest = torch.maximum(now, layer.largest) if arm.now else now
+    return own(x)
+
+
+# The layers are FP8 layers by name.
+fault("fp8-off", C.BIT_EQUAL, "FP8 is off, both curves bit-equal", forward=_off_from(0))
+fault("off-after-ten-steps", C.FP8_LOST, "FP8 is off after ten steps of a run", about="step 10", forward=_off_from(10))
+fault("casts-left-out", C.TOO_EXACT, "torchao without casts in two of three steps", before_step=_casts_off)
 fault("rare-tile", C.RARE_PRODUCT, "one call in 41 loses a tile of its output", forward=_loses_a_tile)
+fault("scale-stays", C.HIGHER, "scales stay as in the first steps, over 300 steps", forward=_cut_at_the_first, **LONG)
+
+# -- what is trained --------------------------------------------------------------------------------------------------
 
 
-def _poison(at: tuple[int, int]) -> Any:
+def _poison(seed: int, step: int) -> Any:
     """One NaN in the first layer's weight, as a store out of bounds leaves it, before this step of this seed."""
 
-    def before_step(arm: Any, seed: int, step: int) -> None:
-        if (seed, step) == at:
+    def before_step(arm: Any, *now: int) -> None:
+        if now == (seed, step):
             with torch.no_grad():
                 arm.fp8_layers()[0].weight.view(-1)[0] = float("nan")
 
     return before_step
-
-
-fault(
-    "nan-step-40",
-    C.NOT_FINITE,
-    "NaN at step 39, finite before",
-    source=f"[torchtitan 1056]({GITHUB}/pytorch/torchtitan/issues/1056)",
-    about="from step 39",
-    before_step=_poison((0, 39)),
-    case=micro(steps=42, seeds=1),
-)
-fault(
-    "nan-one-run-in-four",
-    C.NOT_FINITE,
-    "NaN in one run out of four",
-    source=f"[torchao 4652]({TORCHAO}/pull/4652)",
-    about="seed 2",
-    before_step=_poison((2, 11)),
-    case=micro(steps=14, seeds=4),
-)
-# Gradients below a share of their tensor's largest become zero, as under a stale scale in E5M2.
-fault(
-    "loss-drift",
-    C.HIGHER,
-    "the loss ends 3 % higher",
-    source=f"[Megatron-LM 1152]({GITHUB}/NVIDIA/Megatron-LM/issues/1152)",
-    converted=lambda arm, model: on_gradients(
-        [layer.weight for layer in arm.fp8_layers()], lambda dw: dw.masked_fill(dw.abs() < 0.45 * dw.abs().max(), 0.0)
-    ),
-)
-
-
-@control(
-    "scale-stays", C.HIGHER, "the scales of inputs stay as they were in the first steps: a look of 300 steps", **LONG
-)
-class ScaleStays(Forwards):
-    """A scale that is delayed and not renewed: later values are cut at what was largest in the first five steps."""
-
-    def build(self) -> None:
-        self._largest: dict[Any, Tensor] = {}
-        super().build()
-
-    def forward(self, layer: Any, own: Callable[[Any], Any], x: Tensor) -> Any:
-        if self.now >= 5:
-            return own(x.clamp(-self._largest[layer], self._largest[layer]))
-        now = x.detach().abs().amax()
-        self._largest[layer] = torch.maximum(now, self._largest.get(layer, now)) if self.now else now
-        return own(x)
-
-
-# All others train, and the losses lie within the margin.
-fault(
-    "one-weight-frozen",
-    C.WEIGHTS_STAND_STILL,
-    "one layer's weight gets no gradient",
-    about="1 of 21 weights",
-    converted=lambda arm, model: on_gradients([arm.fp8_layers()[-1].weight], lambda dw: 0 * dw),
-)
 
 
 def _again(arm: Any, seed: int, step: int) -> None:
@@ -144,23 +85,37 @@ def _again(arm: Any, seed: int, step: int) -> None:
         arm.second.zero_grad(set_to_none=True)
 
 
+_nan = micro(steps=42, seeds=1)
+fault("nan-step-40", C.NOT_FINITE, "NaN at step 39", about="from step 39", before_step=_poison(0, 39), case=_nan)
+# Gradients below a share of their tensor's largest become zero, as under a stale scale in E5M2.
 fault(
-    "trains-twice",
-    C.LOWER,
-    "the FP8 arm trains each batch twice",
-    before_step=_again,
-    verdicts=("INCONCLUSIVE",),
+    "loss-drift",
+    C.HIGHER,
+    "the loss ends 3 % higher",
+    converted=on_gradients(weights, lambda dw: dw.masked_fill(dw.abs() < 0.45 * dw.abs().max(), 0.0)),
 )
+# All others train, and the losses lie within the margin.
+fault(
+    "one-weight-frozen",
+    C.WEIGHTS_STAND_STILL,
+    "one layer's weight gets no gradient",
+    about="1 of 21 weights",
+    converted=on_gradients(lambda arm: weights(arm)[-1:], lambda dw: 0 * dw),
+)
+_twice = "the FP8 arm trains each batch twice"
+fault("trains-twice", C.LOWER, _twice, before_step=_again, verdicts=("INCONCLUSIVE",))
 # 3 % of them can move.
 fault(
     "rate-too-small",
     C.SMALL_STEPS,
     "a learning rate that moves no bfloat16 weight",
-    source="[8B at rate 5e-6](measurements.md#eight-billion-parameters-do-not-learn-in-a-minute)",
     optimizer_made=lambda arm, made: set_rate(made, 2e-6),
     breaks=BOTH,
     verdicts=("NOT_EXERCISED",),
 )
+
+# -- curves that do not begin anew ------------------------------------------------------------------------------------
+
 NOT_ANEW: dict[str, Any] = {"breaks": BOTH, "verdicts": ("INVALID",)}
 
 

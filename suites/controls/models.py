@@ -64,12 +64,8 @@ def build_tied() -> nn.Module:
 def build_hooked() -> nn.Module:
     """A hook halves the first block's output projection, as residual branches are scaled."""
     model = _micro()
-    model.model.layers[0].self_attn.o_proj.register_forward_hook(_halved)
+    model.model.layers[0].self_attn.o_proj.register_forward_hook(lambda layer, given, output: output / 2)
     return model  # type: ignore[no-any-return]
-
-
-def _halved(module: nn.Module, given: Any, output: Tensor) -> Tensor:
-    return output / 2
 
 
 def text(step: int) -> dict[str, Tensor]:
@@ -87,14 +83,12 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
     return training.language_model_loss(compiled=False)(model, batch)
 
 
-ROUTER: dict[str, Any] = {"workload": Workload(build=build_with_router, batch=text, loss=loss), "case": OWN}
-ADAPTERS: dict[str, Any] = {
-    "workload": Workload(build=build_with_adapters, batch=text, loss=loss),
-    "case": OWN,
-    "needs": ("peft",),
-}
-HOOKED: dict[str, Any] = {"workload": Workload(build=build_hooked, batch=text, loss=loss), "case": OWN}
-TIED: dict[str, Any] = {"workload": Workload(build=build_tied, batch=text, loss=loss), "case": OWN}
+def _of_text(build: Any, **more: Any) -> dict[str, Any]:
+    return {"workload": Workload(build=build, batch=text, loss=loss), "case": OWN, **more}
+
+
+ROUTER, HOOKED, TIED = _of_text(build_with_router), _of_text(build_hooked), _of_text(build_tied)
+ADAPTERS = _of_text(build_with_adapters, needs=("peft",))
 
 # -- small models of a few Linears ------------------------------------------------------------------------------------
 
@@ -111,13 +105,11 @@ def padded_rows(step: int) -> Tensor:
 
 
 def squares(model: Any, given: Tensor) -> Tensor:
-    error: Tensor = (model(given) - given.sin()).float()
-    return error.square().mean()
+    return (model(given) - given.sin()).float().square().mean()  # type: ignore[no-any-return]
 
 
-def unpadded_squares(model: Any, given: Tensor) -> Tensor:
-    error: Tensor = (model(given) - given.sin()).float()
-    return error[:-8].square().mean()
+def squares_but_pads(model: Any, given: Tensor) -> Tensor:
+    return (model(given) - given.sin())[:-8].float().square().mean()  # type: ignore[no-any-return]
 
 
 def build_twice() -> nn.Module:
@@ -137,8 +129,7 @@ def build_twice() -> nn.Module:
 
 def build_long() -> nn.Module:
     """Three layers whose steps take milliseconds: hundreds of them are a look of seconds."""
-    from torch import nn
-
+    nn = torch.nn
     return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 64))
 
 
@@ -184,7 +175,7 @@ def _own(name: str, steps: int, *functions: Any, **more: Any) -> dict[str, Any]:
 
 
 TWICE: dict[str, Any] = {"workload": Workload(build_twice, rows_of_64, squares), "case": OWN}
-PADDED = _own("padded", 20, build_long, padded_rows, unpadded_squares)
+PADDED = _own("padded", 20, build_long, padded_rows, squares_but_pads)
 LONG = _own("long", 300, build_long, rows_of_64, squares)
 WIDE = _own("wide", 20, build_wide, rows_of_64, squares)
 STUDENT = _own("student", 20, build_student, rows_of_64, step=follow, leave=("teacher",), learning_rate=2e-3)
@@ -239,7 +230,7 @@ def build_recomputing() -> nn.Module:
 
 
 def looped(model: Any, batch: Tensor, optimizer: Any, precision: Any) -> Tensor:
-    """A step of two micro-batches, with clipping, logging or half of the batch where the model's ``does`` says so."""
+    """A step of two micro-batches, with clipping where there is a bound, and what the model's ``does`` says."""
     rows = batch[:64] if model.does == "half in the step" else batch
     total = torch.zeros(())
     for part in rows.chunk(2):

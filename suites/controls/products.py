@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from controls.control import ACCELERATE, GITHUB, TORCHAO, Control, control, micro, tiny, torch
+from controls.control import Control, control, micro, tiny, torch
 from controls.models import PADDED, STUDENT, WIDE
 from controls.ways import (
     MIDDLE,
@@ -19,6 +19,7 @@ from controls.ways import (
     on_gradients,
     plain,
     torchao_config,
+    weights,
     with_gradient,
 )
 from pytest_fp8.codes import C, L, N
@@ -47,15 +48,6 @@ def _bf16_backward(arm: Any, layer: Any, own: Callable[[Any], Any], x: Tensor) -
     return HighPrecisionBackward.apply(x, layer.weight)  # type: ignore[no-untyped-call]
 
 
-fault(
-    "forward-only",
-    L.DGRAD_NOT_IN_FP8,
-    "forward in FP8, backward in BF16",
-    source=f"[Unsloth, load_in_fp8]({GITHUB}/unslothai/unsloth/blob/main/unsloth/kernels/fp8.py)",
-    forward=_bf16_backward,
-)
-
-
 def _as_with_gw_hp(arm: Any, layer: Any, own: Any, x: Tensor) -> Any:
     from torchao.float8.float8_linear import matmul_with_hp_or_float8_args as multiply
 
@@ -63,29 +55,10 @@ def _as_with_gw_hp(arm: Any, layer: Any, own: Any, x: Tensor) -> Any:
     return multiply.apply(x, layer.weight.t(), layer.linear_mm_config, config)
 
 
-fault(
-    "wgrad-bf16",
-    L.WGRAD_NOT_IN_FP8,
-    "only wgrad in BF16",
-    source=f"[torchao, rowwise_with_gw_hp]({TORCHAO}/blob/main/torchao/float8/config.py)",
-    forward=_as_with_gw_hp,
-    case=micro("rowwise"),
-)
-
-
 def _half_in_bf16(arm: Any, layer: Any, own: Callable[[Any], Any], x: Tensor) -> Tensor:
     half = len(layer.weight) // 2
     rest = torch.nn.functional.linear(x, layer.weight[half:])
     return torch.cat([own(x)[..., :half], rest], dim=-1)
-
-
-# All products of the layers run in FP8, and half of what they give is thrown away.
-fault(
-    "half-in-bf16",
-    L.FPROP_NOT_IN_FP8,
-    "FP8 layers give half of their outputs in BF16",
-    forward=_half_in_bf16,
-)
 
 
 def _bf16_by_hooks(arm: Any, model: Any) -> None:
@@ -98,20 +71,18 @@ def _bf16_by_hooks(arm: Any, model: Any) -> None:
         layer.register_forward_hook(hook)
 
 
+fault("forward-only", L.DGRAD_NOT_IN_FP8, "forward in FP8, backward in BF16", forward=_bf16_backward)
+fault("wgrad-bf16", L.WGRAD_NOT_IN_FP8, "only wgrad in BF16", forward=_as_with_gw_hp, case=micro("rowwise"))
+# All products of the layers run in FP8, and half of what they give is thrown away.
+fault("half-in-bf16", L.FPROP_NOT_IN_FP8, "FP8 layers give half of their outputs in BF16", forward=_half_in_bf16)
 # FP8's gradients run, so that every product of the step is there and right.
-fault(
-    "bf16-by-hooks",
-    C.TOO_EXACT,
-    "hooks put BF16's product in the place of each FP8 layer's output",
-    converted=_bf16_by_hooks,
-)
+fault("bf16-by-hooks", C.TOO_EXACT, "hooks give BF16's product of FP8 layers", converted=_bf16_by_hooks)
 
 
 @control(
     "recompute-bf16",
     L.RECOMPUTE_NOT_IN_FP8,
     "recomputation in BF16 under checkpointing",
-    source=f"[Megatron-LM 7538]({GITHUB}/NVIDIA/Megatron-LM/pull/7538)",
     case=micro(activation_checkpointing=True),
 )
 class RecomputeInBf16(Forwards):
@@ -146,7 +117,6 @@ class RecomputeInBf16(Forwards):
     "recompute-outside",
     L.RECOMPUTE_NOT_IN_FP8,
     "torch's checkpointing around Transformer Engine's layers",
-    source=f"[torch.utils.checkpoint under te.autocast]({GITHUB}/pytorch/pytorch/blob/main/torch/utils/checkpoint.py)",
     case=tiny("transformer_engine", "delayed", activation_checkpointing=True),
 )
 class RecomputeOutsideAutocast(Control):
@@ -158,12 +128,7 @@ class RecomputeOutsideAutocast(Control):
         checkpoint_activations(self.model, None, {"use_reentrant": True})
 
 
-@control(
-    "eval-off",
-    L.FPROP_NOT_IN_FP8,
-    "eval() switches FP8 off",
-    source=f"[Accelerate, use_autocast_during_eval]({ACCELERATE}/utils/dataclasses.py)",
-)
+@control("eval-off", L.FPROP_NOT_IN_FP8, "eval() switches FP8 off")
 class EvalSwitchesOff(Forwards):
     """An evaluation leaves the model in eval mode, and training goes on."""
 
@@ -209,10 +174,18 @@ def _e5m2(arm: Any, model: Any) -> None:
         layer.config = replace(layer.config, cast_config_input=coarse, cast_config_input_for_grad_weight=coarse)
 
 
-def _fast() -> Any:
+def _fast(arm: Any, model: Any) -> None:
     from torchao.float8 import Float8GemmConfig
 
-    return Float8GemmConfig(use_fast_accum=True)
+    by_torchao(arm, arm.case.recipe, gemm_config_grad_weight=Float8GemmConfig(use_fast_accum=True))
+
+
+def _larger_in_eval(arm: Any, layer: Any, own: Callable[[Any], Any], x: Tensor) -> Any:
+    return own(x) if layer.training else 1.1 * own(x)
+
+
+def _without_a_tile(dw: Tensor, x: Tensor, dy: Tensor) -> Tensor:
+    return torch.cat([dw[:-16], 0 * dw[-16:]])
 
 
 def _kept_copy(weight: Any) -> Any:
@@ -223,12 +196,7 @@ def _kept_copy(weight: Any) -> Any:
 
 
 fault("e5m2-for-e4m3", N.OTHER_FORMAT, "inputs are cast to E5M2", about="e4m3 x e5m2", converted=_e5m2)
-# As torchao's own configuration has it in the forward pass alone.
-fault(
-    "wgrad-accumulates-fast",
-    N.FAST_ACCUMULATION,
-    by=lambda arm, model: by_torchao(arm, arm.case.recipe, gemm_config_grad_weight=_fast()),
-)
+fault("wgrad-accumulates-fast", N.FAST_ACCUMULATION, by=_fast)
 # As rows of padding that nothing masks. One scale of the whole input leaves the others below E4M3's smallest number.
 fault("pad-rows-of-a-million", N.OUTLIER, "pad rows are a million times as large", breaks=(), **PADDED)
 # One value of the input's gradient is enough: the next norm spreads it.
@@ -236,25 +204,12 @@ fault("dgrad-infinite", N.NOT_FINITE, about=DGRAD, dgrad=lambda dx: torch.full_l
 fault("dgrad-x2", N.WRONG_SCALE, "one layer's dgrad is twice as large", about=DGRAD, dgrad=lambda dx: 2 * dx)
 # AdamW divides it away.
 fault("wgrad-3-percent-low", N.WRONG_SCALE, about=WGRAD, wgrad=lambda dw, x, dy: 0.97 * dw)
-fault(
-    "wrong-in-evaluations",
-    N.WRONG_SCALE,
-    "outputs are 10 % too large in eval mode alone",
-    about="evaluation",
-    forward=lambda arm, layer, own, x: own(x) if layer.training else 1.1 * own(x),
-    case=micro("rowwise"),
-)
+_in_eval: dict[str, Any] = {"about": "evaluation", "case": micro("rowwise")}
+fault("wrong-in-evaluations", N.WRONG_SCALE, "too large in eval mode alone", forward=_larger_in_eval, **_in_eval)
 # The layers before learn through the residual alone.
 fault("dgrad-zeros", N.PART_MISSING, "one layer's dgrad is zero", about=DGRAD, dgrad=lambda dx: 0 * dx)
 fault("stale-amax", N.PART_MISSING, "one layer's input saturates", about=f"fprop of {MIDDLE}", input=_saturated)
-fault(
-    "wgrad-last-tile",
-    N.PART_MISSING,
-    "the last 16 of 1280 rows of a wgrad are zero",
-    at=0,
-    wgrad=lambda dw, x, dy: torch.cat([dw[:-16], 0 * dw[-16:]]),
-    **WIDE,
-)
+fault("wgrad-last-tile", N.PART_MISSING, "16 of 1280 rows of a wgrad are zero", at=0, wgrad=_without_a_tile, **WIDE)
 # As where a kernel takes one layout for another.
 fault("wgrad-rows-permuted", N.UNRELATED, about=WGRAD, wgrad=lambda dw, x, dy: dw.roll(1, dims=0))
 fault("gradient-underflow", N.TOO_COARSE, "one layer's gradient underflows", output_gradient=_coarse)
@@ -269,12 +224,7 @@ fault(
 )
 
 
-@control(
-    "input-of-the-step-before",
-    N.STALE,
-    "one layer's wgrad uses the input of the step before, from step 2 on",
-    about=WGRAD,
-)
+@control("input-of-the-step-before", N.STALE, "one wgrad uses the input of the step before", about=WGRAD)
 class InputOfTheStepBefore(Products):
     """As from a buffer that is swapped too late."""
 
@@ -290,6 +240,19 @@ class InputOfTheStepBefore(Products):
 
 # -- biases, and gradients beside the products ------------------------------------------------------------------------
 
+
+def _biases(arm: Any) -> list[Any]:
+    return [layer.bias for layer in arm.fp8_layers()]
+
+
+def _in_e4m3(dw: Tensor) -> Tensor:
+    return dw.to(torch.float8_e4m3fn).to(dw.dtype)
+
+
+def _four_times(module: Any, given: Any, output: Tensor) -> Tensor:
+    return with_gradient(output, output, lambda dy: 4 * dy)
+
+
 fault(
     "bias-twice",
     N.WRONG_BIAS,
@@ -298,36 +261,18 @@ fault(
     forward=lambda arm, layer, own, x: own(x) + layer.bias,
     **STUDENT,
 )
-fault(
-    "bias-gradient-mean",
-    N.BIAS_GRADIENT,
-    "gradients of biases are means and not sums",
-    converted=lambda arm, model: on_gradients([layer.bias for layer in arm.fp8_layers()], lambda dy: dy / 16),
-    **STUDENT,
-)
-fault(
-    "weight-gradient-e4m3",
-    N.GRADIENT_REPLACED,
-    "weight gradients are kept in E4M3 without a scale",
-    converted=lambda arm, model: on_gradients(
-        [layer.weight for layer in arm.fp8_layers()], lambda dw: dw.to(torch.float8_e4m3fn).to(dw.dtype)
-    ),
-    **STUDENT,
-)
+_means, _unscaled = on_gradients(_biases, lambda dy: dy / 16), on_gradients(weights, _in_e4m3)
+fault("bias-gradient-mean", N.BIAS_GRADIENT, "bias gradients are means, no sums", converted=_means, **STUDENT)
+_title = "weight gradients are kept in E4M3 without a scale"
+fault("weight-gradient-e4m3", N.GRADIENT_REPLACED, _title, converted=_unscaled, **STUDENT)
 # A loss scale that is never divided out. AdamW hides it, and each layer's products are right.
 fault(
     "gradients-x4",
     N.GRADIENT_TIMES,
     "all gradients are four times as large",
     about="multiplied by 4.",
-    converted=lambda arm, model: model.get_output_embeddings().register_forward_hook(
-        lambda *call: with_gradient(call[2], call[2], lambda dy: 4 * dy)
-    ),
+    converted=lambda arm, model: model.get_output_embeddings().register_forward_hook(_four_times),
 )
 # Less than FP8 itself moves gradients, and no product shows it.
-fault(
-    "scaled-gradient",
-    N.GRADIENT_SCALED,
-    "a hook makes one layer's weight gradient 10 % smaller",
-    converted=lambda arm, model: on_gradients([arm.fp8_layers()[2].weight], lambda dw: 0.9 * dw),
-)
+_less = on_gradients(lambda arm: weights(arm)[2:3], lambda dw: 0.9 * dw)
+fault("scaled-gradient", N.GRADIENT_SCALED, "a hook makes one weight's gradient 10 % smaller", converted=_less)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from controls.control import BOTH, TORCHAO, Control, control, tiny, torch
+from controls.control import BOTH, REFERENCE, Control, control, tiny, torch
 from controls.ways import fault
 from pytest_fp8.case import Case
 from pytest_fp8.codes import M, S
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ONE_B = Case("1b", "torchao", "tensorwise")
-REFERENCE, INVALID = ("bf16",), ("INVALID",)
+INVALID = ("INVALID",)
+OF_THE_REFERENCE: dict[str, Any] = {"breaks": REFERENCE, "verdicts": INVALID}
 
 
 class OneB(Control):
@@ -26,12 +27,7 @@ class OneB(Control):
     case = ONE_B
 
 
-@control(
-    "no-compile",
-    S.NOT_COMPILED,
-    "torchao without compile",
-    source=f"[torchao's README of float8]({TORCHAO}/blob/main/torchao/float8/README.md)",
-)
+@control("no-compile", S.NOT_COMPILED, "torchao without compile")
 class NotCompiled(OneB):
     """The case asks for ``torch.compile``; the FP8 arm runs eagerly, the reference compiled."""
 
@@ -127,14 +123,7 @@ fault(
 )
 
 
-@control(
-    "slow-attention",
-    S.OTHER_ATTENTION,
-    "the reference on a slow attention kernel",
-    source="[two cuDNN libraries](measurements.md#two-cudnn-libraries)",
-    breaks=REFERENCE,
-    verdicts=INVALID,
-)
+@control("slow-attention", S.OTHER_ATTENTION, "the reference on a slow kernel", **OF_THE_REFERENCE)
 class SlowAttention(OneB):
     """The memory-efficient kernel, or flash, as in a process with two cuDNN libraries."""
 
@@ -152,13 +141,7 @@ class SlowAttention(OneB):
         super().build()
 
 
-@control(
-    "memory-up",
-    M.MORE_MEMORY,
-    "memory up by two thirds",
-    source="report: adapters on 8B with Unsloth, +66 % of memory",
-    case=tiny("torchao", "tensorwise"),
-)
+@control("memory-up", M.MORE_MEMORY, "memory up by two thirds", case=tiny("torchao", "tensorwise"))
 class MemoryUpByTwoThirds(Control):
     """An allocation of two thirds of the step's peak that is kept, as FP8 copies of frozen weights are."""
 
@@ -185,32 +168,18 @@ def _reads_and_logs(arm: Any) -> None:
     time.sleep(0.04)
 
 
-fault(
-    "reference-reads",
-    S.REFERENCE_WAITS,
-    "the reference alone waits for its logging",
-    OneB,
-    about="the reference alone waits for the GPU in each step",
-    stepped=_reads_and_logs,
-    breaks=REFERENCE,
-    verdicts=INVALID,
-)
-# Longer than the GPU's step, as a slow loader of data does.
-fault(
-    "reference-sleeps",
-    S.REFERENCE_WAITS,
-    "the reference alone waits for its data",
-    OneB,
-    about="Python takes time in the reference's step alone",
-    stepped=lambda arm: time.sleep(0.18),
-    breaks=REFERENCE,
-    verdicts=INVALID,
-)
+def _sleeps(arm: Any) -> None:
+    """Longer than the GPU's step, as a slow loader of data does."""
+    time.sleep(0.18)
 
 
-@control(
-    "compiled-in-blocks", S.COMPILED_WHILE_TIMED, "code is compiled again inside the timed blocks", verdicts=INVALID
-)
+_reads: dict[str, Any] = {"stepped": _reads_and_logs, "about": "the reference alone waits for the GPU in each step"}
+_slow: dict[str, Any] = {"stepped": _sleeps, "about": "Python takes time in the reference's step alone"}
+fault("reference-reads", S.REFERENCE_WAITS, "the reference waits for its logging", OneB, **_reads, **OF_THE_REFERENCE)
+fault("reference-sleeps", S.REFERENCE_WAITS, "the reference waits for its data", OneB, **_slow, **OF_THE_REFERENCE)
+
+
+@control("compiled-in-blocks", S.COMPILED_WHILE_TIMED, "code is compiled in timed blocks", verdicts=INVALID)
 class CompiledInBlocks(OneB):
     """A function of the FP8 arm's step, for an input of another length each time."""
 

@@ -22,7 +22,6 @@ parser.add_argument("--tf32", action="store_true")
 parser.add_argument("--late", action="store_true", help="convert after the optimizer was made")
 parser.add_argument("--layers", type=int, default=4, help="how many of the four are converted")
 parser.add_argument("--keep", action="store_true", help="keep the layers that are converted")
-parser.add_argument("--sleep", type=float, default=0.0, help="seconds of each step")
 parser.add_argument("--at", type=int, default=8, help="the step in which --then comes")
 parser.add_argument("--then", choices=["nan", "error", "memory", "exit", "hang", "SIGKILL"])
 given = parser.parse_args()
@@ -95,7 +94,6 @@ for step in range(given.steps):
         if step == given.at and given.then == "nan":
             loss = loss * float("nan")
         loss.backward()
-    time.sleep(given.sleep)
     if step == given.at and given.then == "error":
         raise ValueError("no data")
     if step == given.at and given.then == "memory":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, control, micro, torch
@@ -41,7 +43,7 @@ class Converts(Control):
         return meant
 
     def by(self, model: Any) -> None:
-        """Convert the model; ``self.model`` may become another one."""
+        pass
 
 
 def torchao_config(engine: Engine, recipe: str | None, **fields: Any) -> Any:
@@ -69,10 +71,14 @@ def renew_weights(layers: Iterable[Any]) -> None:
         layer.weight = torch.nn.Parameter(layer.weight.detach().clone())
 
 
-def on_gradients(tensors: Iterable[Any], change: Callable[[torch.Tensor], Any]) -> None:
-    """Have a hook change each of these tensors' gradients."""
-    for tensor in tensors:
-        tensor.register_hook(change)
+def on_gradients(of: Callable[[Any], Iterable[Any]], change: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
+    """A ``converted`` under which a hook changes the gradients of the tensors that ``of(arm)`` gives."""
+    return lambda arm, model: [tensor.register_hook(change) for tensor in of(arm)]
+
+
+def weights(arm: Any) -> list[Any]:
+    """Those of the FP8 layers."""
+    return [layer.weight for layer in arm.fp8_layers()]
 
 
 def plain(layer: Any, x: torch.Tensor) -> torch.Tensor:
@@ -87,47 +93,28 @@ def through_e4m3(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Forwards(Control):
-    """The FP8 layers' forward is ``forward``; those of ``layers()`` alone."""
+    """The forward of the FP8 layers, or of ``layers()`` alone, is ``forward(layer, own, x)``; ``own``: its own."""
 
     def layers(self) -> list[Any]:
         return self.fp8_layers()
 
-    def forward(self, layer: Any, own: Callable[[Any], Any], x: torch.Tensor) -> Any:
-        """What the layer gives for ``x``; ``own`` is its own forward."""
-        return own(x)
-
     def converted(self, model: Any) -> None:
-        def changed(layer: Any, own: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            return lambda x: self.forward(layer, own, x)
-
         for layer in self.layers():
-            layer.forward = changed(layer, layer.forward)
+            layer.forward = partial(self.forward, layer, layer.forward)  # type: ignore[attr-defined]
 
 
 class Products(Control):
-    """One layer in the middle of the model. The library's own products run; what comes in or out is changed."""
+    """One layer in the middle of the model. The library's own products run; what comes in or out is changed:
+
+    ``input``, ``weight``, ``output_gradient``: what the layer multiplies in place of its own; ``dgrad``: what the layer
+    before gets in place of the input's gradient; ``wgrad(dw, x, dy)``: what the weight gets in place of dy^T . x.
+    """
 
     at: int | None = None
     """Which of the FP8 layers; ``None``: the middle one."""
-
-    def input(self, x: torch.Tensor) -> torch.Tensor:
-        """What the layer multiplies in place of its input."""
-        return x
-
-    def weight(self, weight: torch.Tensor) -> torch.Tensor:
-        """What the layer multiplies in place of its weight."""
-        return weight
-
-    def output_gradient(self, dy: torch.Tensor) -> torch.Tensor:
-        """What the layer multiplies in place of its output's gradient."""
-        return dy
-
-    def dgrad(self, dx: torch.Tensor) -> torch.Tensor:
-        """What the layer before gets in place of the input's gradient."""
-        return dx
+    input = weight = output_gradient = dgrad = staticmethod(lambda tensor: tensor)
 
     def wgrad(self, dw: torch.Tensor, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-        """What the weight gets in place of its gradient, which is dy^T . x."""
         return dw
 
     def converted(self, model: Any) -> None:
@@ -144,7 +131,7 @@ class Products(Control):
             x, dy = self._given.pop(), self._dy.pop()
             return self.wgrad(dw, x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1]))
 
-        def output_gradient(dy: torch.Tensor) -> torch.Tensor:
+        def output_gradient(dy: torch.Tensor) -> Any:
             self._dy[:] = [dy]
             return self.output_gradient(dy)
 
@@ -191,15 +178,24 @@ class Loop(Control):
 
 
 class Optimizers(Control):
-    """The optimizer is changed once it is made."""
-
-    def optimizer_made(self, optimizer: Any) -> None:
-        """Change it in place."""
+    """The optimizer is changed in place, by ``optimizer_made``, once it is made."""
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         made = super().make_optimizer()
-        self.optimizer_made(made)
+        self.optimizer_made(made)  # type: ignore[attr-defined]
         return made
+
+
+class Patched(Control):
+    """The function ``patches`` of a library is replaced by ``instead``, which is given it first."""
+
+    patches: str
+
+    def build(self) -> None:
+        module, _, name = self.patches.rpartition(".")
+        own = getattr(import_module(module), name)
+        setattr(import_module(module), name, partial(self.instead, own))  # type: ignore[attr-defined]
+        super().build()
 
 
 WAYS: dict[str, type[Control]] = {
@@ -208,6 +204,7 @@ WAYS: dict[str, type[Control]] = {
     **dict.fromkeys(("by", "environment"), Converts),
     "does": Loop,
     "optimizer_made": Optimizers,
+    "instead": Patched,
 }
 """What a row states -> the way that it is."""
 
