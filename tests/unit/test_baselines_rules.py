@@ -45,6 +45,10 @@ def refused(folder, **asked):
 
 def test_what_is_written_is_read(stored):
     assert read(stored) == GOOD
+    odd = replace(GOOD, sessions=(replace(GOOD.newest, reason='"\u2028{é\n', metrics={"loss_gap": [-1e-17, 1 / 3]}),))
+    write_baseline(stored, odd)
+    assert read(stored) == odd
+    write_baseline(stored, GOOD)
     assert read(stored).values("speedup") == [[0.1, 0.11], [0.12, 0.1]]
     assert read(stored).values("memory_ratio") == []
     assert read(stored, case="8b-te-block") is None

@@ -210,8 +210,7 @@ def run_on(monkeypatch, kind, seed=1, slow=(), **world):
 def asking(*given, **more):
     """What a question of the speed of a case of 1B decides, and its rows."""
     pool = ArmPool(H200)
-    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
-    arms.start()
+    arms = arms_of(pool, "1b")
     decided = arms.run(lambda: SpeedQuestion(arms, *given, MEASURED, "file.json", 30, **more).decide(None))
     pool.close()
     return decided
@@ -256,15 +255,12 @@ def test_an_update_has_busy_times_of_every_pair_and_judges_by_them_where_any_wai
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_arms_that_take_turns_have_the_busy_times_of_their_profile(monkeypatch, waits):
+def test_arms_that_take_turns_have_the_busy_times_of_their_profile(pool, monkeypatch, waits):
     """Others would cost a build of each."""
     run_on(monkeypatch, Waiting if waits else FakeProcess, busy=40.0 if waits else 99.0, kernels_alone=True)
-    pool = ArmPool(H200)
-    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms = arms_of(pool, "1b")
     pool.separate(*arms.pair)
-    arms.start()
     taken = arms.run(lambda: timing_for_baseline(arms, BlockTimer(arms, takes_busy=True), 2))
-    pool.close()
     assert arms.takes_turns
     assert [len(times) for times in taken.fp8_busy] == [5, 0]
 
@@ -278,15 +274,12 @@ def test_steps_without_kernels_of_their_own_give_no_busy_times(monkeypatch):
 
 
 @pytest.mark.parametrize("slow", [(2, 3, 4), (2,)], ids=["from then on", "once"])
-def test_a_gate_takes_busy_times_from_the_first_pair_that_waits(monkeypatch, slow):
+def test_a_gate_takes_busy_times_from_the_first_pair_that_waits(pool, monkeypatch, slow):
     """A later pair that does not wait changes nothing of what an earlier one showed."""
     run_on(monkeypatch, LateWaiting, slow=slow)
-    pool = ArmPool(H200)
-    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
-    arms.start()
+    arms = arms_of(pool, "1b")
     timer = BlockTimer(arms)
     taken = [arms.run(partial(timing_of, arms, timer, look)) for look in range(len(GATE.pairs))][-1]
-    pool.close()
     assert [bool(times) for times in taken.fp8_busy] == [False, True, True, True]
     assert taken.host_bound, "which all blocks together need not show"
 

@@ -21,7 +21,7 @@ from pytest_fp8.questions.numerics.check import check_numerics, find_in_handed_o
 from pytest_fp8.questions.numerics.evidence import ArmNumerics, Gradients, HandedOn, NumericsEvidence, ProductCheck
 from pytest_fp8.recipes import DGRAD, FPROP, ROLES, WGRAD, recipe_facts, recipe_options, types
 
-PASS, FAIL, INVALID = Verdict.PASS, Verdict.FAIL, Verdict.INVALID
+PASS, FAIL, INVALID, NOT_EXERCISED = Verdict.PASS, Verdict.FAIL, Verdict.INVALID, Verdict.NOT_EXERCISED
 DELAYED, CURRENT = (Case("1b", "transformer_engine", recipe) for recipe in ("delayed", "current"))
 TENSORWISE = Case("own", "torchao", "tensorwise", emulated=True)
 SOUND = ProductCheck(
@@ -328,6 +328,12 @@ WITHOUT_FP8 = layers_evidence()
 WITHOUT_FP8 = replace(WITHOUT_FP8, products=[replace(p, kind="bfloat16") for p in WITHOUT_FP8.products])
 EXACT = [replace(SOUND, layer=layer, role=role, sqnr=55.5) for layer in ("up", "down") for role in ROLES]
 
+EXACT_BACKWARD = [p for p in EXACT if p.role != FPROP]
+
+
+def neither_finite():
+    return judge(gradients=gradients(0.0, loss=math.nan), fp8=gradients(loss=math.nan))
+
 
 def without_products(layers=None):
     sound = evidence()
@@ -339,28 +345,13 @@ def without_products(layers=None):
     ("decision", "verdict", "code", "says"),
     [
         (lambda: judge(fp8=gradients(data=8)), INVALID, D.OTHER_DATA, ""),
-        (
-            lambda: judge(gradients=gradients(0.0, loss=math.nan), fp8=gradients(loss=math.nan)),
-            INVALID,
-            C.REFERENCE_NOT_FINITE,
-            "",
-        ),
-        (lambda: without_products(WITHOUT_FP8), Verdict.NOT_EXERCISED, N.NO_FP8_PRODUCT, ""),
-        (
-            lambda: judge(products=EXACT, layers=WITHOUT_FP8),
-            Verdict.NOT_EXERCISED,
-            N.NO_FP8_PRODUCT,
-            "as exact as BF16's",
-        ),
+        (neither_finite, INVALID, C.REFERENCE_NOT_FINITE, ""),
+        (lambda: without_products(WITHOUT_FP8), NOT_EXERCISED, N.NO_FP8_PRODUCT, ""),
+        (lambda: judge(products=EXACT, layers=WITHOUT_FP8), NOT_EXERCISED, N.NO_FP8_PRODUCT, "as exact as BF16's"),
         # Powers of two lose nothing in FP8.
         (lambda: judge(products=EXACT), PASS, None, "6 products of 2 layers right"),
         # FP8 in one role, by a kernel that no profile knows.
-        (
-            lambda: judge(products=[p for p in EXACT if p.role != FPROP], layers=WITHOUT_FP8),
-            PASS,
-            None,
-            "6 products of 2 layers right",
-        ),
+        (lambda: judge(products=EXACT_BACKWARD, layers=WITHOUT_FP8), PASS, None, "6 products of 2 layers right"),
         (without_products, PASS, None, "no layer's products can be seen by themselves"),
     ],
 )

@@ -42,18 +42,13 @@ def kinds(step, layer):
 
 
 def test_every_product_finds_its_layer_and_role_in_any_order():
-    calls = recorded(CALLS)
-    result = profiled_step(products(calls), calls)
-    assert role_table(result, calls) == {role: {"expected": 2, "fp8": 2} for role in ("fprop", "dgrad", "wgrad")}
-    assert not result.others
-    assert not any(a.among for a in result.attributions)
-
-
-def test_what_an_optimizer_multiplies_is_no_layer_s_and_no_part_of_the_share():
+    """What an optimizer multiplies is no layer's, and no part of the share."""
     newton_schulz, calls = Product("optimizer", 64, (128, 128), "bfloat16", "mm"), recorded(CALLS)
     result = profiled_step([*products(calls), newton_schulz], calls)
+    assert role_table(result, calls) == {role: {"expected": 2, "fp8": 2} for role in ("fprop", "dgrad", "wgrad")}
     assert result.fp8_share() == pytest.approx(0.5)
     assert not result.others
+    assert not any(a.among for a in result.attributions)
 
 
 @pytest.mark.parametrize(("kind", "share"), [(FP8, 3 / 5), ("bfloat16", 2 / 5)])

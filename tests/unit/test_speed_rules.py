@@ -85,6 +85,16 @@ def both_slower(*stored):
     return plain(88.0, bf16_ms=110.0, history=sessions(1.25), baseline_reference_ms=stored, tolerance=0.03)
 
 
+def other_attention():
+    fp8 = gpu_step({}, attention={"cudnn": ["cudnn_flash"]})
+    return asked(None, fp8, bf16_cudnn=91900, fp8_cudnn=91400)
+
+
+def sending(*milliseconds, fp8_ms=110.0, **how):
+    """Arms on two ranks, of which FP8's sends for so many milliseconds."""
+    return asked(travelling(BF16, 24.0, 12.0, 8.0), travelling(FP8_ARM, *milliseconds, **how), 129.5, fp8_ms)
+
+
 WAITS = {"waits": {"cudaStreamSynchronize": 3}}
 FAST_KERNELS = {"floor": None, "history": sessions(0.59), "busy_history": sessions(1.154)}
 
@@ -95,19 +105,9 @@ DECIDED = [  # decision, verdict, code, what the message says
     (lambda: plain(history=sessions(1.29), cases=1), FAIL, S.SLOWER_THAN_BASELINE, ""),
     (lambda: plain(history=sessions(1.29), cases=10_000), INCONCLUSIVE, None, ""),
     # Both arms slower are no regression of FP8: BF16 takes 110 ms here.
-    (
-        lambda: both_slower([97.0], [100.2]),
-        INVALID,
-        S.OTHER_REFERENCE,
-        "97.00 to 100.20 ms a step +-8%, as in 2 stored",
-    ),
+    (lambda: both_slower([97.0], [100.2]), INVALID, S.OTHER_REFERENCE, "97.00 to 100.20 ms a step +-8%, as in 2"),
     (lambda: both_slower([103.5]), PASS, None, ""),
-    (
-        lambda: asked(None, gpu_step({}, attention={"cudnn": ["cudnn_flash"]}), bf16_cudnn=91900, fp8_cudnn=91400),
-        INVALID,
-        S.OTHER_ATTENTION,
-        "two cuDNN libraries: 91900",
-    ),
+    (other_attention, INVALID, S.OTHER_ATTENTION, "two cuDNN libraries: 91900"),
     # Other work.
     (lambda: asked(fp8=changed(FP8_ARM, optimizer=0.0), fp8_ms=99.5), INVALID, S.LESS_WORK, "optimizer: 6.5 ms a step"),
     (recomputing, INVALID, S.LESS_WORK, "no recomputation in the FP8 arm"),
@@ -120,22 +120,8 @@ DECIDED = [  # decision, verdict, code, what the message says
     # Busy times at other clocks hide no reference that sleeps: at clocks 6 % higher that would seem to be 8 %.
     (lambda: sleeping(**busy_of(113.0 * 0.94, 95.6 * 0.94)), INVALID, S.REFERENCE_WAITS, ""),
     # Weights gathered in FP8 are as many numbers; sending less is not.
-    (
-        lambda: asked(
-            travelling(BF16, 24.0, 12.0, 8.0), travelling(FP8_ARM, 8.0, 12.0, 4.0, dtype="uint8", size=1), 129.5, 110.0
-        ),
-        PASS,
-        None,
-        "",
-    ),
-    (
-        lambda: asked(
-            travelling(BF16, 24.0, 12.0, 8.0), travelling(FP8_ARM, 8.0, 5.0, 2.0, elements=10**9 // 3), 129.5, 108.0
-        ),
-        INVALID,
-        S.LESS_WORK,
-        "the FP8 arm sends less",
-    ),
+    (lambda: sending(8.0, 12.0, 4.0, dtype="uint8", size=1), PASS, None, ""),
+    (lambda: sending(8.0, 5.0, 2.0, fp8_ms=108.0, elements=10**9 // 3), INVALID, S.LESS_WORK, "the FP8 arm sends less"),
     # A step that takes longer than BF16's is not faster though its kernels are: the floor is the user's question.
     (lambda: launch_bound(98.0), FAIL, S.LAUNCH_BOUND, "in its work alone FP8 is 1.15x"),
     (lambda: launch_bound(120.0, **FAST_KERNELS), FAIL, None, "of busy time"),

@@ -60,15 +60,6 @@ def test_student_quantiles_are_those_of_the_table(p, df, value):
     assert student_quantile(p, df) == pytest.approx(value, abs=6e-4)
 
 
-def test_robust_sigma_estimates_the_standard_deviation_and_ignores_an_outlier():
-    values = np.random.default_rng(0).normal(0, 2.0, 20_000)
-    assert robust_sigma(values) == pytest.approx(2.0, rel=0.03)
-    assert robust_sigma([*values[:99], 1e9]) < 3
-    assert math.isclose(sample_sd([1.0, 3.0]), math.sqrt(2))
-    assert sample_sd([1.0]) == 0.0
-    assert math.isnan(sample_sd([1.0, math.nan]))
-
-
 # Chi-square, lower and upper 2.5 % points (Abramowitz & Stegun, table 26.8).
 @pytest.mark.parametrize(
     ("df", "low", "high"),
@@ -86,11 +77,18 @@ def test_chi_square_quantiles_are_those_of_the_table(df, low, high):
 
 
 @pytest.mark.parametrize("count", [*range(2, 12)])
-def test_robust_spreads_are_those_of_normal_values(count):
+def test_robust_spreads_are_those_of_normal_values_and_ignore_an_outlier(count):
     samples = np.random.default_rng(0).normal(0, 2.0, (5000, count))
     for spread_of, value in ((robust_sigma, 2.0), (robust_variance, 4.0)):
         assert np.mean([spread_of(values) for values in samples]) == pytest.approx(value, rel=0.04)
         assert spread_of([1.0]) == 0.0
+        assert spread_of([*samples[:99, 0], 1e9]) < 2 * value
+
+
+def test_a_sample_s_standard_deviation_is_none_of_one_value_and_nan_of_what_is_not_finite():
+    assert sample_sd([1.0, 3.0]) == pytest.approx(math.sqrt(2))
+    assert sample_sd([1.0]) == 0.0
+    assert math.isnan(sample_sd([1.0, math.nan]))
 
 
 # -- the speed rule ---------------------------------------------------------------------------------------------------
@@ -299,17 +297,6 @@ def loss_gate(rng, gap, sd):
 def test_a_loss_is_judged_right_as_often_as_it_says(gap, verdict, sd, least, most):
     rng = np.random.default_rng(3)
     assert least <= np.mean([loss_gate(rng, gap, sd) is verdict for _ in range(1500)]) <= most
-
-
-def test_a_pass_holds_its_confidence_over_all_looks(monkeypatch):
-    rng = np.random.default_rng(7)
-
-    def passed():
-        return np.mean([loss_gate(rng, 0.02, 0.01) is Verdict.PASS for _ in range(2500)])
-
-    assert passed() <= 1.3 * (1 - LOSS_CONFIDENCE), "0.05, and three standard errors of this simulation"
-    monkeypatch.setattr("pytest_fp8.stats.loss.LOOK_ALPHA", {})
-    assert passed() > 0.075, "the simulation sees what the correction prevents"
 
 
 def test_seeds_that_are_judged_once_spend_the_whole_of_each_chance():
