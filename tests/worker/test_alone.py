@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from helpers.arms import spec
+from helpers.nets import net
 from pytest_fp8 import Case
 from pytest_fp8.plan import from_plain
 from pytest_fp8.questions.layers.evidence import LayersEvidence
@@ -78,19 +79,13 @@ def test_a_conversion_of_the_users_own_is_timed_by_its_live_layers():
     assert model[1].weight.grad is None
 
 
-class Attention(torch.nn.Module):
+def attention():
     """q and k share an input, o has its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.q, self.k, self.o = (torch.nn.Linear(32, 32) for _ in range(3))
-
-    def forward(self, given):
-        return self.o(self.q.forward(given) * self.k(given))
+    return net(lambda model, x: model.o(model.q.forward(x) * model.k(x)), **dict.fromkeys(("q", "k", "o"), (32, 32)))
 
 
 def test_layers_that_share_an_input_are_one_group_in_a_live_arm():
-    server = ArmServer(replace(spec(build=Attention, loss=of_a_batch), leave=("nothing",)))
+    server = ArmServer(replace(spec(build=attention, loss=of_a_batch), leave=("nothing",)))
     layers = from_plain(LayersEvidence, server.answer("layers", {}))
     classes = classes_of(layers)
     asked = [[each.layer, each.in_features, each.out_features, each.rows, list(each.owed)] for each in classes]

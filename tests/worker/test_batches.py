@@ -38,13 +38,6 @@ class Plain:
         self.x, self.y = x, y
 
 
-class ByKey(dict):
-    __getattr__ = dict.__getitem__
-
-    def __init__(self, x, y=None):
-        super().__init__(x=x, y=y)
-
-
 class Easy(dict):
     """Each entry is an attribute as well, as in EasyDict."""
 
@@ -62,10 +55,7 @@ def encoding(x, y=None):
     return UserDict({"x": x, "y": y})
 
 
-KINDS = [Named, Frozen, Plain, encoding, ByKey, Easy]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [Named, Frozen, Plain, encoding, Easy])
 def test_a_holder_of_tensors_is_copied_with_its_class_and_its_other_values(kind):
     def held(batch, name):
         return getattr(batch, name) if hasattr(batch, name) else batch[name]

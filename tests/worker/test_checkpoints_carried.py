@@ -15,6 +15,7 @@ import torch
 from controls import checkpoints as saved
 from helpers.carried import CASE, carried, from_model, loss, through, with_model
 from helpers.loops import build, loop, serve
+from helpers.nets import by_torchao
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import K, R
 from pytest_fp8.worker.checkpoint.state import StrayParameter, UnstorableStateError
@@ -180,19 +181,16 @@ class Forgets(Counting):
     get_extra_state, set_extra_state = torch.nn.Module.get_extra_state, torch.nn.Module.set_extra_state
 
 
-def forgetting(model):
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-    model = convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
-    model.__class__ = Forgets
-    return model
-
-
 @pytest.mark.parametrize(
     ("store", "parts", "code", "says"),
     [
         ("dcp", {"build": lambda: two_linears(RefusingModel)}, K.LOAD_REFUSED, "RuntimeError: a custom key is missing"),
-        ("safetensors", {"build": Counting, "convert": forgetting}, K.LOAD_REFUSED, "_extra_state"),
+        (
+            "safetensors",
+            {"build": Counting, "convert": by_torchao(then=lambda model: setattr(model, "__class__", Forgets))},
+            K.LOAD_REFUSED,
+            "_extra_state",
+        ),
     ],
     ids=["the model refuses", "a key without a place"],
 )
@@ -315,38 +313,34 @@ def test_a_function_that_cannot_work_is_one_error_that_names_it():
 def caching(renewed_by):
     """``convert`` whose layers multiply by a kept copy of their weight."""
 
-    def convert(model):
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-        from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
+    from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
 
-        convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
+    def keep(layer):
+        kept = {}
+        layer.drop = kept.clear
+        if "backward" in renewed_by:
+            layer.weight.register_hook(lambda gradient: kept.clear())
+        if "load" in renewed_by:
+            layer.register_load_state_dict_post_hook(lambda *_: kept.clear())
 
-        def keep(layer):
-            kept = {}
-            layer.drop = kept.clear
-            if "backward" in renewed_by:
-                layer.weight.register_hook(lambda gradient: kept.clear())
-            if "load" in renewed_by:
-                layer.register_load_state_dict_post_hook(lambda *_: kept.clear())
+        def forward(x):
+            weight = layer.weight
+            if "version" in renewed_by and kept.get("version") != weight._version:
+                kept.clear()
+            copy = kept.setdefault("copy", weight.detach().clone())
+            kept.setdefault("version", weight._version)
+            weight = weight + (copy - weight).detach()
+            product = matmul_with_hp_or_float8_args.apply
+            return product(x, weight.t(), layer.linear_mm_config, layer.config) + layer.bias
 
-            def forward(x):
-                weight = layer.weight
-                if "version" in renewed_by and kept.get("version") != weight._version:
-                    kept.clear()
-                copy = kept.setdefault("copy", weight.detach().clone())
-                kept.setdefault("version", weight._version)
-                weight = weight + (copy - weight).detach()
-                product = matmul_with_hp_or_float8_args.apply
-                return product(x, weight.t(), layer.linear_mm_config, layer.config) + layer.bias
+        layer.forward = forward
 
-            layer.forward = forward
-
-        for layer in list(model.modules()):
-            if "Float8Linear" in type(layer).__name__:
+    def keep_all(model):
+        for layer in model.modules():
+            if isinstance(layer, Float8Linear):
                 keep(layer)
-        return model
 
-    return convert
+    return by_torchao(then=keep_all)
 
 
 def renewing(model, optimizer, folder):

@@ -24,6 +24,10 @@ from pytest_fp8.worker.state.weights import moved_weights
 pytestmark = pytest.mark.slow
 
 
+LARGEST = 0.0035
+"""Of 15731 products of sound workloads (``questions/loss/check.py``)."""
+
+
 @cache
 def engine(recipe="tensorwise", **more):
     """Shared: a curve starts anew."""
@@ -53,6 +57,12 @@ def test_a_watched_curve_is_equal_to_the_last_bit(recipe):
     assert not plain.last_products
     backward = ProductCount(28, 2) if recipe == "tensorwise" else ProductCount(14, 16)
     assert watched.first_products == watched.last_products == {"forward": forward(), "backward": backward}
+    # In each step as many calls in FP8 as layers, of which a few are looked at.
+    seen = watched.calls
+    assert (list(seen.fp8), list(seen.other)) == ([14] * 4, [0] * 4)
+    looks = [look for each in seen.looks.values() for look in each]
+    assert sorted(look.step for look in looks) == sorted([*range(4)] * LOOKED_AT)
+    assert all(0 < look.error <= LARGEST and look.of_finest > 0.5 and look.of_coarsest < 2 for look in looks)
 
 
 def test_noise_moves_the_losses_by_little_and_the_optimizer_steps_the_arms_own_weights():
@@ -106,9 +116,6 @@ def test_weights_move_where_the_optimizer_moves_them(monkeypatch):
 
 # -- calls of FP8 layers ----------------------------------------------------------------------------------------------
 
-LARGEST = 0.0035
-"""Of 15731 products of sound workloads (``questions/loss/check.py``)."""
-
 
 def changed():
     """An engine of its own, and a layer to be changed."""
@@ -121,15 +128,6 @@ CHANGED = "model.layers.0.self_attn.q_proj"
 
 def calls(arm, steps=4):
     return curve(arm, steps=steps, watch=True).calls
-
-
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise_with_gw_hp"])
-def test_each_step_has_as_many_calls_in_fp8_as_layers(recipe):
-    seen = calls(engine(recipe))
-    assert (list(seen.fp8), list(seen.other)) == ([14] * 4, [0] * 4)
-    looks = [look for each in seen.looks.values() for look in each]
-    assert sorted(look.step for look in looks) == sorted([*range(4)] * LOOKED_AT)
-    assert all(0 < look.error <= LARGEST and look.of_finest > 0.5 and look.of_coarsest < 2 for look in looks)
 
 
 @pytest.mark.parametrize(("put", "exact"), [(0.0, False), (None, True)], ids=["dropped", "of BF16"])

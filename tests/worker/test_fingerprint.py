@@ -6,8 +6,8 @@ import functools
 from dataclasses import replace
 
 import pytest
-
-pytest.importorskip("torch")
+import torch
+from torch.utils.checkpoint import checkpoint
 
 from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.spec import ArmSpec
@@ -22,7 +22,6 @@ CASE = Case("own", "torchao", "tensorwise", emulated=True, steps=4)
 
 def build(width=64, kind="Linear", frozen=False, bypass=False, routed=False):
     """A small model. Its options change one thing each that a first step executes."""
-    import torch
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -45,8 +44,6 @@ def build(width=64, kind="Linear", frozen=False, bypass=False, routed=False):
 
 
 def batch(step, rows=16):
-    import torch
-
     return torch.randn(rows, 32)
 
 
@@ -116,9 +113,6 @@ def test_rows_that_follow_from_the_numbers_do_not_count():
 
 def test_evaluation_and_recomputation_are_no_calls_of_a_step():
     def evaluating(model, x, optimizer, precision):
-        import torch
-        from torch.utils.checkpoint import checkpoint
-
         with torch.no_grad():
             model(x)
         checkpoint(model, x, use_reentrant=False).float().mean().backward()

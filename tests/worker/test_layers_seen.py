@@ -238,6 +238,7 @@ def every_second():
 INPUT_TAKES_GRADIENTS = {"loss": lambda model, x: squares(model, x.requires_grad_())}
 OWN, WEIGHTS = own_fp8.with_own_layers, own_fp8.with_wrapped_weights
 PAST_ITS_WRAPPER = WEIGHTS(break_it=own_fp8.past_its_wrapper, float8_linear_recipe="tensorwise")
+FORWARD_ALONE = own_fp8.with_function_in_blocks(own_fp8.ForwardAlone)
 FORWARD, RECOMPUTE = L.FPROP_NOT_IN_FP8, L.RECOMPUTE_NOT_IN_FP8
 
 FAULTS = {
@@ -253,21 +254,9 @@ FAULTS = {
     "layers of before": ({"build": partial(direct, True)}, L.NEVER_CALLED, "references to the unconverted modules"),
     "cut off from the loss": ({"convert": by_torchao(then=cut_off)}, L.NO_GRADIENT, "blocks.1.down"),
     "skipped without a reason": ({"convert": by_torchao(but=["blocks.1.down"])}, L.UNACCOUNTED, "Workload(leave="),
-    "left for Accelerate": (
-        {"case": ACCELERATE, "leave": ("blocks.0.up",)},
-        L.LEFT_AND_CONVERTED,
-        "blocks.0.up",
-    ),
-    "gradients": (
-        {"convert": own_fp8.with_function_in_blocks(own_fp8.ForwardAlone)},
-        L.GRADIENTS_NOT_IN_FP8,
-        "blocks.0.up by blocks.0",
-    ),
-    "for inference": (
-        {"convert": OWN(kind=own_fp8.OfStoredWeight)},
-        L.FREEZES_TRAINED,
-        "requires_grad False",
-    ),
+    "left for Accelerate": ({"case": ACCELERATE, "leave": ("blocks.0.up",)}, L.LEFT_AND_CONVERTED, "blocks.0.up"),
+    "gradients": ({"convert": FORWARD_ALONE}, L.GRADIENTS_NOT_IN_FP8, "blocks.0.up by blocks.0"),
+    "for inference": ({"convert": OWN(kind=own_fp8.OfStoredWeight)}, L.FREEZES_TRAINED, "requires_grad False"),
     "another recipe of weights": ({"convert": WEIGHTS()}, L.OTHER_RECIPE, "rowwise"),
     "past a weight's wrapper": ({"convert": PAST_ITS_WRAPPER}, FORWARD, "bfloat16: blocks.0.up"),
     "evaluation alone": (

@@ -90,7 +90,6 @@ def distilled(model, x):
 
 SOUND = {
     "a loop": {"step": loop(2, clip=0.1, evaluate=True)},
-    "routed": {"build": routed},
     "a norm of an own class": {
         "build": lambda: nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 32)),
         "convert": by_torchao(then=lambda model: setattr(model[1], "__class__", Fused)),

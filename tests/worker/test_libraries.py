@@ -6,7 +6,6 @@ import contextlib
 import sys
 import types
 from collections import Counter
-from importlib.machinery import ModuleSpec
 
 import pytest
 
@@ -15,7 +14,6 @@ pytest.importorskip("accelerate")
 pytest.importorskip("peft")
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
@@ -27,7 +25,6 @@ from pytest_fp8.backends import backend
 from pytest_fp8.backends.accelerate import (
     AccelerateTorchAO,
     AccelerateTransformerEngine,
-    forget_accelerate,
     keep_out_of_compiled_code,
 )
 from pytest_fp8.backends.linears import reason_to_skip
@@ -78,37 +75,17 @@ def test_every_option_of_the_recipe_is_in_the_environment():
     }
 
 
-@pytest.fixture
-def stand_in(monkeypatch):
-    """A transformer_engine whose te.Linear is an nn.Linear. Accelerate's own conversion and its hand-over of parameters
-    run, without the autocast that needs the real library."""
-    package, module = types.ModuleType("transformer_engine"), types.ModuleType("transformer_engine.pytorch")
-
-    class Linear(nn.Linear):
-        def __init__(self, inputs, outputs, bias=True, params_dtype=None):
-            super().__init__(inputs, outputs, bias=bias, dtype=params_dtype)
-
-    module.Linear, module.LayerNorm, package.pytorch = Linear, nn.LayerNorm, module
-    package.__spec__ = ModuleSpec("transformer_engine", None)  # which Accelerate looks for
-    monkeypatch.setitem(sys.modules, "transformer_engine", package)
-    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", module)
-    for place in ("accelerator", "utils.transformer_engine", "utils.dataclasses"):
-        monkeypatch.setattr(f"accelerate.{place}.is_transformer_engine_available", lambda: True)
-    monkeypatch.setattr(Accelerator, "prepare", Accelerator._prepare_te)
-    forget_accelerate()
-    yield module
-    forget_accelerate()
-
-
-def test_live_layers_get_one_class_that_is_not_compiled(stand_in):
-    model = nn.Sequential(stand_in.Linear(16, 16), nn.Linear(16, 16), stand_in.Linear(16, 16))
-    keep_out_of_compiled_code(model)
-    assert type(model[0]) is type(model[2]) is not stand_in.Linear
-    assert isinstance(model[0], stand_in.Linear)
-    assert type(model[1]) is nn.Linear
-    assert model(torch.ones(2, 16)).shape == (2, 16)
-    # Users and the checks are shown the library's class.
-    assert class_path(model[0]) == class_path(stand_in.Linear(16, 16))
+def test_live_layers_get_one_class_that_is_not_compiled():
+    with te_stand_in.installed():
+        kind = te_stand_in.Linear
+        model = nn.Sequential(kind(16, 16, device="cpu"), nn.Linear(16, 16), kind(16, 16, device="cpu"))
+        keep_out_of_compiled_code(model)
+        assert type(model[0]) is type(model[2]) is not kind
+        assert isinstance(model[0], kind)
+        assert type(model[1]) is nn.Linear
+        assert model(torch.ones(2, 16)).shape == (2, 16)
+        # Users and the checks are shown the library's class.
+        assert class_path(model[0]) == class_path(kind(16, 16, device="cpu"))
 
 
 # -- transformers' Trainer --------------------------------------------------------------------------------------------
@@ -260,24 +237,15 @@ def test_a_head_of_which_peft_trains_a_copy_stays_a_head(name):
     assert reason_to_skip(name.replace("lm_head", "up_proj"), 64, 256) is None
 
 
-# -- cases and rates --------------------------------------------------------------------------------------------------
-
-
 # -- layers that hang in two places -----------------------------------------------------------------------------------
 
 
-class Tower(nn.Module):
-    def __init__(self, shared):
-        super().__init__()
-        self.shared, self.own = shared, nn.Linear(64, 32)
+def towers():
+    def tower(linear):
+        return nn.ModuleDict({"shared": linear, "own": nn.Linear(64, 32)})
 
-
-class Towers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one = Tower(nn.Linear(16, 64))
-        self.other = Tower(self.one.shared)
-        self.alias = self.one.own
+    one = tower(nn.Linear(16, 64))
+    return nn.ModuleDict({"one": one, "other": tower(one["shared"]), "alias": one["own"]})
 
 
 @pytest.mark.parametrize(
@@ -290,13 +258,13 @@ class Towers(nn.Module):
 def test_a_shared_linear_is_one_fp8_layer_and_a_model_may_be_one(name, library, recipe):
     case = Case("own", name, recipe, emulated=name == "torchao")
     with library():
-        model, chosen = Towers(), backend(name)
-        weight = model.one.shared.weight
+        model, chosen = towers(), backend(name)
+        weight = model.get_submodule("one.shared").weight
         made = chosen.convert(model, case)
-        assert chosen.is_fp8_layer(model.one.shared)
-        assert model.other.shared is model.one.shared
-        assert model.alias is model.one.own
-        assert model.one.shared.weight is weight
+        assert chosen.is_fp8_layer(model.get_submodule("one.shared"))
+        assert model.get_submodule("other.shared") is model.get_submodule("one.shared")
+        assert model["alias"] is model.get_submodule("one.own")
+        assert model.get_submodule("one.shared").weight is weight
         assert made.converted == ["one.shared", "one.own", "other.own"]
         assert not [module for module in model.modules() if type(module) is nn.Linear]
         alone = chosen.prepare(nn.Linear(16, 32), lambda model: torch.optim.SGD(model.parameters()), case)

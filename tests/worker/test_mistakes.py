@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import operator
 import re
 from pathlib import Path
@@ -45,7 +44,7 @@ def importing(step):
     return torch.randn(96, 32)
 
 
-def loader():
+def loader(step):
     return torch.utils.data.DataLoader(torch.randn(64, 32), batch_size=16)
 
 
@@ -60,25 +59,27 @@ def without_the_optimizer(model, batch, optimizer, precision):
     return loss
 
 
-def giving(result):
-    """A step that gives this of its batch."""
-
-    def my_step(model, batch, optimizer, precision):
-        loop()(model, batch, optimizer, precision)
-        return result(batch)
-
-    return my_step
+def without_a_loss(model, batch, optimizer, precision):
+    loop()(model, batch, optimizer, precision)
 
 
-def scheduled(parameters, alone=True):
+def scheduled(parameters):
     optimizer = torch.optim.SGD(parameters, lr=0.01)
     optimizer.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-    return optimizer.scheduler if alone else optimizer
+    return optimizer
+
+
+def schedule(parameters):
+    return scheduled(parameters).scheduler
 
 
 def two(parameters):
     half = list(parameters)
     return [torch.optim.AdamW(half[:2]), torch.optim.SGD(half[2:])]
+
+
+def two_outputs():
+    return net(lambda model, x: 2 * (model.only(x),), only=(32, 32))
 
 
 def adding(dtype_of):
@@ -97,74 +98,41 @@ def normed():
 
 
 ONE_MODEL = nn.Linear(32, 32)
+IN_FLOAT32, IN_ITS_DTYPE = adding(lambda x: torch.float32), adding(lambda x: x.dtype)
+AS_FLOATS, AS_INTEGERS = classes(torch.bfloat16), classes(torch.long)
 REFUSED = {
     # name: (parts of the workload, its code, what is advised, parts that take the advice)
     "a relative path": ({"batch": in_file("no_file.txt")}, R.ARM_RAISED, "Path(__file__).parent / 'no_file.txt'", {}),
-    "no module": (
-        {"batch": importing},
-        R.ARM_RAISED,
-        "-m pip install a_module_of_nobody",
-        {"batch": importing},
-    ),
+    "no module": ({"batch": importing}, R.ARM_RAISED, "-m pip install a_module_of_nobody", {"batch": importing}),
     "the batch first": ({"loss": lambda x, net: net(x).mean()}, R.ARM_RAISED, "def loss(model, batch)", {}),
     "a loader": (
-        {"batch": lambda step: loader()},
+        {"batch": loader},
         R.BAD_BATCH,
         "batches[step % len(batches)]",
-        {"batch": lambda step: list(loader())[step % 4]},
+        {"batch": lambda s: [*loader(s)][s % 4]},
     ),
     "a device": ({"build": lambda: build().cuda()}, R.CUDA_IN_EMULATED_ARM, "leave the device out", {}),
     "a number": ({"loss": lambda model, x: squares(model, x).item()}, R.NO_LOSS, "without .item()", {}),
     "no loss": ({"loss": lambda model, x: None}, R.NO_LOSS, "without .item()", {}),
     "a loss of each row": ({"loss": lambda model, x: model(x).mean(1)}, R.NO_LOSS, "without .item()", {}),
     "a detached loss": ({"loss": lambda model, x: squares(model, x).detach()}, R.NO_LOSS, ".item()", {}),
-    "a tuple": (
-        {"build": lambda: net(lambda model, x: 2 * (model.only(x),), only=(32, 32)), "loss": None},
-        R.NO_LOSS,
-        "Workload(loss=",
-        {},
-    ),
+    "a tuple": ({"build": two_outputs, "loss": None}, R.NO_LOSS, "Workload(loss=", {}),
     "no backward": ({"step": without_backward}, R.STEP_INCOMPLETE, "call loss.backward()", {"step": loop()}),
     "no optimizer": ({"step": without_the_optimizer}, R.STEP_INCOMPLETE, "", {}),
-    "a step without a loss": ({"step": giving(lambda x: None)}, R.NO_LOSS, "", {}),
+    "a step without a loss": ({"step": without_a_loss}, R.NO_LOSS, "", {}),
     "the schedule alone": (
-        {"optimizer": scheduled},
+        {"optimizer": schedule},
         R.BAD_OPTIMIZER,
-        "a schedule as optimizer.scheduler",
-        {"optimizer": functools.partial(scheduled, alone=False)},
+        "as optimizer.scheduler",
+        {"optimizer": scheduled},
     ),
     "two optimizers": ({"optimizer": two}, R.BAD_OPTIMIZER, "parameter groups", {}),
-    "another type": (
-        {"build": adding(lambda x: torch.float32)},
-        R.MIXED_TYPES,
-        "make it in the input's dtype",
-        {"build": adding(lambda x: x.dtype)},
-    ),
-    "classes": (
-        {"loss": classes(torch.bfloat16)},
-        R.CLASSES_AS_FLOATS,
-        "class targets as integers",
-        {"loss": classes(torch.long)},
-    ),
-    "no conversion": (
-        {"convert": lambda model: 7},
-        R.BAD_CONVERT,
-        "return the converted model",
-        {"convert": lambda model: model},
-    ),
+    "another type": ({"build": IN_FLOAT32}, R.MIXED_TYPES, "make it in the input's dtype", {"build": IN_ITS_DTYPE}),
+    "classes": ({"loss": AS_FLOATS}, R.CLASSES_AS_FLOATS, "class targets as integers", {"loss": AS_INTEGERS}),
+    "no conversion": ({"convert": lambda _: 7}, R.BAD_CONVERT, "return the converted model", {"convert": lambda m: m}),
     "converted by build()": ({"build": lambda: by_torchao()(build())}, R.BUILT_IN_FP8, "Workload(convert=...)", {}),
-    "a weight that is computed": (
-        {"build": normed, "case": CASE},
-        R.COMPUTED_WEIGHT,
-        "leave=",
-        {"build": normed, "case": CASE, "leave": ("enter",)},
-    ),
-    "one model for all": (
-        {"build": lambda: ONE_MODEL},
-        R.MODEL_NOT_FRESH,
-        "copy.deepcopy",
-        {"build": lambda: nn.Linear(32, 32)},
-    ),
+    "a computed weight": ({"build": normed, "case": CASE}, R.COMPUTED_WEIGHT, "leave=", {"leave": ("enter",)}),
+    "one model for all": ({"build": lambda: ONE_MODEL}, R.MODEL_NOT_FRESH, "copy.deepcopy", {"build": build}),
 }
 
 
@@ -186,7 +154,7 @@ def test_what_is_advised_mends_it(name, monkeypatch, tmp_path):
     if mended:
         (tmp_path / "a_module_of_nobody.py").touch()
         monkeypatch.syspath_prepend(tmp_path)
-        served(mended)
+        served({**mistake, **mended})
 
 
 def test_a_full_disk_names_the_folder_and_what_a_checkpoint_needs(monkeypatch, tmp_path):
@@ -308,10 +276,14 @@ def second_derivative():
     serve(loss=penalised)
 
 
-def in_place(model, x):
-    y = model.layer(x.unflatten(0, (-1, 16)))
-    y *= 2
-    return y
+def changed_in_place():
+    def forward(model, x):
+        y = model.layer(x.unflatten(0, (-1, 16)))
+        y *= 2
+        return y
+
+    layer = nn.Linear(32, 32, bias=False)
+    serve(build=lambda: net(forward, layer=layer), loss=lambda model, x: model(x).mean())
 
 
 def no_rows(recipe):
@@ -335,14 +307,7 @@ def unknown_target():
         (without_bfloat16, ("fft.rfft",), R.NO_BF16_OPERATOR, "x.float()"),
         (short_schedule, (), R.SCHEDULE_ENDS, "steps"),
         (second_derivative, (), R.SECOND_DERIVATIVE, "leave="),
-        (
-            lambda: serve(
-                build=lambda: net(in_place, layer=nn.Linear(32, 32, bias=False)), loss=lambda model, x: model(x).mean()
-            ),
-            (),
-            R.CHANGED_IN_PLACE,
-            "leave=",
-        ),
+        (changed_in_place, (), R.CHANGED_IN_PLACE, "leave="),
         (lambda: serve(build=normed), (), R.COMPUTED_WEIGHT, "leave="),
         (lambda: lbfgs(weight()).step(), (), R.NEEDS_CLOSURE, "Workload(step="),
         (nn.Linear(4, 4), (None,), R.NO_TENSOR, "batch(step)"),

@@ -18,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from helpers.arms import spec, square
 from helpers.closures import closing, lbfgs
+from helpers.loops import batch, loop
+from helpers.nets import net
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends.torchao import torchao_config
@@ -128,30 +130,25 @@ def test_a_layer_that_adds_to_its_weight_s_gradient_by_itself_has_no_wgrad_to_co
     assert {p["role"] for p in products(server) if p["layer"] == "1"} == {FPROP, DGRAD}
 
 
-class Shared(nn.Module):
+def shared():
     """Two layers of one input, one of them called twice."""
 
-    def __init__(self):
-        super().__init__()
-        self.q, self.k = nn.Linear(32, 32), nn.Linear(32, 32)
-
-    def forward(self, x):
+    def forward(model, x):
         x = x.clone().requires_grad_()
-        return self.q(x) + self.k(x) + self.q(2 * x)
+        return model.q(x) + model.k(x) + model.q(2 * x)
+
+    return net(forward, q=(32, 32), k=(32, 32))
 
 
 def penalised(model, batch):
     return square(model, batch) + model.q.weight.float().pow(2).sum()
 
 
-class Recomputed(nn.Module):
-    def __init__(self, reentrant=False):
-        super().__init__()
-        self.enter, self.reentrant = nn.Linear(32, 32), reentrant
-        self.block = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
-
-    def forward(self, x):
-        return checkpoint(self.block, self.enter(x), use_reentrant=self.reentrant)
+def recomputed(reentrant=False):
+    block = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+    return net(
+        lambda model, x: checkpoint(model.block, model.enter(x), use_reentrant=reentrant), enter=(32, 32), block=block
+    )
 
 
 def with_hook():
@@ -170,10 +167,10 @@ def frozen():
 @pytest.mark.parametrize(
     ("parts", "roles"),
     [
-        ({"build": Shared, "loss": penalised}, {FPROP: 3, DGRAD: 3, WGRAD: 3}),
-        ({"build": lambda: Recomputed(True)}, {FPROP: 3, DGRAD: 2, WGRAD: 3, RECOMPUTE: 2}),
+        ({"build": shared, "loss": penalised}, {FPROP: 3, DGRAD: 3, WGRAD: 3}),
+        ({"build": lambda: recomputed(True)}, {FPROP: 3, DGRAD: 2, WGRAD: 3, RECOMPUTE: 2}),
         # It ends as soon as it has what the backward pass needs.
-        ({"build": Recomputed}, {FPROP: 3, DGRAD: 2, WGRAD: 3, RECOMPUTE: 1}),
+        ({"build": recomputed}, {FPROP: 3, DGRAD: 2, WGRAD: 3, RECOMPUTE: 1}),
         ({"build": with_hook}, {FPROP: 2, DGRAD: 1, WGRAD: 2}),
         ({"build": frozen}, {FPROP: 3, DGRAD: 2, WGRAD: 2}),
     ],
@@ -272,28 +269,25 @@ def test_a_sketch_keeps_lengths_and_angles():
         assert float(sketch(tensor, 1, places).norm() / tensor.norm()) == pytest.approx(1, abs=0.1)
 
 
-class Experts(nn.Module):
+def mixture():
     """How many rows an expert gets is what a router makes of them, also where they are computed again."""
 
-    def __init__(self):
-        super().__init__()
-        self.router = nn.Linear(32, 4)
-        self.experts = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
-
-    def forward(self, x):
-        return checkpoint(self.routed, x, use_reentrant=False)
-
-    def routed(self, x):
-        chosen, out = self.router(x).argmax(-1), torch.zeros_like(x)
-        for index, expert in enumerate(self.experts):
+    def routed(model, x):
+        chosen, out = model.router(x).argmax(-1), torch.zeros_like(x)
+        for index, expert in enumerate(model.experts):
             rows = (chosen == index).nonzero().flatten()
             out = out.index_add(0, rows, expert(x[rows]).relu())
         return out
 
+    def forward(model, x):
+        return checkpoint(lambda x: routed(model, x), x, use_reentrant=False)
+
+    return net(forward, router=(32, 4), experts=nn.ModuleList(nn.Linear(32, 32) for _ in range(4)))
+
 
 def test_operands_are_moved_value_by_value_beside_recomputation_and_keep_no_factors():
     reference = TENSORWISE.reference()
-    server = serve(reference, build=Experts, batch=lambda step: torch.randn(256, 32))
+    server = serve(reference, build=mixture, batch=lambda step: torch.randn(256, 32))
     found = server.moved("gradients", draws=0, operands=4)
     assert len({each["loss"] for each in found}) == 4
     server = serve(reference, build=lambda: nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)))
@@ -317,18 +311,10 @@ def test_ways_that_do_not_fit_the_memory_uncompiled_are_left_out():
 # -- what the optimizer is given --------------------------------------------------------------------------------------
 
 
-def clipped(model, batch, optimizer, precision):
-    for half in torch.cat([batch, batch.sin()]).chunk(2):
-        with precision():
-            loss = square(model, half)
-        loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.detach()
+CLIPPED = {"loss": None, "step": loop(2, clip=0.01), "batch": batch}
 
 
-@pytest.mark.parametrize("given", [{}, {"loss": None, "step": clipped}], ids=["loss", "clipped"])
+@pytest.mark.parametrize("given", [{}, CLIPPED], ids=["loss", "clipped"])
 def test_an_arm_notes_what_its_optimizer_is_given(given):
     server = serve(**given)
     noted = server.numerics(moved=False)
@@ -428,7 +414,7 @@ def test_a_scale_for_an_operand_sixteen_times_as_small_does_not_fit(operand, rol
 
 
 def test_a_recomputation_is_compared_with_the_scales_of_its_first_pass():
-    server = serve_delayed(build=Recomputed)
+    server = serve_delayed(build=recomputed)
     layers = [layer for layer in server.engine.model.modules() if hasattr(layer, "fp8_meta")]
     for layer in layers:
         first = []

@@ -26,32 +26,42 @@ from pytest_fp8.zoo.shapes import SHAPES
 pytestmark = pytest.mark.slow
 
 
-def event(name, start, end, gpu=False, correlation=0, shapes=(), dtypes=()):
-    return TraceEvent(name, gpu, start, end, 1, correlation, shapes, dtypes)
-
-
 BF16, E4M3 = "c10::BFloat16", "c10::Float8_e4m3fn"
+MS = 1_000_000
+
+
+def host(name, start, end, shapes=(), dtypes=(), thread=1):
+    return TraceEvent(name, False, start, end, thread, 0, shapes, dtypes)
+
+
+def product(name, start, end, left, right, dtype):
+    return host(name, start, end, (left, right), (dtype, dtype))
+
+
+def kernel(start, end, name="kernel", number=0):
+    """A kernel that ran from one millisecond to another."""
+    return TraceEvent(name, True, start * MS, end * MS, 0, number)
+
+
+def launched(number, at, name, start, end, thread=1):
+    """A kernel, and its launch on the host."""
+    return [TraceEvent("cuLaunchKernelEx", False, at, at + 1, thread, number), kernel(start, end, name, number)]
 
 
 def test_a_profile_is_read_by_where_kernels_were_launched():
     events = [
-        event(PHASE + "forward", 0, 100),
-        event("aten::linear", 5, 40, shapes=([32, 64], [128, 64]), dtypes=(BF16, BF16)),
-        event("aten::mm", 10, 30, shapes=([32, 64], [64, 128]), dtypes=(BF16, BF16)),
-        event("cuLaunchKernelEx", 15, 16, correlation=1),
-        event("nvjet_sm90_tst_1x1", 500, 520, gpu=True, correlation=1),
-        event("cudaLaunchKernel", 17, 18, correlation=2),
-        event("splitKreduce", 520, 522, gpu=True, correlation=2),
-        event(PHASE + "backward", 100, 200),
-        event("aten::_scaled_mm", 110, 130, shapes=([32, 128], [128, 64]), dtypes=(E4M3, E4M3)),
-        event("cuLaunchKernelEx", 115, 116, correlation=3),
-        event("nvjet_sm90_qqtst_1x1", 530, 540, gpu=True, correlation=3),
-        event(TE_RANGE + "NT|32x64|32x128|fp8", 140, 160),
-        event("cuLaunchKernelEx", 145, 146, correlation=4),
-        event("nvjet_sm90_qrtst_1x1", 550, 560, gpu=True, correlation=4),
-        event("aten::_scaled_dot_product_cudnn_attention", 170, 180),
-        event("cuLaunchKernelEx", 172, 173, correlation=5),
-        event("cudnn_sdpa_knob_3", 570, 580, gpu=True, correlation=5),
+        host(PHASE + "forward", 0, 100),
+        product("aten::linear", 5, 40, [32, 64], [128, 64], BF16),
+        product("aten::mm", 10, 30, [32, 64], [64, 128], BF16),
+        *launched(1, 15, "nvjet_sm90_tst_1x1", 500, 520),
+        *launched(2, 17, "splitKreduce", 520, 522),
+        host(PHASE + "backward", 100, 200),
+        product("aten::_scaled_mm", 110, 130, [32, 128], [128, 64], E4M3),
+        *launched(3, 115, "nvjet_sm90_qqtst_1x1", 530, 540),
+        host(TE_RANGE + "NT|32x64|32x128|fp8", 140, 160),
+        *launched(4, 145, "nvjet_sm90_qrtst_1x1", 550, 560),
+        host("aten::_scaled_dot_product_cudnn_attention", 170, 180),
+        *launched(5, 172, "cudnn_sdpa_knob_3", 570, 580),
     ]
     profile = read_profile(events)
     assert [(p.phase, p.inner, p.outer, p.kind, p.kernel) for p in profile["products"]] == [
@@ -65,14 +75,13 @@ def test_a_profile_is_read_by_where_kernels_were_launched():
 def test_the_time_that_is_neither_product_nor_attention_is_told_by_kernel():
     copy = "void at::native::CopyBatched<unsigned char, 2>(at::native::Sizes<2>, int)"
     events = [
-        event(PHASE + "forward", 0, 100),
-        event("aten::mm", 10, 30, shapes=([32, 64], [64, 128]), dtypes=(BF16, BF16)),
-        event("cuLaunchKernelEx", 15, 16, correlation=1),
-        event("nvjet_sm90_tst_1x1", 500, 520, gpu=True, correlation=1),
-        event(copy, 600, 2_000_600, gpu=True, correlation=2),
-        event(copy, 2_100_000, 4_100_000, gpu=True, correlation=3),
-        event("triton_red_fused_abs_max_12", 5_000_000, 10_000_000, gpu=True, correlation=4),
-        event("ncclDevKernel_AllGather_RING_LL(ncclArgs)", 0, 30_000_000, gpu=True, correlation=5),
+        host(PHASE + "forward", 0, 100),
+        product("aten::mm", 10, 30, [32, 64], [64, 128], BF16),
+        *launched(1, 15, "nvjet_sm90_tst_1x1", 0, 1),
+        kernel(1, 3, copy, 2),
+        kernel(4, 6, copy, 3),
+        kernel(10, 15, "triton_red_fused_abs_max_12", 4),
+        kernel(0, 30, "ncclDevKernel_AllGather_RING_LL(ncclArgs)", 5),
     ]
     profile = read_profile(events)
     assert [(k.name, k.count, k.milliseconds) for k in profile["rest"]] == [
@@ -86,14 +95,12 @@ def test_the_time_that_is_neither_product_nor_attention_is_told_by_kernel():
 def test_an_uncompiled_product_of_torchao_is_the_scaled_one_inside_it(inner):
     # As the profiler shows torchao 0.18 without torch.compile: its tensors say bfloat16, what they hold is FP8.
     events = [
-        event(PHASE + "forward", 0, 100),
-        event("aten::mm", 10, 50, shapes=([32, 64], [64, 128]), dtypes=(BF16, BF16)),
-        event(inner, 20, 40, shapes=([32, 64], [64, 128]), dtypes=(E4M3, E4M3)),
-        event("cuLaunchKernelEx", 25, 26, correlation=1),
-        event("nvjet_sm90_qqtst_1x1", 500, 520, gpu=True, correlation=1),
-        event("aten::mm", 60, 80, shapes=([32, 128], [128, 16]), dtypes=(BF16, BF16)),
-        event("cuLaunchKernelEx", 65, 66, correlation=2),
-        event("nvjet_sm90_tst_1x1", 530, 540, gpu=True, correlation=2),
+        host(PHASE + "forward", 0, 100),
+        product("aten::mm", 10, 50, [32, 64], [64, 128], BF16),
+        product(inner, 20, 40, [32, 64], [64, 128], E4M3),
+        *launched(1, 25, "nvjet_sm90_qqtst_1x1", 500, 520),
+        product("aten::mm", 60, 80, [32, 128], [128, 16], BF16),
+        *launched(2, 65, "nvjet_sm90_tst_1x1", 530, 540),
     ]
     assert [(p.inner, p.kind, p.kernel) for p in read_profile(events)["products"]] == [
         (64, FP8, "nvjet_sm90_qqtst_1x1"),
@@ -103,19 +110,11 @@ def test_an_uncompiled_product_of_torchao_is_the_scaled_one_inside_it(inner):
 
 # -- where time went -------------------------------------------------------------------------------------------------
 
-MS = 1_000_000
-
-
-def kernel(start, end):
-    """A kernel that ran from one millisecond to another."""
-    return TraceEvent("kernel", True, start * MS, end * MS, 0, 0)
-
 
 def test_the_rest_is_what_runs_beside_no_product():
     """As under FSDP2, which casts on a gather's stream what is gathered."""
-    product, beside, partly, alone = kernel(0, 5), kernel(1, 3), kernel(4, 6), kernel(20, 23)
-    wire = TraceEvent("ncclDevKernel_AllGather_RING_LL(ncclArgs)", True, 2 * MS, 30 * MS, 0, 0)
-    kernels = [product, beside, partly, alone, wire]
+    multiplies, beside, partly, alone = kernel(0, 5), kernel(1, 3), kernel(4, 6), kernel(20, 23)
+    kernels = [multiplies, beside, partly, alone, kernel(2, 30, "ncclDevKernel_AllGather_RING_LL(ncclArgs)")]
     found = kernel_times({"fp8 products": 5 * MS}, kernels, rest=[beside, partly, alone])
     assert found == {"fp8 products": 5, "rest": 1 + 3, "busy": 30}
 
@@ -145,22 +144,12 @@ def test_a_grouped_product_counts_as_one_of_all_its_experts_rows(monkeypatch, la
     with torch.profiler.profile(activities=activities) as profiler, watch_transformer_engine():
         assert library.general_grouped_gemm(weights, rows, [], layout=layout, use_split_accumulator=True) == (2, 2)
     [label] = [event.name for event in profiler.events() if event.name.startswith(TE_RANGE)]
-    product = te_product("forward", label, "nvjet")
-    assert (product.inner, product.outer, product.kind) == (inner, outer, "bfloat16")
-    assert product.flops == 2 * 64 * 64 * 128, "64 rows through weights of 64 x 128, in each role"
+    found = te_product("forward", label, "nvjet")
+    assert (found.inner, found.outer, found.kind) == (inner, outer, "bfloat16")
+    assert found.flops == 2 * 64 * 64 * 128, "64 rows through weights of 64 x 128, in each role"
 
 
 # -- between ranks -----------------------------------------------------------------------------------------------------
-
-
-def host(name, start, end, shapes=(), dtypes=(), thread=1):
-    return TraceEvent(name, False, start, end, thread, 0, shapes, dtypes)
-
-
-def launched(number, at, kernel, start, end, thread=1):
-    """A kernel that runs from one millisecond to another, and its launch on the host."""
-    launch = TraceEvent("cuLaunchKernelEx", False, at, at + 1, thread, number)
-    return [launch, TraceEvent(kernel, True, start * MS, end * MS, 0, number)]
 
 
 def gather(number, at, start, end):
@@ -263,7 +252,7 @@ def kernels(*spans):
         start, end, *collective = span if isinstance(span, tuple) else (span, span)
         name = "kernel" if isinstance(span, tuple) else "at::cuda::spin_kernel(long)"
         name = f"ncclDevKernel_{collective[0]}_RING_LL(ncclArgs)" if collective else name
-        events.append(TraceEvent(name, True, int(start * MS), int(end * MS), 0, 0))
+        events.append(kernel(start, end, name))
     return events
 
 

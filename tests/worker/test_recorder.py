@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from helpers.nets import net
 from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.worker.as_built import dropped_behaviour, with_behaviour
 from pytest_fp8.worker.record.operators import products_of_call
@@ -24,14 +25,13 @@ from pytest_fp8.worker.record.tables import layer_table, products_of
 pytestmark = pytest.mark.slow
 
 
-def record(model, loss, sizes, backwards=1):
+def record(model, loss, sizes):
     recorder = StepRecorder(model, linears=sizes)
     with recorder.watching():
-        for _ in range(backwards):
-            with recorder.in_phase("forward"):
-                value = loss()
-            with recorder.in_phase("backward"):
-                value.backward()
+        with recorder.in_phase("forward"):
+            value = loss()
+        with recorder.in_phase("backward"):
+            value.backward()
     return recorder.table
 
 
@@ -83,15 +83,8 @@ def test_a_librarys_own_products_are_their_layers_in_each_role(library):
 def test_a_product_belongs_to_the_module_that_made_its_node():
     """Also in the backward pass, where no module is called."""
 
-    class Scored(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.randn(8, 4))
-
-        def forward(self, x):
-            return x @ self.weight
-
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), Scored())
+    scored = net(lambda model, x: x @ model.weight, weight=torch.nn.Parameter(torch.randn(8, 4)))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), scored)
     table = record(model, lambda: model(torch.randn(16, 8)).sum(), {"0": (8, 8)})
     owners = [(owned.owner, owned.product.phase) for owned in products_of(table)]
     assert sorted(owners) == [
@@ -133,18 +126,11 @@ def pair():
 def watched(model, loss):
     """Name -> (dgrad, wgrad) owed by each call, in order. What is owed ran."""
     layers = {name: (8, 8) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    recorder = StepRecorder(model, linears=layers)
-    with recorder.watching():
-        with recorder.in_phase("forward"):
-            value = loss()
-        with recorder.in_phase("backward"):
-            value.backward()
-    found = layer_table(recorder.table, layers)
-    calls, others = found.calls, found.others
-    assert not others
+    found = layer_table(record(model, loss, layers), layers)
+    assert not found.others
     # A recomputation ends as soon as it has what the backward pass needs.
-    assert all({*call.owed} - {*call.ran} <= {"recompute"} for call in calls)
-    return [(call.name, "dgrad" in call.owed, "wgrad" in call.owed) for call in calls]
+    assert all({*call.owed} - {*call.ran} <= {"recompute"} for call in found.calls)
+    return [(call.name, "dgrad" in call.owed, "wgrad" in call.owed) for call in found.calls]
 
 
 def detached(model):

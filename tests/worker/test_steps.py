@@ -18,6 +18,7 @@ from torch import nn
 from helpers.arms import make_model
 from helpers.closures import closing, lbfgs, sam
 from helpers.loops import CASE, batch, build, loop, serve, squares
+from helpers.nets import by_torchao, net
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.floats import of_text
@@ -29,12 +30,6 @@ from pytest_fp8.worker.training.preparation import prefer_fast_attention
 from pytest_fp8.worker.training.step import follow
 
 pytestmark = pytest.mark.slow
-
-
-def converted(model):
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-    return convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
 
 
 # -- what a step is ---------------------------------------------------------------------------------------------------
@@ -53,20 +48,15 @@ def test_an_evaluation_every_so_many_steps_is_not_timed(monkeypatch, every, eval
     monkeypatch.setattr(clock, "between", lambda one, two: two - one)
     steps = iter(range(1000))
 
-    class Takes(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.only = nn.Linear(32, 32)
-
-        def forward(self, x):
-            Clock.now += 10.0 if torch.is_grad_enabled() else evaluated
-            return self.only(x)
+    def takes(model, x):
+        Clock.now += 10.0 if torch.is_grad_enabled() else evaluated
+        return model.only(x)
 
     def step(model, batch, optimizer, precision):
         return loop(evaluate=bool(every) and next(steps) % every == 0)(model, batch, optimizer, precision)
 
     # Without a conversion, which would make FP8's forward of the model another class's.
-    server = serve(replace(CASE, backend="bf16", recipe="none"), build=Takes, step=step)
+    server = serve(replace(CASE, backend="bf16", recipe="none"), build=lambda: net(takes, only=(32, 32)), step=step)
     # More steps are dropped than there are batches.
     assert server.blocks(count=4, steps=3, dropped=9)["milliseconds"] == [10.0] * 4
 
@@ -192,16 +182,9 @@ def test_a_schedule_restarts_with_each_curve_and_resumes_from_a_checkpoint(tmp_p
     assert two.resume(seed=1, first_step=4, steps=4)["losses"] == goes_on["losses"]
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"step": closing(), "optimizer": lbfgs},
-        {"step": closing(), "optimizer": sam},
-    ],
-    ids=["lbfgs", "sam"],
-)
-def test_calibration_and_observation_change_no_weight(parts):
-    engine = (server := serve(**parts)).engine
+@pytest.mark.parametrize("optimizer", [lbfgs, sam])
+def test_calibration_and_observation_change_no_weight(optimizer):
+    engine = (server := serve(step=closing(), optimizer=optimizer)).engine
     server.curve(seed=0, steps=2)
     weights = {name: value.detach().clone() for name, value in engine.model.named_parameters()}
     entries = [sorted(state) for state in engine.optimizer.state.values()]
@@ -257,31 +240,27 @@ def test_what_a_user_s_hook_makes_of_a_gradient_is_seen():
     def emptied(parameter):
         parameter.grad.zero_()
 
-    def convert(model):
-        converted(model).enter.bias.register_post_accumulate_grad_hook(emptied)
-
+    convert = by_torchao(then=lambda model: model.enter.bias.register_post_accumulate_grad_hook(emptied))
     found = serve(convert=convert).numerics(moved=False)["gradients"]
     assert [name for name, text in found["sketches"].items() if not any(of_text(text))] == ["enter.bias"]
 
 
-class Averaging(nn.Module):
+def averaging():
     """A momentum encoder: the forward pass puts another tensor in each weight's place."""
 
-    def __init__(self):
-        super().__init__()
-        self.online = make_model()
-        self.slow = copy.deepcopy(self.online).requires_grad_(False)
-
-    def forward(self, x):
+    def forward(model, x):
         with torch.no_grad():
-            for old, new in zip(self.slow.parameters(), self.online.parameters(), strict=True):
+            for old, new in zip(model.slow.parameters(), model.online.parameters(), strict=True):
                 old.data = 0.9 * old.data + 0.1 * new.data
-            kept = self.slow(x)
-        return self.online(x) + 0 * kept
+            kept = model.slow(x)
+        return model.online(x) + 0 * kept
+
+    online = make_model()
+    return net(forward, online=online, slow=copy.deepcopy(online).requires_grad_(False))
 
 
 def test_what_a_checkpoint_holds_is_in_the_model_however_it_keeps_its_weights(tmp_path):
-    server = serve(build=Averaging)
+    server = serve(build=averaging)
     server.curve(seed=0, steps=3)
     saved = {name: p.detach().clone() for name, p in server.engine.model.named_parameters()}
     server.save(str(tmp_path / "one"), "safetensors", optimizer=False)
@@ -291,20 +270,15 @@ def test_what_a_checkpoint_holds_is_in_the_model_however_it_keeps_its_weights(tm
 
 
 def test_a_restart_takes_back_the_buffers_that_convert_made():
-    class Scaled(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-            self.register_buffer("amax", torch.zeros(()))
+    def scaled(model, x):
+        model.amax.copy_(torch.maximum(model.amax, x.detach().abs().max().float()))
+        return model.inner(x)
 
-        def forward(self, x):
-            self.amax.copy_(torch.maximum(self.amax, x.detach().abs().max().float()))
-            return self.inner(x)
+    def scale(model):
+        model[1] = net(scaled, inner=model[1])
+        model[1].register_buffer("amax", torch.zeros(()))
 
-    def convert(model):
-        converted(model)[1] = Scaled(model[1])
-
-    engine = serve(build=lambda: nn.Sequential(nn.Linear(32, 32), nn.GELU()), convert=convert).engine
+    engine = serve(build=lambda: nn.Sequential(nn.Linear(32, 32), nn.GELU()), convert=by_torchao(then=scale)).engine
     engine.step(engine.training_batch(0, 0))
     assert engine.model[1].amax > 0
     engine.restart(0)
