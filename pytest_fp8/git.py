@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 SECONDS = 30
 """How long one question may take."""
@@ -35,7 +33,7 @@ def git(folder: Path, *arguments: str, seconds: float = SECONDS, index: Path | N
     """What ``git ARGUMENTS`` prints in ``folder``, within ``seconds``. ``index``: an index of one's own in place of the
     repository's. Raises :class:`GitError`."""
     env = {"GIT_INDEX_FILE": str(index)} if index else {}
-    return _git(folder, *arguments, seconds=seconds, env=env).decode(errors="backslashreplace")
+    return _git(folder, *arguments, seconds=seconds, **env).decode(errors="backslashreplace")
 
 
 def agrees(folder: Path, *arguments: str) -> bool:
@@ -61,36 +59,18 @@ def commit_named(folder: Path, revision: str) -> str:
 
 def committed(folder: Path, commit: str, below: str) -> dict[str, bytes]:
     """The files below a path (``./`` of ``folder``) at a commit: their path from ``folder`` -> their content; links and
-    other repositories are left out. Two questions to git, however many files there are. Raises :class:`GitError`."""
+    other repositories are left out. Raises :class:`GitError`."""
     listed = _git(folder, "ls-tree", "-r", "-z", commit, "--", below).decode(errors="surrogateescape")
     rows = (line.split("\t", 1) for line in listed.split("\0") if line)
     blobs = {name: facts.split()[2] for facts, name in rows if facts.startswith(REGULAR)}
-    answer = _git(folder, "cat-file", "--batch", said="".join(f"{blob}\n" for blob in blobs.values()).encode())
-    return dict(zip(blobs, _blobs(answer), strict=True))
+    return {name: _git(folder, "cat-file", "blob", blob) for name, blob in blobs.items()}
 
 
-def _blobs(answer: bytes) -> Iterator[bytes]:
-    """The contents in what ``git cat-file --batch`` answers: ``<id> blob <size>``, the content and a newline each."""
-    start = 0
-    while start < len(answer):
-        end = answer.index(b"\n", start)
-        size = int(answer[start:end].split()[2])
-        yield answer[end + 1 : end + 1 + size]
-        start = end + 1 + size + 1
-
-
-def _git(
-    folder: Path,
-    *arguments: str,
-    seconds: float = SECONDS,
-    said: bytes = b"",
-    env: Mapping[str, str] = MappingProxyType({}),
-) -> bytes:
+def _git(folder: Path, *arguments: str, seconds: float = SECONDS, **env: str) -> bytes:
     inherited = {name: value for name, value in os.environ.items() if name not in OTHER_REPOSITORY}
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments],
-            input=said,
             capture_output=True,
             timeout=seconds,
             check=False,
