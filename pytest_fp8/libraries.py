@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from importlib.metadata import PackageNotFoundError, requires, version
 
+DOCUMENTATION = "https://github.com/pytest-fp8/pytest-fp8/blob/main/docs"
 PACKAGES = ("torch", "torchao", "transformer-engine", "transformers", "triton", "pytest-fp8")
 
 
@@ -22,15 +23,8 @@ def library_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 
 def documentation(page: str = "") -> str:
-    """The address of the documentation, or of one page, as this package's own metadata name it: the only place that
-    has it. Of a package without such an address the path in a clone."""
-    urls: dict[str, str]
-    try:
-        urls = dict(url.split(", ", 1) for url in metadata("pytest-fp8").get_all("Project-URL") or [])
-    except PackageNotFoundError:
-        urls = {}
-    first = urls.get("Documentation", "docs/index.md")
-    return first.removesuffix("index.md") + page if page else first
+    """The address of the documentation, or of one page, as pyproject.toml has it."""
+    return f"{DOCUMENTATION}/{page or 'index.md'}"
 
 
 def requirements() -> dict[str, str]:
@@ -64,16 +58,12 @@ def changed_versions(old: Mapping[str, str], new: Mapping[str, str]) -> list[str
 def installed(distribution: str, minimum: str) -> tuple[bool, str]:
     """Whether a package is there and recent enough, without importing it, and the reason. PEP 440 orders versions: a
     pre-release of ``minimum`` is older than it."""
-    from packaging.version import InvalidVersion, Version
+    from packaging.version import Version
 
     try:
         found = version(distribution)
     except PackageNotFoundError:
         return False, f"{distribution} is not installed: pip install {wanted(distribution)}"
-    try:
-        older = Version(found) < Version(minimum)
-    except InvalidVersion:
-        return False, f"{distribution} {found} has no version that can be compared with {minimum}"
-    if older:
+    if Version(found) < Version(minimum):
         return False, f"{distribution} {found} is older than {minimum}"
     return True, f"{distribution} {found}"

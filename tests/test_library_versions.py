@@ -1,9 +1,12 @@
 """Versions of libraries: what is recent enough."""
 
+import tomllib
+from pathlib import Path
+
 import pytest
 
 import pytest_fp8.libraries
-from pytest_fp8.libraries import installed
+from pytest_fp8.libraries import documentation, installed
 
 
 @pytest.mark.parametrize(
@@ -29,9 +32,9 @@ def test_a_version_is_ordered_as_pep_440_says(monkeypatch, found, recent):
     assert installed("thing", "1.10") == (recent, reason)
 
 
-def test_a_version_that_cannot_be_compared_is_not_recent_enough(monkeypatch):
-    monkeypatch.setattr(pytest_fp8.libraries, "version", lambda package: "main-abc")
-    assert installed("thing", "1.10") == (False, "thing main-abc has no version that can be compared with 1.10")
+def test_the_documentation_is_where_pyproject_says():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert documentation() == project["urls"]["Documentation"]
 
 
 def test_a_package_that_is_not_there_says_how_to_get_it():
