@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 from pytest_fp8.codes import R
-from pytest_fp8.libraries import library_versions
 from pytest_fp8.own_code import require_own_code
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.layers.evidence import LayersEvidence
@@ -34,9 +33,9 @@ from pytest_fp8.watch.model import objects, root_modules, trained
 from pytest_fp8.watch.observer import Observer, attached, guarded, living, process_told, profiled, synchronize
 from pytest_fp8.watch.report import plain_training
 from pytest_fp8.watch.trace import read_window
-from pytest_fp8.worker.notes import digest_of, optimizer_note, shape_of, switches_of, weights_of
+from pytest_fp8.worker.notes import optimizer_note, process_facts, switches_of, weights_of
 from pytest_fp8.worker.record import clock
-from pytest_fp8.worker.record.operators import dtype_name
+from pytest_fp8.worker.record.recorder import notes_of
 
 LEAST_STEPS = 5
 """Steps before the script is held for the first time: caches are filled, and the notes of its batches are complete."""
@@ -87,7 +86,7 @@ class Held(Observer):
             found = weights_of(self.whole())
             # The first forward pass, which comes before the notes, has changed running statistics.
             self.weights = {name: weight for name, weight in found.items() if weight.digest and not weight.buffer}
-            self.switches = switches_of(_device())
+            self.switches = switches_of(torch.device("cuda" if torch.cuda.is_initialized() else "cpu"))
             for root in self.models():
                 self.note_inputs(root)
         self.optimizer_notes[id(optimizer)] = optimizer_note(optimizer, self.whole())
@@ -117,8 +116,7 @@ class Held(Observer):
     def model_called(self, root: Any, given: Any) -> None:
         if root.training and torch.is_grad_enabled() and self.calls < BATCHES:
             self.calls += 1
-            found = [TensorNote(shape_of(each), dtype_name(each), digest_of(each.detach())) for each in _tensors(given)]
-            self.batch += found
+            self.batch += notes_of(given)
 
     def goes_backward(self, tensors: Any) -> None:
         # Recomputation inside a backward pass may be one of its own.
@@ -163,21 +161,13 @@ class Held(Observer):
 
     def tell_describe(self) -> dict[str, Any]:
         require_own_code()
-        on_gpu = torch.cuda.is_initialized()
-        facts: dict[str, Any] = {
-            "libraries": library_versions(),
-            "cudnn": _cudnn_version() if on_gpu else None,
+        return {
+            **process_facts(),
             "parameters": sum(each.numel() for each in self.whole().parameters()),
             "compiled": self.graphs > 0,
             "own_checkpoints": False,
             "foreign_parameters": False,
         }
-        if on_gpu:
-            facts["memory"] = {
-                "allocated": torch.cuda.memory_allocated(),
-                "peak": torch.cuda.max_memory_reserved(),
-            }
-        return facts
 
     def tell_park(self) -> None:
         if torch.cuda.is_initialized():
@@ -297,25 +287,3 @@ def _connected(address: str) -> Iterator[Connection]:
     except (EOFError, OSError):
         sys.stdout.flush()
         os._exit(0)
-
-
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
-
-
-def _cudnn_version() -> int | None:
-    """torch does not tell it where Transformer Engine has loaded another one than torch was built for."""
-    with contextlib.suppress(RuntimeError):
-        version: int | None = torch.backends.cudnn.version()
-        return version
-    return None
-
-
-def _tensors(given: Any) -> Iterator[torch.Tensor]:
-    """The tensors among a call's arguments, in their order."""
-    if isinstance(given, torch.Tensor):
-        yield given
-    elif isinstance(given, Mapping):
-        yield from (tensor for value in given.values() for tensor in _tensors(value))
-    elif isinstance(given, list | tuple):
-        yield from (tensor for value in given for tensor in _tensors(value))

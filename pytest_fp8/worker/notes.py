@@ -9,12 +9,25 @@ from typing import Any
 
 import torch
 
+from pytest_fp8.libraries import library_versions
 from pytest_fp8.questions.ledger.evidence import OptimizerNote, Weight
 from pytest_fp8.worker.record.operators import dtype_name
 from pytest_fp8.worker.tensors import digests, held, parts
 from pytest_fp8.worker.training.step import innermost, schedule_of, schedule_state
 
 TIME = ("lr_scheduler", "optimizer", "_get_lr_called_within_step", "_initial_step")
+
+
+def process_facts() -> dict[str, Any]:
+    """Versions of libraries and, of a process that uses a GPU, bytes of its memory."""
+    on_gpu, cudnn = torch.cuda.is_initialized(), None
+    # torch does not tell it where Transformer Engine has loaded another one than torch was built for.
+    with suppress(RuntimeError):
+        cudnn = torch.backends.cudnn.version() if on_gpu else None
+    facts: dict[str, Any] = {"libraries": library_versions(), "cudnn": cudnn}
+    if on_gpu:
+        facts["memory"] = {"allocated": torch.cuda.memory_allocated(), "peak": torch.cuda.max_memory_reserved()}
+    return facts
 
 
 @torch.no_grad()

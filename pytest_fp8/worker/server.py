@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.errors import SettingsError
-from pytest_fp8.libraries import library_versions
 from pytest_fp8.own_code import require_own_code
 from pytest_fp8.plain import to_plain
 from pytest_fp8.said import Told
@@ -20,6 +17,7 @@ from pytest_fp8.worker.answers.ledger import ledger_of
 from pytest_fp8.worker.answers.numerics import held_out_output, moved, numerics
 from pytest_fp8.worker.checkpoint import roundtrip
 from pytest_fp8.worker.curve import curve
+from pytest_fp8.worker.notes import process_facts
 from pytest_fp8.worker.record import clock
 from pytest_fp8.worker.record.allocations import kinds_at_peak
 from pytest_fp8.worker.run.engine import Engine, engine_type
@@ -65,21 +63,14 @@ class ArmServer:
     def describe(self) -> dict[str, Any]:
         """Versions and sizes."""
         engine = self.engine
-        facts: dict[str, Any] = {
-            "libraries": library_versions(),
-            "cudnn": torch.backends.cudnn.version() if engine.device.type == "cuda" else None,
+        return {
+            **process_facts(),
             "parameters": sum(held(each).shape.numel() for each in engine.model.parameters()),
             "compiled": engine.compiled,
             "first_step": engine.first_step,
             "own_checkpoints": roundtrip.are_given(engine),
             "foreign_parameters": bool(foreign(engine.model, engine.optimizer)),
         }
-        if engine.device.type == "cuda":
-            facts["memory"] = {
-                "allocated": torch.cuda.memory_allocated(),
-                "peak": torch.cuda.max_memory_reserved(),
-            }
-        return facts
 
 
 def _memory(engine: Engine) -> dict[str, Any]:

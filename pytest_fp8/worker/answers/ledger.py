@@ -26,14 +26,13 @@ from pytest_fp8.worker.answers.recorded import (
 )
 from pytest_fp8.worker.record.gradients import norm_of, rotated, sketch
 from pytest_fp8.worker.record.operators import dtype_name
-from pytest_fp8.worker.record.recorder import note_of
+from pytest_fp8.worker.record.recorder import notes_of
 from pytest_fp8.worker.record.tables import ledger_rows, may_route
 from pytest_fp8.worker.state.weights import PERTURBATION, moved_weights
 from pytest_fp8.worker.tensors import Sharded, held, is_plain, plain_name
 from pytest_fp8.worker.training.ranks import every_rank_s, rank
 from pytest_fp8.worker.training.setup import seed_generators
 from pytest_fp8.worker.training.step import closure_of, innermost, on_steps
-from pytest_fp8.zoo.batch import tensors_in
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 @lru_cache(4)
 def ledger_of(engine: Engine) -> ArmLedger:
     """The arm's ledger, of its recorded step. It is taken once."""
-    batch = [note_of(tensor) for tensor in tensors_in(recorded_batch(engine, SEED, step=0))]
+    batch = notes_of(recorded_batch(engine, SEED, step=0))
     # First, whoever asks first: the optimizer's steps leave the modes of training behind.
     record = recorded(engine, SEED)
     seen = record.step

@@ -242,7 +242,7 @@ class StepRecorder(TorchDispatchMode):
             self.on_first_call()
         call = self._note_call(module, tensors)
         if call.outermost and not self._in_backward:
-            given = tuple(note_of(tensor) for tensor in tensors_in((args, kwargs)))
+            given = notes_of((args, kwargs))
             gradients = torch.is_grad_enabled()
             self.table.entered.append(Entered(call.module, call.phase, module.training, gradients, given))
         index = len(self.table.calls) - 1
@@ -468,10 +468,13 @@ _WITHOUT_SETTINGS = (torch.nn.Module, torch.nn.Sequential, torch.nn.ModuleList, 
 """Classes of torch's from which users derive modules of every kind."""
 
 
-def note_of(tensor: torch.Tensor) -> TensorNote:
-    """Without a digest where autograd computed it: products round it otherwise in each arm."""
+def notes_of(given: Any) -> tuple[TensorNote, ...]:
+    """The tensors in a value. Without a digest where autograd computed one: products round it otherwise in each arm."""
     with unwatched():
-        return TensorNote(shape_of(tensor), dtype_name(tensor), digest_of(tensor) if tensor.grad_fn is None else "")
+        return tuple(
+            TensorNote(shape_of(each), dtype_name(each), digest_of(each) if each.grad_fn is None else "")
+            for each in tensors_in(given)
+        )
 
 
 def _innermost(spans: list[Span], number: int) -> int:
