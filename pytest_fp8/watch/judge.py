@@ -20,6 +20,8 @@ ON, OFF, UNKNOWN = "ON", "OFF", "UNKNOWN"
 LAUNCHER = "ACCELERATE_MIXED_PRECISION"
 OPTION_VARIABLE = "ACCELERATE_FP8_"
 """What Accelerate's variables for the options of FP8 begin with."""
+EMULATES = "emulate=True"
+"""In what torchao's configuration says of itself."""
 NO = ("", "0", "no", "none", "false", "off", "bf16", "fp16")
 
 
@@ -88,7 +90,7 @@ def judged(training: Training, window: Window) -> Training:
         return training.unknown(W.NO_PRODUCTS, said)
     if not total or not found.classes:
         return training.unknown(W.NO_PRODUCTS, "no matrix product of a layer was seen in the profiled step")
-    if not in_fp8 and any(config.get("emulate") == "True" for config in training.settings("torchao") or ()):
+    if not in_fp8 and any(EMULATES in config for config in training.settings("torchao") or ()):
         said = "FP8 is emulated inside compiled code, which leaves no trace of the FP8 values"
         return training.unknown(W.NO_PRODUCTS, said)
     training.share = in_fp8 / total

@@ -9,8 +9,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
-from enum import Enum
 from typing import Any
 
 import torch
@@ -146,7 +144,7 @@ def settings_told(roots: Sequence[Any]) -> dict[str, Any]:
     libraries = ("torchao.float8", "transformer_engine.pytorch", "accelerate", "transformers", "deepspeed", "peft")
     settings["libraries"] = [name for name in libraries if name in sys.modules]
     configs = [getattr(module, "config", None) for root in roots for module in root.modules() if is_torchao(module)]
-    settings["torchao"] = [dict(each) for each in {tuple(plain_fields(config).items()) for config in configs}]
+    settings["torchao"] = sorted(set(map(str, configs)))
     return {"settings": settings}
 
 
@@ -161,19 +159,6 @@ def recipes_in_force(roots: Iterable[Any]) -> dict[str, int]:
         meta = getattr(module, "fp8_meta", None)
         if type(module).__module__.startswith(TE) and isinstance(meta, dict):
             recipe = meta.get("recipe")
-            said = f"{type(recipe).__name__}({_word(recipe)})" if getattr(module, "fp8", False) else "off"
+            said = f"{type(recipe).__name__}({recipe})" if getattr(module, "fp8", False) else "off"
             found[said] = found.get(said, 0) + 1
     return found
-
-
-def plain_fields(value: Any) -> dict[str, str]:
-    """The fields of a configuration in words, without those of its fields' own defaults."""
-    if not is_dataclass(value):
-        return {"": str(value)}
-    return {field.name: _word(getattr(value, field.name)) for field in fields(value)}
-
-
-def _word(value: Any) -> str:
-    if is_dataclass(value):
-        return ", ".join(f"{name}={word}" for name, word in plain_fields(value).items())
-    return value.name.lower() if isinstance(value, Enum) else str(value)

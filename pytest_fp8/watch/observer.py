@@ -32,8 +32,6 @@ QUIET = 3
 """Hooks in a row without a new compiled graph before steps are timed."""
 WARM_AT_MOST = 200
 """Steps; after them a script that still compiles is timed as it is."""
-SECONDS = 60.0
-"""What timing takes at most, once five steps are timed."""
 LONGEST_PERIOD = 2048
 """Optimizers in one step: one for each parameter where they run in the backward pass."""
 
@@ -139,9 +137,9 @@ class Observer:
         while not self.warm():
             yield
         self.needed = self.steps + wanted + 1
-        warm, began, graphs, marks = self.steps, time.perf_counter(), self.graphs, [clock.mark()]
+        warm, graphs, marks = self.steps, self.graphs, [clock.mark()]
         compiled = 0
-        while len(marks) <= wanted and not (len(marks) > 5 and time.perf_counter() - began > SECONDS):
+        while len(marks) <= wanted:
             yield
             compiled, graphs = compiled + (self.graphs != graphs), self.graphs
             marks.append(clock.mark())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from textwrap import TextWrapper
 from typing import Any
@@ -10,12 +10,10 @@ from typing import Any
 from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.recipes import RECOMPUTE, ROLES
 from pytest_fp8.watch.attribution import Class, stays_for
-from pytest_fp8.watch.judge import OFF, ON, UNKNOWN, Note, Training, asked
+from pytest_fp8.watch.judge import EMULATES, OFF, ON, UNKNOWN, Note, Training, asked
 
 SCHEMA = 2
 WIDTH, INDENT = 110, 14
-ROWS = 8
-"""Classes of layers that are shown."""
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 ACCOUNT = {
     "fp8 products": "FP8 products",
@@ -128,9 +126,8 @@ def in_force(training: Training) -> list[str]:
     if true := training.settings("arguments"):
         found.append(f"TrainingArguments({true[0]}=True)")
     for config in training.settings("torchao") or ():
-        scaling = "rowwise" if "axiswise" in config.get("cast_config_input", "") else "tensorwise"
-        emulate = ", emulated" if config.get("emulate") == "True" else ""
-        found.append(f"torchao, {scaling}{emulate}")
+        scaling = "rowwise" if "axiswise" in config.lower() else "tensorwise"
+        found.append(f"torchao, {scaling}{', emulated' if EMULATES in config else ''}")
     for said, count in training.evidence.get("recipes", {}).items():
         found.append(f"Transformer Engine in {count} layers: {said[:120]}")
     return found
@@ -140,17 +137,11 @@ def table(classes: Sequence[Class]) -> Iterator[str]:
     roles = [role for role in (*ROLES, RECOMPUTE) if any(each.products.get(role) for each in classes)]
     total = sum(each.flops for each in classes)
     yield f"  {'layers':40}{'of':>4}  " + "".join(f"{role:14}" for role in roles) + "FLOPs"
-    labels = [each.label for each in classes]
-    for each in classes[:ROWS]:
-        label = each.label if labels.count(each.label) == 1 else f"{each.label} {each.inputs} x {each.outputs}"
+    for each in classes:
         cells = "".join(f"{cell(each, role):14}" for role in roles)
         reasons = {stays_for(layer) for layer in each.layers} if not each.in_fp8("fprop") else set()
         why = f"  {reasons.pop()}" if len(reasons) == 1 else ""
-        yield f"  {label[:39]:40}{len(each.layers):>4}  {cells}{each.flops / total:6.1%}{why}".rstrip()
-    if len(classes) > ROWS:
-        rest = classes[ROWS:]
-        share = sum(each.flops for each in rest) / total
-        yield f"  and {len(rest)} more sizes, {sum(len(each.layers) for each in rest)} layers, {share:.1%}"
+        yield f"  {each.label[:39]:40}{len(each.layers):>4}  {cells}{each.flops / total:6.1%}{why}".rstrip()
 
 
 def cell(each: Class, role: str) -> str:
@@ -212,10 +203,9 @@ def plain(groups_: Sequence[Sequence[Training]], command: Sequence[str], exit_co
 
 def plain_training(group: Sequence[Training]) -> dict[str, Any]:
     lead = verdict_of(group)
-    evidence: Mapping[str, Any] = lead.evidence
-    window, found = lead.window, lead.found
+    evidence, window, found = lead.evidence, lead.window, lead.found
     times = evidence.get("steps_ms")
-    told: dict[str, Any] = {
+    return {
         "verdict": lead.verdict,
         "code": lead.why.code if lead.why else None,
         "reason": lead.why.text if lead.why else "",
@@ -239,7 +229,6 @@ def plain_training(group: Sequence[Training]) -> dict[str, Any]:
         "backward_passes": window.backward_passes if window else 0,
         "input_wait_ms": window.input_wait_ms if window else None,
     }
-    return told
 
 
 def plain_class(each: Class) -> dict[str, Any]:

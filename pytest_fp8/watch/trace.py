@@ -63,7 +63,8 @@ def read_window(rows: Iterable[Sequence[Any]]) -> Window:
     events = [TraceEvent(*row) for row in rows]
     host = sorted((event for event in events if not event.gpu), key=lambda event: (event.start, -event.end))
     widened = {id(event): event for event in host}
-    for event, kind in emulated_products(host):
+    emulated = emulated_products(host)
+    for event, kind in emulated:
         widened[id(event)] = replace(event, dtypes=tuple(kind for _ in event.dtypes))
     phases = phases_of(host)
     whole = TraceEvent(STEP, False, min(e.start for e in host), max(e.end for e in host), 0, 0)
@@ -79,7 +80,7 @@ def read_window(rows: Iterable[Sequence[Any]]) -> Window:
         [product for product in products if product.phase == EVALUATION],
         sum(phase.name == PHASE + BACKWARD for phase in phases),
         compiled_products(host),
-        sum(kind.startswith("Float8") for _, kind in emulated_products(host)),
+        sum(kind.startswith("Float8") for _, kind in emulated),
         sum(event.end - event.start for event in trained if event.name.startswith(LOADER)) / 1e6,
         sum(event.name == "aten::_local_scalar_dense" for event in trained),
         {**read["milliseconds"], "casts": casts, "rest": max(0.0, read["milliseconds"]["rest"] - casts)},
