@@ -63,11 +63,8 @@ class ScriptProcess(ArmProcess):
 
     def __init__(self, environment: ArmEnvironment | None = None) -> None:
         """Starts nothing yet: an arm is a command with its arguments."""
-        self.name, self._environment = "a script", environment
-        self._asked, self.answer_due, self._in = "", False, "that its command trains"
-        self._side = f" ({environment.name})" if environment is not None else ""
-        self._end: ArmError | None = None
-        self.ranks = []
+        super().__init__(environment=environment, ranks=0)
+        self._environment, self._in = environment, "that its command trains"
         self._folder = new_folder("arm-")
         self.listener = socket.socket(socket.AF_UNIX)
         self._process: subprocess.Popen[bytes] | None = None
@@ -87,10 +84,6 @@ class ScriptProcess(ArmProcess):
     @property
     def pid(self) -> int:
         return self._process.pid if self._process is not None else 0
-
-    @property
-    def pids(self) -> set[int]:
-        return {rank.pid for rank in self.ranks}
 
     def exit_code(self, seconds: float = 0.0) -> int | None:
         """Of the command; ``None`` while it runs."""

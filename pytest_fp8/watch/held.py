@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-import traceback
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.codes import R
+from pytest_fp8.codes import W
 from pytest_fp8.own_code import require_own_code
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.layers.evidence import LayersEvidence
@@ -33,6 +32,7 @@ from pytest_fp8.watch.model import objects, root_modules, trained
 from pytest_fp8.watch.observer import Observer, attached, guarded, living, process_told, profiled, synchronize
 from pytest_fp8.watch.report import plain_training
 from pytest_fp8.watch.trace import read_window
+from pytest_fp8.worker.main import told
 from pytest_fp8.worker.notes import optimizer_note, process_facts, switches_of, weights_of
 from pytest_fp8.worker.record import clock
 from pytest_fp8.worker.record.recorder import notes_of
@@ -153,11 +153,8 @@ class Held(Observer):
         try:
             result = getattr(self, f"tell_{operation}")(**arguments)
             return {"result": (yield from result) if isinstance(result, Generator) else result}
-        except Refused as refused:
-            return _error(*refused.args)
         except Exception as error:
-            traceback.print_exc()
-            return _error(R.ARM_RAISED, f"{type(error).__name__}: {error}", traceback.format_exc())
+            return told(error)
 
     def tell_describe(self) -> dict[str, Any]:
         require_own_code()
@@ -186,12 +183,12 @@ class Held(Observer):
     def tell_layers(self) -> Steps:
         """One profiled step: its products and times, and what ``watch`` says of it; and several steps' busy times."""
         self.require_profile()
-        told = self.model_told()
+        evidence = {**process_told(), **self.model_told()}
         with profiled(record_shapes=True) as profiler:
             yield
-        told |= self.profile_told(profiler)
-        window = read_window(told.pop("events"))
-        self.training = judged(Training({**process_told(), **told}), window)
+        evidence |= self.profile_told(profiler)
+        window = read_window(evidence.pop("events"))
+        self.training = judged(Training(evidence), window)
         steps = yield from self.tell_busy()
         nothing: dict[str, Any] = {name: {} for name in ("originals", "skipped", "recipes")}
         nothing |= dict.fromkeys(("converted", "live_fp8", "calls"), ())
@@ -250,8 +247,8 @@ class Held(Observer):
         yield
         synchronize()
         peak = torch.cuda.max_memory_allocated()
-        told = {"peak_allocated": peak, "peak_reserved": torch.cuda.max_memory_reserved()}
-        return {"resident": resident, "phases": {"step": peak}, "kinds": {}, **told}
+        peaks = {"peak_allocated": peak, "peak_reserved": torch.cuda.max_memory_reserved()}
+        return {"resident": resident, "phases": {"step": peak}, "kinds": {}, **peaks}
 
     def tell_losses(self, steps: int) -> Steps:
         """The loss of each of the first steps, but for the very first: the sum of what it went backward from."""
@@ -266,11 +263,11 @@ def attach(module: Any, folder: str) -> Callable[..., None]:
 
 
 class Refused(Exception):
-    """A request that this script does not allow: code, error."""
+    """A request that this script does not allow."""
 
-
-def _error(code: Any, error: str, trace: str = "") -> dict[str, Any]:
-    return {"error": error, "code": str(code), "trace": trace, "line": "", "cause": "", "next": ""}
+    def __init__(self, code: W, said: str) -> None:
+        super().__init__(said)
+        self.fp8_code = code
 
 
 @contextlib.contextmanager

@@ -84,7 +84,7 @@ def serve(connection: Connection) -> None:
                 result = server.answer(request["operation"], request["arguments"])
             answer = {"bytes": len(result)} if isinstance(result, bytes) else {"result": result}
         except BaseException as error:
-            answer, result = _told(error), None
+            answer, result = told(error), None
         if os.getpid() != own:
             # A fork in the user's code that came back here as well: the arm itself answers.
             os._exit(0)
@@ -150,7 +150,7 @@ def show_stacks() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
-def _told(error: BaseException) -> dict[str, Any]:
+def told(error: BaseException) -> dict[str, Any]:
     """An exception as plain data. The user's code may have left the process without files, memory or output."""
     # The log alone: what is told below has the trace, too.
     with contextlib.suppress(Exception):
