@@ -22,16 +22,12 @@ SELFTEST = (
 """Controls, one of each kind of fault, that show a user that the gate can see on this machine."""
 
 
-def suites() -> Path:
-    """The folder of the suites: the one that a wheel brings, or, in a clone, the one beside the package."""
-    return (SHIPPED if SHIPPED.is_dir() else PACKAGE.parent) / "suites"
-
-
 def add_suites(commands: Any) -> None:
     """Add the commands to the parser of :mod:`pytest_fp8.cli`."""
+    controls = f"-k=test_control and ({' or '.join(f'[{name}]' for name in SELFTEST)})"
     for name, what, first in (
         ("suites", "run the suites of this package", []),
-        ("selftest", "break FP8 training in a dozen ways: does the gate see them here?", selftest()),
+        ("selftest", "break FP8 training in a dozen ways: does the gate see them here?", [controls]),
     ):
         # No prefix of an option here begins with "-": all that follows is pytest's.
         add = commands.add_parser(name, help=f"{what}; takes pytest's options", prefix_chars="+", add_help=False)
@@ -39,16 +35,12 @@ def add_suites(commands: Any) -> None:
         add.set_defaults(run=run, first=first)
 
 
-def selftest() -> list[str]:
-    """What pytest is given to run the controls of :data:`SELFTEST`."""
-    return [f"-k=test_control and ({' or '.join(f'[{name}]' for name in SELFTEST)})"]
-
-
 def run(options: argparse.Namespace) -> int:
     """Become pytest, whose exit code is then this command's. The current folder is its root: baselines and reports are
     read and written there."""
-    folder = suites()
+    # In a clone the suites lie beside the package.
+    asked = SHIPPED if SHIPPED.is_dir() else PACKAGE.parent / "suites"
+    suites = SHIPPED / "suites" if asked == SHIPPED else asked
     command = [sys.executable, "-P", "-m", "pytest", "-c", os.devnull, f"--rootdir={os.getcwd()}"]
-    command += [f"--confcutdir={folder}", str(SHIPPED if folder.parent == SHIPPED else folder)]
-    command += [*options.first, *options.arguments]
+    command += [f"--confcutdir={suites}", str(asked), *options.first, *options.arguments]
     os.execv(sys.executable, command)

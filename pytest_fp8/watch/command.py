@@ -27,7 +27,6 @@ The script's output and exit code stay its own; the report goes to stderr. Exit 
 where the script ended well: 0, FP8 is on (--share: to this part of the FLOPs); 1, it is not; 2, that could not be seen.
 """
 INJECTED = Path(__file__).parent / "inject"
-SWITCH = "FP8_WATCH"
 WRONG, UNANSWERED = 1, 2
 SECONDS = 10
 """From SIGTERM to SIGKILL, with --stop."""
@@ -60,12 +59,13 @@ def run(options: argparse.Namespace) -> int:
         refuse(R.NOT_WRITABLE, "--json is in no folder", seen=str(options.json), next_step="make the folder first")
     with TemporaryDirectory(prefix="fp8-watch-") as folder:
         code = watched(command, Path(folder), options.stop)
-        trainings = [judged(evidence) for evidence in evidence_in(Path(folder))]
+        trainings = [judge(evidence) for evidence in evidence_in(Path(folder))]
     found = groups(trainings)
     for group in found:
         print("", *report(group), sep="\n", file=sys.stderr)
     if not found:
-        print("", *nothing_seen(), sep="\n", file=sys.stderr)
+        said = "no process of it made a step with an optimizer of torch, or none could be observed"
+        print("", *unknown(Note(W.NO_TRAINING, said)), sep="\n", file=sys.stderr)
     if code:
         print(*told("", f"the command ended with exit code {code}"), sep="\n", file=sys.stderr)
     if options.json is not None:
@@ -73,22 +73,6 @@ def run(options: argparse.Namespace) -> int:
     if options.expect is None or code:
         return code
     return answer([verdict_of(group) for group in found], options.share)
-
-
-def judged(evidence: dict[str, Any]) -> Training:
-    """What a process showed. A fault in the reading is said, and takes neither report nor exit code from the script."""
-    try:
-        return judge(evidence)
-    except Exception as error:
-        said = f"its evidence was not understood: {error!r}"
-        return Training(evidence).unknown(W.NOT_OBSERVED, said)
-
-
-def nothing_seen() -> Iterator[str]:
-    said = "no process of it made a step with an optimizer of torch, or none could be observed"
-    if os.environ.get(SWITCH) == "0":
-        said = f"{SWITCH}=0 switches the observer off"
-    return unknown(Note(W.NO_TRAINING, said))
 
 
 def answer(leads: Sequence[Training], share: float) -> int:

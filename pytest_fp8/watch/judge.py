@@ -68,12 +68,16 @@ class Training:
 
 
 def judge(evidence: Mapping[str, Any]) -> Training:
+    """A fault in the reading is said, and takes neither report nor exit code from the script."""
     training = Training(evidence)
     if evidence["code"]:
         return training.unknown(W(evidence["code"]), evidence["reason"])
     if not evidence["events"]:
         return training.unknown(W.NOT_OBSERVED, "the profile is empty")
-    return judged(training, read_window(evidence["events"]))
+    try:
+        return judged(training, read_window(evidence["events"]))
+    except Exception as error:
+        return Training(evidence).unknown(W.NOT_OBSERVED, f"its evidence was not understood: {error!r}")
 
 
 def judged(training: Training, window: Window) -> Training:
