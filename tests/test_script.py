@@ -21,6 +21,7 @@ import pytest
 from control_runner import ControlRunner
 from controls.catalogue import CONTROLS
 from controls.scripts import TRAIN, Run, runs
+from helpers.arms import all_end
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.case import OWN, Case
@@ -185,14 +186,6 @@ def test_losses(fp8, bf16, verdict, code):
 # -- runs that end badly ----------------------------------------------------------------------------------------------
 
 
-def left_behind(pids):
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists() and "Z" not in _state(pid)]
-
-
-def _state(pid):
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
 def test_a_held_run_that_is_killed_or_stopped_leaves_nothing(pool, how):
@@ -206,7 +199,7 @@ def test_a_held_run_that_is_killed_or_stopped_leaves_nothing(pool, how):
         arms.fp8.request("losses", timeout=2, steps=500)
     assert error.value.code == (R.ARM_HUNG if how is signal.SIGSTOP else R.ARM_DIED)
     process.close()
-    assert left_behind(pids) == []
+    assert all_end(*pids)
 
 
 def test_a_run_that_is_never_held_is_stopped(pool, forked, monkeypatch):

@@ -71,7 +71,6 @@ def test_classes_defaults_and_open_arguments_are_fine(given):
     ("given", "words"),
     [
         (lambda step: iter([torch.ones(32, 32)]), "it gave a list_iterator"),
-        (lambda step: torch.utils.data.DataLoader(torch.ones(32, 32)), "it gave a DataLoader"),
         (lambda step: next(iter([])), "it gave StopIteration in step 0"),
     ],
 )
@@ -98,7 +97,6 @@ def test_what_an_arm_is_asked_to_call_must_be_a_function_of_the_model(given):
     ("given", "code"),
     [
         (lambda step: (batch(step), batch(step)), R.NO_TENSOR),
-        (lambda step: {"y": batch(step)}, R.NO_LOSS),
         (lambda step: None, R.BAD_BATCH),
     ],
 )
@@ -123,15 +121,13 @@ def test_a_model_that_cannot_be_trained_is_named_and_not_its_loss(given, words, 
     assert ".item()" not in error.value.fp8_cause
 
 
-def test_a_model_that_is_frozen_in_part_is_fine_and_a_detached_loss_is_still_named():
+def test_a_model_that_is_frozen_in_part_is_fine():
     def partly():
         model = build().requires_grad_(False)
         model.blocks.requires_grad_(True)
         return model
 
     serve(build=partly, loss=loss)
-    with pytest.raises(WorkloadError, match="detached from the model"):
-        serve(loss=lambda model, rows: loss(model, rows).detach())
 
 
 def test_an_error_inside_the_model_stays_the_users_own():

@@ -16,46 +16,34 @@ NAMED = "[pytest_fp8.backends]\nmlp_alone = mlp_alone:MlpAlone\n"
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """``installed()`` has a folder on the path with the backend that docs/integrations.md shows, and its metadata."""
-
-    def install():
-        folder = tmp_path / "site"
-        metadata = folder / "mlp_alone-1.0.dist-info"
-        metadata.mkdir(parents=True)
-        (folder / "mlp_alone.py").write_text(code())
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mlp-alone\nVersion: 1.0\n")
-        (metadata / "entry_points.txt").write_text(NAMED)
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
-
-    return install
-
-
-def code():
+    """The backend that docs/integrations.md shows, with its metadata in a folder on the path."""
     page = (ROOT / "docs/integrations.md").read_text().partition("## Write a backend")[2]
-    return re.search(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1]
+    code = re.search(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1]
+    metadata = tmp_path / "site/mlp_alone-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (tmp_path / "site/mlp_alone.py").write_text(code)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mlp-alone\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(NAMED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
 
 
-def run(*lines):
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
-    return done.stdout + done.stderr
-
-
-def test_a_case_takes_it_and_no_torch_is_loaded(installed):
-    installed()
-    said = run(
-        "import sys",
-        "from pytest_fp8 import Case",
-        "case = Case('micro', 'mlp_alone', 'tensorwise', emulated=True)",
-        "print(case.id, case.reference().backend, 'torch' in sys.modules)",
-    )
-    assert said.split() == ["micro-mlp_alone-tensorwise-emulated", "bf16", "False"]
+@pytest.mark.usefixtures("installed")
+def test_a_case_takes_it_and_no_torch_is_loaded():
+    code = """
+import sys
+from pytest_fp8 import Case
+case = Case("micro", "mlp_alone", "tensorwise", emulated=True)
+print(case.id, case.reference().backend, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["micro-mlp_alone-tensorwise-emulated", "bf16", "False"], done.stderr
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_its_arms_are_judged_as_any_others(installed, pytester):
+@pytest.mark.usefixtures("installed")
+def test_its_arms_are_judged_as_any_others(pytester):
     pytest.importorskip("torchao")
-    installed()
     pytester.makepyfile(
         """
         import pytest
