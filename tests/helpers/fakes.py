@@ -86,6 +86,8 @@ class World:
     """case id -> code of the ArmError that its build ends in."""
     built: list[str] = field(default_factory=list)
     closed: int = 0
+    asked: list[tuple[FakeProcess, str, dict[str, Any]]] = field(default_factory=list)
+    """(process, operation, arguments) of every request."""
     strangers: tuple[int, ...] = ()
     memory: dict[str, dict[str, Any]] = field(default_factory=lambda: {"8b": LARGE})
     """Model -> what its arms say of their memory when they are built."""
@@ -173,6 +175,7 @@ class FakeProcess(FakeAnswers):
     def request(self, operation: str, timeout: float = 0, **arguments: Any) -> Any:
         assert self.alive, "asked after it was closed"
         assert self.asked is None, "asked before it answered"
+        self.world.asked.append((self, operation, arguments))
         return getattr(self, operation)(**arguments)
 
     def blocks(self, count: int, steps: int, dropped: int) -> dict[str, Any]:

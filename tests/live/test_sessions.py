@@ -31,20 +31,6 @@ def suite(pytester):
     return pytester
 
 
-@pytest.fixture
-def requests(monkeypatch):
-    """(process, operation, arguments) of every request to a fake arm."""
-    asked = []
-    real = FakeProcess.request
-
-    def noted(self, operation, timeout=0, **arguments):
-        asked.append((self.pid, operation, arguments))
-        return real(self, operation, timeout, **arguments)
-
-    monkeypatch.setattr(FakeProcess, "request", noted)
-    return asked
-
-
 # -- baselines --------------------------------------------------------------------------------------------------------
 
 
@@ -255,8 +241,8 @@ def test_each_test_is_held_to_the_floor_of_its_own_mark(two, monkeypatch, floors
     assert row.decisions["faster"].verdict == "FAIL", "whichever test was asked last"
 
 
-def test_each_test_has_the_questions_and_the_checkpoints_of_its_own_mark(two, monkeypatch, requests):
-    install(monkeypatch, H200, speedup=1.2)
+def test_each_test_has_the_questions_and_the_checkpoints_of_its_own_mark(two, monkeypatch):
+    requests = install(monkeypatch, H200, speedup=1.2).asked
     tests = two("questions=('layers',)", "", LAYERS, FASTER)
     tests.runpytest(*GATE, "--fp8-strict").assert_outcomes(passed=2)
     tests = two("questions=('layers',)", "questions=('layers',)", "fp8_pair.assert_memory()", FASTER)
@@ -330,8 +316,8 @@ OF_LAYERS, OF_ALL = ", question='layers'", ""
         ([(OF_LAYERS, f"{LAYERS}; {FASTER}")], ["layers", "blocks"]),
     ],
 )
-def test_speed_is_timed_on_processes_that_nobody_profiled(pytester, monkeypatch, requests, tests, order):
-    install(monkeypatch, H200, speedup=1.2)
+def test_speed_is_timed_on_processes_that_nobody_profiled(pytester, monkeypatch, tests, order):
+    requests = install(monkeypatch, H200, speedup=1.2).asked
     case = "@pytest.mark.fp8(cases=[Case('tiny', 'torchao', 'rowwise')]"
     named = [f"{case}{more})\ndef test_{index}(fp8_pair):\n    {ask}\n" for index, (more, ask) in enumerate(tests)]
     pytester.makepyfile("\n".join(["import pytest\nfrom pytest_fp8 import Case\n", *named]))

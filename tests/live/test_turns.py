@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.fakes import H100, H200, FakeProcess, install, timed
+from helpers.later_arms import built
 from pytest_fp8 import ArmError, Case, Verdict, Workload
 from pytest_fp8.arms.environment import ArmEnvironment
 from pytest_fp8.arms.pair import PairArms
@@ -19,16 +20,12 @@ from pytest_fp8.questions.speed.evidence import timing_for_baseline, timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer
 
 
-def alive(world):
-    return [process for process in world.processes if process.alive and process.spec is not None]
-
-
 def beside_another(monkeypatch, world, operation, fails):
     """``operation`` of an arm for which ``fails`` says so ends in this while another arm is alive."""
     real = getattr(FakeProcess, operation)
 
     def asked(self, **arguments):
-        if len(alive(world)) > 1 and fails(self):
+        if len(built(world)) > 1 and fails(self):
             return crowded(arguments)
         return real(self, **arguments)
 
@@ -184,7 +181,7 @@ def pair(world):
     pool = ArmPool(H200)
     pair = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
     pair.start()
-    assert len(alive(world)) == 2
+    assert len(built(world)) == 2
     yield pair
     pool.close()
 
@@ -192,11 +189,11 @@ def pair(world):
 @pytest.mark.parametrize("who", ["bf16", "torchao"])
 def test_a_question_without_room_is_asked_once_more_by_turns(pair, world, monkeypatch, who):
     beside_another(monkeypatch, world, "numerics", lambda process: process.spec.case.backend == who)
-    first = alive(world)
+    first = built(world)
     assert pair.run(numerics_of).fp8 is not None
     assert pair.takes_turns
     assert not any(process.alive for process in first), "an arm that broke off in a step is not asked again"
-    assert len(alive(world)) == 1
+    assert len(built(world)) == 1
 
 
 def test_memory_that_runs_out_for_an_arm_alone_ends_the_question(pair, world, monkeypatch):
@@ -207,10 +204,10 @@ def test_memory_that_runs_out_for_an_arm_alone_ends_the_question(pair, world, mo
     with pytest.raises(ArmError, match="no room at all"):
         pair.run(numerics_of)
     assert pair.takes_turns
-    built = len(world.built)
+    before = len(world.built)
     with pytest.raises(ArmError, match="no room at all"):
         pair.run(numerics_of)
-    assert len(world.built) <= built + 2
+    assert len(world.built) <= before + 2
 
 
 @pytest.mark.parametrize("operation", ["blocks", "layers"])
