@@ -6,15 +6,15 @@ from __future__ import annotations
 import pytest
 
 from helpers.fakes import H100, FakeProcess, install
-from helpers.residence import ARMS, RECIPES, REFERENCE, noted, run
+from helpers.residence import ARMS, RECIPES, REFERENCE, Told, run
 from pytest_fp8 import ArmError
 from pytest_fp8.codes import R
 from pytest_fp8.options import FRESH_PAIRS
 
 
 @pytest.fixture
-def told(monkeypatch):
-    return noted(monkeypatch)
+def told():
+    return Told()
 
 
 def test_one_case_takes_three_builds_and_one_arm_is_resident(pytester, monkeypatch, told):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import email.parser  # noqa: F401
 import itertools
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +87,8 @@ class World:
     """case id -> code of the ArmError that its build ends in."""
     built: list[str] = field(default_factory=list)
     closed: int = 0
+    residences: list[tuple[str, list[str]]] = field(default_factory=list)
+    """(case id, operations that it was asked) of each process that became an arm, in order."""
     asked: list[tuple[FakeProcess, str, dict[str, Any]]] = field(default_factory=list)
     """(process, operation, arguments) of every request."""
     strangers: tuple[int, ...] = ()
@@ -128,6 +131,7 @@ class FakeProcess(FakeAnswers):
         self.spec: Any = None
         self.asked: tuple[str, dict[str, Any]] | None = None
         self.backend = backend
+        self.told: list[str] = []
         self.noise = np.random.default_rng(self.pid)
         self.world.processes.append(self)
 
@@ -154,8 +158,10 @@ class FakeProcess(FakeAnswers):
         beside = sum(process.allocated for process in self.world.processes if process.alive and process.is_built)
         if self.world.gpu is not None and self.allocated + beside > self.world.gpu.memory:
             raise ArmError(R.OUT_OF_MEMORY, "no room beside another arm")
+        assert threading.current_thread() is threading.main_thread(), "the kernel ends an arm with its thread"
         self.is_built = True
         self.world.built.append(self.spec.case.id)
+        self.world.residences.append((self.spec.case.id, self.told))
         return {"cudnn": 91900, "compiled": True, **self.world.memory.get(self.spec.case.model, {})}
 
     def build(self, spec: Any, timeout: float = 0) -> Any:
@@ -176,6 +182,7 @@ class FakeProcess(FakeAnswers):
         assert self.alive, "asked after it was closed"
         assert self.asked is None, "asked before it answered"
         self.world.asked.append((self, operation, arguments))
+        self.told.append(operation)
         return getattr(self, operation)(**arguments)
 
     def blocks(self, count: int, steps: int, dropped: int) -> dict[str, Any]:
