@@ -1,6 +1,6 @@
 """Asks every question of every sound workload, and counts false alarms.
 
-    python -m benchmarks.healthy [--recipe tensorwise] [--seeds 10] [--only lstm]
+    python -m benchmarks.healthy [--recipe tensorwise] [--seeds 10] [--only hf_]
 
 On 16 cores, in as many processes: for i in {0..15}; do python -m benchmarks.healthy --part $i/16 > $i.txt & done
 
