@@ -82,7 +82,7 @@ def python(folder, site, *arguments):
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV_"))}
     env |= {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=3600, check=False
     )
     return done.returncode, done.stdout + done.stderr
 
