@@ -119,13 +119,14 @@ fault(
     breaks=BOTH,
     question="speedup",
     verdicts=("PASS", "INVALID"),
-    otherwise={"PASS": "against the baseline of"},
+    otherwise={"PASS": "above baseline"},
 )
 
 
 @control("slow-attention", S.OTHER_ATTENTION, "the reference on a slow kernel", **OF_THE_REFERENCE)
 class SlowAttention(OneB):
-    """The memory-efficient kernel, or flash, as in a process with two cuDNN libraries."""
+    """Flash, or the memory-efficient kernel, as in a process with two cuDNN libraries: no switch of the arm's differs
+    where the ledger looks."""
 
     def build(self) -> None:
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -133,11 +134,13 @@ class SlowAttention(OneB):
         # The cache of compiled code is asked before attention is chosen, so that a healthy arm's code may be taken: on
         # an H200 this arm ran cuDNN's kernel with the cache on.
         torch._inductor.config.force_disable_caches = True
-        # Flash is where grouped heads end up that the memory-efficient kernel does not take. All stay enabled, as with
-        # two cuDNN libraries: another switch is told as FP8-D11.
-        faster = SDPBackend.FLASH_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION
-        order = [SDPBackend.EFFICIENT_ATTENTION, *faster]
-        self.attention.enter_context(sdpa_kernel(order, set_priority=True))
+        attend = torch.nn.functional.scaled_dot_product_attention
+
+        def slower(*args: Any, **kwargs: Any) -> Tensor:
+            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+                return attend(*args, **kwargs)
+
+        torch.nn.functional.scaled_dot_product_attention = slower
         super().build()
 
 
