@@ -14,10 +14,7 @@ from helpers.nets import net
 from pytest_fp8 import Case
 from pytest_fp8.plan import from_plain
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.questions.pays import (
-    AloneEvidence,
-    classes_of,
-)
+from pytest_fp8.questions.pays import AloneEvidence, classes_of
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
 from pytest_fp8.worker.answers import alone
 from pytest_fp8.worker.server import ArmServer
@@ -85,17 +82,13 @@ def attention():
 
 
 def test_layers_that_share_an_input_are_one_group_in_a_live_arm():
-    server = ArmServer(replace(spec(build=attention, loss=of_a_batch), leave=("nothing",)))
+    server = ArmServer(replace(spec(build=attention), leave=("nothing",)))
     layers = from_plain(LayersEvidence, server.answer("layers", {}))
     classes = classes_of(layers)
     asked = [[each.layer, each.in_features, each.out_features, each.rows, list(each.owed)] for each in classes]
     found = from_plain(AloneEvidence, server.answer("alone", {"layers": asked, "recipes": ["tensorwise"]}))
     assert [[classes[index].pattern for index in group.members] for group in found.groups] == [["q", "k"], ["o"]]
     assert [len(group.recipes["tensorwise"].without) for group in found.groups] == [2, 1]
-
-
-def of_a_batch(model, batch):
-    return model(batch).float().square().mean()
 
 
 def test_a_live_arm_leaves_what_it_is_told_to():

@@ -81,7 +81,7 @@ def test_noise_moves_the_losses_by_little_and_the_optimizer_steps_the_arms_own_w
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_weight_that_something_else_steps_keeps_its_update(when):
     """An optimizer that runs in the backward pass, before noise is taken back."""
-    arm = serve(loss=lambda model, x: model(x).float().square().mean()).engine
+    arm = serve().engine
     weight = next(p for p in arm.model.parameters() if p.dim() > 1)
     with torch.no_grad(), moved_weights(arm, seed=3) as put_back:
         own = weight.detach().clone()
@@ -185,12 +185,8 @@ def batch(step):
     return torch.randn(32, 32, generator=torch.Generator().manual_seed(step))
 
 
-def loss(model, rows):
-    return (model(rows) - rows.sin()).float().square().mean()
-
-
 def test_weights_that_a_build_seeds_are_moved_by_the_seed_in_both_arms_alike():
-    servers = [serve(case, build=build, batch=batch, loss=loss) for case in (CASE, CASE.reference())]
+    servers = [serve(case, build=build, batch=batch) for case in (CASE, CASE.reference())]
 
     def losses(server, seed, jitter):
         return tuple(server.curve(seed, 4, jitter=jitter)["losses"])
