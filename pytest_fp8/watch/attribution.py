@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.layers.products import ABSENT, FP8, Attribution, LayerCall, Product, fits, profiled_step
 from pytest_fp8.recipes import HEADS, RECOMPUTE, ROLES, Role
 
@@ -55,7 +56,7 @@ class Class:
             return str(names[0])
         # An adapter's last part is the adapter's own name; a number says nothing without the name before it.
         ends = [re.search(r"[^.]*[^.\d][^.]*(\.\d+)*$", name.removesuffix(".default")) for name in names]
-        return listed(dict.fromkeys(end[0] if end else name for end, name in zip(ends, names, strict=True)))
+        return some([end[0] if end else name for end, name in zip(ends, names, strict=True)])
 
 
 @dataclass
@@ -71,12 +72,6 @@ class Attributed:
     def counted(self) -> list[Product | Attribution]:
         mine = [product for each in self.classes for products in each.products.values() for product in products]
         return [*mine, *self.others]
-
-
-def listed(names: Iterable[str]) -> str:
-    """The first three, and how many more."""
-    every = list(names)
-    return ", ".join(every[:3]) + (f" and {len(every) - 3} more" if len(every) > 3 else "")
 
 
 def attribute(products: Sequence[Product], layers: Sequence[Layer]) -> Attributed:

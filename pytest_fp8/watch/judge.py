@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_fp8.codes import W
+from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD
-from pytest_fp8.watch.attribution import Attributed, Class, Layer, attribute, listed, stays_for
+from pytest_fp8.watch.attribution import Attributed, Class, Layer, attribute, stays_for
 from pytest_fp8.watch.trace import FP8_KERNEL, Window, read_window
 
 ON, OFF, UNKNOWN = "ON", "OFF", "UNKNOWN"
@@ -253,4 +254,4 @@ def not_compiled(training: Training, window: Window, classes: Sequence[Class]) -
 
 
 def names(layers: Sequence[Layer]) -> str:
-    return listed(layer["name"] for layer in layers)
+    return some([layer["name"] for layer in layers])
