@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -324,6 +326,14 @@ class OwnProduct(torch.autograd.Function):
 def own_autograd_function(self, x):
     """A product whose backward pass is written by hand."""
     return self.last(OwnProduct.apply(self.body(x), self.weight))
+
+
+@model(lambda: {"left": mlp(), "right": mlp(), "last": nn.Linear(64, 64)})
+def branches_in_threads(self, x):
+    """Layers that are called at the same time."""
+    with ThreadPoolExecutor(2) as pool:
+        left, right = pool.submit(self.left, x), pool.submit(self.right, x)
+        return self.last(left.result() + right.result())
 
 
 def with_commitment(model, x):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 from base64 import b64decode
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,6 +32,7 @@ from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
 from pytest_fp8.worker.answers import numerics, recorded
 from pytest_fp8.worker.record.accuracy import Expected, Operand, square_amax
 from pytest_fp8.worker.record.gradients import rotated, sketch
+from pytest_fp8.worker.record.probe import Probe
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.state.weights import moved_operands
 from pytest_fp8.zoo.data import fingerprint
@@ -180,6 +183,40 @@ def test_each_call_is_compared_by_itself(parts, roles):
     found = products(serve(**parts))
     assert Counter(p["role"] for p in found) == roles
     assert max(map(abs, off(found))) < 0.1
+
+
+def test_layers_that_run_side_by_side_get_their_own_weights_back():
+    left_in, right_in, left_out, seen = threading.Event(), threading.Event(), threading.Event(), []
+
+    class Left(nn.Linear):
+        def forward(self, x):
+            left_in.set()
+            assert right_in.wait(60)
+            return super().forward(x)
+
+    class Right(nn.Linear):
+        def forward(self, x):
+            right_in.set()
+            assert left_out.wait(60)
+            return super().forward(x)
+
+    class Noting(Probe):
+        views = True
+
+        def called(self, call, output):
+            seen.append(call.name)
+
+    layers = {"left": Left(8, 8), "right": Right(8, 8)}
+    weights = [layer.weight for layer in layers.values()]
+    with Noting(layers, torch.device("cpu")).watching(), ThreadPoolExecutor(2) as pool:
+        left = pool.submit(layers["left"], torch.randn(4, 8))
+        assert left_in.wait(60)
+        right = pool.submit(layers["right"], torch.randn(4, 8))
+        left.result()
+        left_out.set()
+        right.result()
+    assert seen == ["left", "right"]
+    assert all(layer.weight is weight for layer, weight in zip(layers.values(), weights, strict=True))
 
 
 def test_an_evaluation_is_looked_at_and_leaves_the_arm_as_it_was():

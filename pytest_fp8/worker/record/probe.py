@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
+import threading
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -87,7 +88,8 @@ class Probe:
         # Drawn once for each size: copying a draw to a GPU in each call would make the host wait.
         self.lines = cache(partial(drawn_lines, device))
         self.phase = ""
-        self._open: list[Call] = []
+        self._open = defaultdict[int, list[Call]](list)
+        """Thread -> its calls that run: a model may call its branches side by side."""
 
     def handles(self) -> list[Any]:
         """Watch from now on; of the hooks that are registered for it."""
@@ -123,16 +125,17 @@ class Probe:
             # The sequence number says which nodes of the graph this call makes; a public one would take its place.
             call = Call(name, layer, layer._parameters.get("weight"), torch.autograd._get_sequence_nr())
             call.x = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
-            self._open.append(call)
+            self._open[threading.get_ident()].append(call)
             return _with_views(call, args, kwargs) if self.views else None
 
         return entered
 
     def _left(self, layer: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
         # A hook before ours may have raised: the call was not noted then.
-        if torch.compiler.is_compiling() or not self._open or self._open[-1].layer is not layer:
+        calls = self._open[threading.get_ident()]
+        if torch.compiler.is_compiling() or not calls or calls[-1].layer is not layer:
             return
-        call = self._open.pop()
+        call = calls.pop()
         if call.view is not None:
             layer._parameters["weight"] = call.weight
         self.called(call, output)
