@@ -101,11 +101,11 @@ BOTH_SLOWER = CONTROLS["both-slower"]
         (NAMED, "FAIL", R.NOT_STARTED, "v100", False),
         (NAMED, "FAIL", R.UNKNOWN_GPU, "h100", False),
         # Where both arms are slower nothing but that is meant.
-        (BOTH_SLOWER, "PASS", None, "1.2x; -0.1% against the baseline of 4 session(s)", True),
+        (BOTH_SLOWER, "PASS", None, "1.2x; above baseline 1.200x less 2%", True),
         (BOTH_SLOWER, "PASS", None, "1.2x", False),
         (BOTH_SLOWER, "INVALID", S.OTHER_REFERENCE, "", True),
         (BOTH_SLOWER, "INVALID", S.OTHER_PROCESS, "", False),
-        (BOTH_SLOWER, "FAIL", S.SLOWER_THAN_BASELINE, "-9% against the baseline of 4 session(s)", False),
+        (BOTH_SLOWER, "FAIL", S.SLOWER_THAN_BASELINE, "above baseline 1.200x less 2%", False),
     ],
 )
 def test_a_control_is_caught_by_its_verdict_its_code_and_its_words(control, verdict, code, message, caught):
@@ -138,6 +138,8 @@ def test_the_gpu_controls_are_held_against_the_stored_baselines(name):
     [
         ("fp8-slower", {"slower": {("", "fp8"): 0.031}}, True),
         ("both-slower", {"slower": {("", "fp8"): 0.1, ("", "bf16"): 0.1}}, True),
+        # Within what references differ by, both are as fast beside each other as they were.
+        ("both-slower", {"slower": {("", "fp8"): 0.01, ("", "bf16"): 0.01}}, True),
         ("memory-up", {"fp8_memory": 150}, True),
         ("fp8-slower", {}, False),
         ("memory-up", {}, False),
