@@ -239,6 +239,7 @@ def test_words_come_where_the_command_has_their_place():
         (["train.py"], {"fp8": "--fp8"}, "fp8 is no list of words"),
         (["train.py"], {"seeds": 2, "sed": ["-s"]}, "unexpected keyword argument 'sed'"),
         (["train.py"], {"share": 70}, "share is a part of 1"),
+        (["train.py"], {"env": "A=1"}, "dictionary update sequence"),
         (["train.py"], {"floor": 0}, "floor of a case"),
     ],
 )

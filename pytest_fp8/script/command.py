@@ -54,7 +54,7 @@ class Script:
             object.__setattr__(self, name, tuple(map(str, words)))
         if not self.command:
             raise TypeError("the command has no words")
-        object.__setattr__(self, "env", {name: str(value) for name, value in self.env.items()})
+        object.__setattr__(self, "env", {name: str(value) for name, value in dict(self.env).items()})
         if not 0 <= self.share <= 1:
             raise TypeError(f"share is a part of 1, not {self.share}")
 
@@ -90,7 +90,7 @@ def read(test: str, mark: pytest.Mark) -> tuple[Script, Case]:
     given = {name: value for name, value in mark.kwargs.items() if name in OF_THE_CASE}
     try:
         script = Script(*mark.args, **{name: value for name, value in mark.kwargs.items() if name not in given})
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         refuse(
             R.BAD_MARK,
             f"@pytest.mark.{MARK} on {test}: {error}",
