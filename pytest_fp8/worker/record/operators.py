@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.casts import BLOCK, LINE, MX, SQUARE, TENSOR
@@ -100,10 +101,10 @@ def _fast_accumulation(left: Any, right: Any) -> bool | None:
     """What the configuration of torchao's tensors asks of their product; ``None`` of others."""
     if not all(hasattr(operand, "_linear_mm_config") for operand in (left, right)):
         return None
-    from torchao.float8.float8_training_tensor import choose_scaled_mm_config
-
     asked = [(operand._gemm_input_role, operand._linear_mm_config) for operand in (left, right)]
-    return bool(choose_scaled_mm_config(*asked[0], *asked[1]).use_fast_accum)
+    # Beside the class of these tensors, whose module torchao has renamed.
+    chosen = import_module(type(left).__module__).choose_scaled_mm_config(*asked[0], *asked[1])
+    return bool(chosen.use_fast_accum)
 
 
 def _granularity(scale: torch.Tensor, lines: int, inner: int) -> str:
