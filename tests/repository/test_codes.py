@@ -11,7 +11,7 @@ from pytest_fp8.cli import main
 from pytest_fp8.codes import LETTERS, K, L, R, pages_of
 from pytest_fp8.codes.pages import codes
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("letter", LETTERS, ids=lambda letter: letter.__name__)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pytest_fp8"
 FILES = sorted(PACKAGE.rglob("*.py"))
-TESTS = sorted(Path(__file__).parent.rglob("test_*.py"))
+TESTS = sorted(Path(__file__).parents[1].rglob("test_*.py"))
 TORCH = (
     "torch",
     "torchao",

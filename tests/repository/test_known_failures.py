@@ -143,7 +143,7 @@ def test_the_reason_of_a_known_failure_is_one_line_of_plain_text(pytester, monke
 
 GATE, STRICT = ("--fp8-gpu=h200",), ("--fp8-strict",)
 
-SUITES = str(Path(__file__).parents[1] / "suites")
+SUITES = str(Path(__file__).parents[2] / "suites")
 FLOOR = f"""
     import sys
     sys.path.insert(0, {SUITES!r})

@@ -18,7 +18,7 @@ from pytest_fp8.options import read_settings
 
 yaml = pytest.importorskip("yaml")
 
-FOLDER = Path(__file__).parent.parent / "docs/templates"
+FOLDER = Path(__file__).parents[2] / "docs/templates"
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".yml", ".sh"))
 WORKFLOWS = [path for path in FILES if path.suffix == ".yml" and ".gitlab" not in path.name]
 GIVEN = {"RUNNER_TEMP": "temp", "REASON": "torch 2.13", "CI_MERGE_REQUEST_DIFF_BASE_SHA": "HEAD^1"}

@@ -65,7 +65,7 @@ def test_it_says_nothing_when_quiet_without_a_reporter_and_under_xdist(pytester,
 
 @pytest.mark.oldest
 def test_a_log_has_whole_lines_between_those_of_pytest(pytester):
-    pytester.makeconftest(SLOW_ARMS.format(tests=str(Path(__file__).parent)))
+    pytester.makeconftest(SLOW_ARMS.format(tests=str(Path(__file__).parents[1])))
     pytester.makepyfile(test_suite=SUITE)
     own = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-v", timeout=60).stdout.str()
     told = [line for line in own.splitlines() if "fp8: tiny-torchao-rowwise" in line]

@@ -33,7 +33,7 @@ def test_a_version_is_ordered_as_pep_440_says(monkeypatch, found, recent):
 
 
 def test_the_documentation_is_where_pyproject_says():
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert documentation() == project["urls"]["Documentation"]
 
 

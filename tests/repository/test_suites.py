@@ -15,7 +15,7 @@ import pytest
 import matrix
 from helpers.fakes import H100, H200, install
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CASES = [*matrix.ALL, *matrix.OWN, matrix.NULL]
 
 

@@ -27,7 +27,7 @@ from pytest_fp8.options import Settings
 from pytest_fp8.plain import from_plain, to_plain
 from pytest_fp8.suites_command import SELFTEST
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_no_two_controls_have_one_id():

@@ -12,7 +12,7 @@ import pytest
 from pytest_fp8.cli import main
 from pytest_fp8.libraries import documentation
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_version_is_told(capsys):

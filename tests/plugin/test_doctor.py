@@ -16,7 +16,7 @@ from pytest_fp8.cli import main
 from pytest_fp8.codes import R
 from pytest_fp8.libraries import wanted
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 VERSIONS = {"torch": "2.11.0", "transformers": "5.17.0", "torchao": "0.18.0", "transformer-engine": "2.20.2"}
 
 

@@ -21,7 +21,7 @@ from pytest_fp8.errors import Fp8Error
 from pytest_fp8.shipping import identity, ship, unimportable_modules, unship
 from pytest_fp8.source_text import OURS, is_library_file, text_of
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def nothing(step):

@@ -177,7 +177,7 @@ def test_a_session_that_is_killed_leaves_a_journal_from_which_its_page_is_writte
     if workers:
         pytest.importorskip("xdist")
         monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    tests = str(Path(__file__).parent)
+    tests = str(Path(__file__).parents[1])
     pytester.makeconftest(
         f"""
         import sys
