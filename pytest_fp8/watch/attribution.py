@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_fp8.questions.findings import some
-from pytest_fp8.questions.layers.products import ABSENT, FP8, Attribution, LayerCall, Product, fits, profiled_step
+from pytest_fp8.questions.layers.products import ABSENT, FP8, Attribution, LayerCall, Product, profiled_step
 from pytest_fp8.recipes import HEADS, RECOMPUTE, ROLES, Role
+from pytest_fp8.watch.trace import BACKWARD
 
 Layer = Mapping[str, Any]
 PROJECTIONS = (*HEADS, "out_proj_head", "unembed")
@@ -87,16 +88,21 @@ def attribute(products: Sequence[Product], layers: Sequence[Layer]) -> Attribute
         for call in each:
             rows[call.rows] += call.flops
     calls = [max(each, key=lambda call: rows[call.rows]) for each in possible if each]
-    step = profiled_step(single, calls)
+    again = [replace(call, owed=(*ROLES, RECOMPUTE)) for call in calls]
+    owed = {call.expected(role, phase) for call in again for role in call.owed for phase in (BACKWARD, RECOMPUTE)}
+    mine = [product for product in single if product.extents in owed]
+    step = profiled_step(mine, calls)
     # Two layers of swapped sizes have products of equal extents in the backward pass: what is not seen to recompute
     # does not, where it can be something else.
-    if any(fits(product, call, RECOMPUTE, product.phase) for product in step.others for call in calls):
-        step = profiled_step(single, [replace(call, owed=(*ROLES, RECOMPUTE)) for call in calls])
+    repeated = {call.expected(RECOMPUTE, phase) for call in calls for phase in (BACKWARD, RECOMPUTE)}
+    if any(product.extents in repeated for product in step.others):
+        step = profiled_step(mine, again)
+    others = [*step.others, *(product for product in single if product.extents not in owed)]
     for attribution in step.attributions:
         if attribution.kind != ABSENT:
             classes[attribution.layer].products[attribution.role].append(attribution)
     seen = sorted((each for each in classes.values() if each.products), key=lambda each: -each.flops)
-    return Attributed(seen, step.others, rows.most_common(1)[0][0] if rows else 0)
+    return Attributed(seen, others, rows.most_common(1)[0][0] if rows else 0)
 
 
 def calls_of(product: Product, classes: Mapping[str, Class]) -> Iterator[LayerCall]:

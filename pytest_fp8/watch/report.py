@@ -137,11 +137,13 @@ def table(classes: Sequence[Class]) -> Iterator[str]:
     roles = [role for role in (*ROLES, RECOMPUTE) if any(each.products.get(role) for each in classes)]
     total = sum(each.flops for each in classes)
     yield f"  {'layers':40}{'of':>4}  " + "".join(f"{role:14}" for role in roles) + "FLOPs"
+    labels = [each.label for each in classes]
     for each in classes:
+        label = each.label if labels.count(each.label) == 1 else f"{each.label} {each.inputs} x {each.outputs}"
         cells = "".join(f"{cell(each, role):14}" for role in roles)
         reasons = {stays_for(layer) for layer in each.layers} if not each.in_fp8("fprop") else set()
         why = f"  {reasons.pop()}" if len(reasons) == 1 else ""
-        yield f"  {each.label[:39]:40}{len(each.layers):>4}  {cells}{each.flops / total:6.1%}{why}".rstrip()
+        yield f"  {label[:39]:40}{len(each.layers):>4}  {cells}{each.flops / total:6.1%}{why}".rstrip()
 
 
 def cell(each: Class, role: str) -> str:

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_fp8.codes import W
+from pytest_fp8.questions.layers.products import FP8 as FP8_KIND
+from pytest_fp8.questions.layers.products import Product
 from pytest_fp8.watch.attribution import attribute
 from pytest_fp8.watch.judge import asked, judge
-from pytest_fp8.watch.report import groups, verdict_of
+from pytest_fp8.watch.report import groups, table, verdict_of
 from pytest_fp8.watch.trace import ENGINE, read_window
 
 MAIN, ENGINE_S = 1, 2
@@ -141,6 +143,28 @@ def test_layers_of_swapped_sizes_in_two_models_of_which_one_is_in_fp8():
     layers = [layer(f"{name}{model}", *sizes, 0) for model in "ab" for name, sizes in SWAPPED.items()]
     found = attribute(read_window(events.rows).products, layers)
     assert [each.kinds("wgrad") for each in found.classes] == [{"fp8": 1, "bfloat16": 1}] * 2
+
+
+def test_a_product_of_other_rows_with_a_layer_s_weight_is_no_recomputation():
+    """A tied decoder of some rows beside two layers of one size, and a stray product in the backward pass."""
+    products = [Product("forward", 64, (48, 64), FP8_KIND, "mm")] * 2
+    products += [
+        Product("backward", 48, (64, 64), FP8_KIND, "mm"),
+        Product("backward", 64, (48, 64), FP8_KIND, "mm"),
+    ] * 2
+    strays = [Product("backward", 64, (rows, 64), "bfloat16", "mm") for rows in (16, 20)]
+    found = attribute([*products, *strays], [layer("one", 64, 64), layer("two", 64, 64)])
+    (both,) = found.classes
+    assert {role: len(ran) for role, ran in both.products.items()} == {"fprop": 2, "dgrad": 2, "wgrad": 2}
+    assert found.others == strays
+
+
+def test_layers_of_one_name_and_other_sizes_are_told_apart():
+    products = [Product("forward", width, (48, 4 * width), FP8_KIND, "mm") for width in (64, 128) for _ in "ab"]
+    sizes = {"a.0": 64, "a.1": 64, "b.0": 128, "b.1": 128}
+    found = attribute(products, [layer(f"{name}.fc1", width, 4 * width) for name, width in sizes.items()])
+    labels = [line.split()[:4] for line in table(found.classes)]
+    assert labels[1:] == [["fc1", "128", "x", "512"], ["fc1", "64", "x", "256"]]
 
 
 # -- what is judged of it ---------------------------------------------------------------------------------------------
