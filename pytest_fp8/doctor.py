@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import argparse
 import platform
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from pytest_fp8 import gpu as gpus
+from pytest_fp8.arms.environment import arm_env
+from pytest_fp8.arms.scratch import temporary_folder
 from pytest_fp8.codes import Code, R
 from pytest_fp8.gpu import Gpu
 from pytest_fp8.libraries import library_versions, wanted
 from pytest_fp8.recipes import types, unmet_need
 
 DESCRIPTION = """\
-Say what this machine can do for FP8 training: GPU, libraries, recipes. Nothing is computed: that FP8 runs and is right
-the tests say, as `pytest-fp8 selftest` does. Exit 0: nothing is in the way; 1: something is.
+Say what this machine can do for FP8 training: GPU, libraries and whether they can be imported, recipes. Nothing is
+computed: that FP8 runs and is right, tests say. Exit 0: nothing is in the way; 1: something is.
 """
 LIBRARIES = ("pytest-fp8", "torch", "transformers", "torchao", "transformer-engine", "accelerate", "peft", "unsloth")
 NEEDED = ("torch", "transformers")
+IMPORTED = ("torchao", "transformer_engine")
+IMPORT = "import sys; from pytest_fp8.backends import backend; backend(sys.argv[1]).import_library()"
+SECONDS = 180
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,23 @@ def findings() -> Iterator[Line]:
     yield gpu_line(gpu, absent)
     yield from library_lines()
     yield from recipe_lines(gpu)
+    for kind in types():
+        name = kind.name
+        if name in IMPORTED and kind().available()[0] and (why := not_imported(name)):
+            yield Line("libraries", why, R.NOT_INSTALLED, f"install {name} anew, built for the torch that is here")
+
+
+def not_imported(name: str) -> str:
+    """Why the library of a backend cannot be imported as an arm imports it; empty where it can. One that was built for
+    another torch is there, and cannot."""
+    command, said = [sys.executable, "-c", IMPORT, name], [f"no answer in {SECONDS} s"]
+    with temporary_folder("doctor-") as folder, suppress(subprocess.TimeoutExpired):
+        env = arm_env(name, folder)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
+        if not done.returncode:
+            return ""
+        said = [f"exited with {done.returncode}", *done.stderr.strip().splitlines()]
+    return f"{name} cannot be imported: {said[-1]}"
 
 
 def gpu_line(gpu: Gpu | None, absent: str) -> Line:

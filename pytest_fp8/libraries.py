@@ -58,12 +58,16 @@ def changed_versions(old: Mapping[str, str], new: Mapping[str, str]) -> list[str
 def installed(distribution: str, minimum: str) -> tuple[bool, str]:
     """Whether a package is there and recent enough, without importing it, and the reason. PEP 440 orders versions: a
     pre-release of ``minimum`` is older than it."""
-    from packaging.version import Version
+    from packaging.version import InvalidVersion, Version
 
     try:
         found = version(distribution)
     except PackageNotFoundError:
         return False, f"{distribution} is not installed: pip install {wanted(distribution)}"
-    if Version(found) < Version(minimum):
+    try:
+        older = Version(found) < Version(minimum)
+    except InvalidVersion:
+        return False, f"{distribution} {found} has no version that can be compared with {minimum}"
+    if older:
         return False, f"{distribution} {found} is older than {minimum}"
     return True, f"{distribution} {found}"

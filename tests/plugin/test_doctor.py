@@ -24,7 +24,8 @@ VERSIONS = {"torch": "2.11.0", "transformers": "5.17.0", "torchao": "0.18.0", "t
 def doctor(monkeypatch, capsys):
     """``doctor(gpu, ...)``: the exit code and what is printed, on such a machine."""
 
-    def asked(gpu=H200, versions=VERSIONS):
+    def asked(gpu=H200, versions=VERSIONS, imported="pass"):
+        monkeypatch.setattr("pytest_fp8.doctor.IMPORT", imported)
         monkeypatch.setattr(gpus, "detect", lambda: (gpu, "" if gpu else "no NVIDIA GPU"))
         there = {name: version for name, version in versions.items() if version}
 
@@ -49,6 +50,12 @@ def test_a_machine_with_a_hopper_gpu_is_described(doctor):
     assert code == 0
     assert "--fp8-gpu=h200" in printed
     assert "torchao: tensorwise, rowwise, rowwise_with_gw_hp\n" in printed
+
+
+def test_a_library_that_is_there_and_cannot_be_imported_is_a_problem(doctor):
+    code, printed = doctor(imported="raise ImportError('undefined symbol: _ZN3c10')")
+    assert code == 1
+    assert "FP8-R38: torchao cannot be imported: ImportError: undefined symbol: _ZN3c10" in printed
 
 
 def test_recipes_follow_the_capability(doctor):

@@ -41,3 +41,8 @@ def test_a_package_that_is_not_there_says_how_to_get_it():
     assert installed("no-such-package-at-all", "1")[1] == (
         "no-such-package-at-all is not installed: pip install no-such-package-at-all"
     )
+
+
+def test_a_version_that_cannot_be_compared_is_not_recent_enough(monkeypatch):
+    monkeypatch.setattr(pytest_fp8.libraries, "version", lambda package: "main-abc")
+    assert installed("thing", "1.10") == (False, "thing main-abc has no version that can be compared with 1.10")
