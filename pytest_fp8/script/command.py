@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fp8.case import OWN, Case
 from pytest_fp8.codes import R
-from pytest_fp8.errors import refuse
+from pytest_fp8.errors import refuse, refuse_unknown
 from pytest_fp8.recipes import SCRIPT
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ LEAST_SEEDS = 4
 """Fewer say nothing of a loss gap."""
 OF_THE_CASE = ("name", "emulated", "gpus", "steps", "seeds", "tolerance", "floor")
 """Arguments of the mark that are the case's, as in ``@pytest.mark.fp8``. All others are fields of a :class:`Script`."""
+KNOWN = ("bf16", "fp8", "env", "seed", "share", *OF_THE_CASE)
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Script:
         if not self.command:
             raise TypeError("the command has no words")
         object.__setattr__(self, "env", {name: str(value) for name, value in dict(self.env).items()})
-        if not 0 <= self.share <= 1:
+        if not (isinstance(self.share, int | float) and 0 <= self.share <= 1):
             raise TypeError(f"share is a part of 1, not {self.share}")
 
     def of(self, case: Case) -> list[str]:
@@ -88,7 +89,13 @@ def of_mark(test: pytest.Item) -> tuple[Script, Case] | None:
 
 def read(test: str, mark: pytest.Mark) -> tuple[Script, Case]:
     given = {name: value for name, value in mark.kwargs.items() if name in OF_THE_CASE}
+    for name in mark.kwargs:
+        if name not in KNOWN:
+            what = f"@pytest.mark.{MARK} on {test} has no argument {name!r}"
+            refuse_unknown(R.UNKNOWN_NAME, what, name, KNOWN, "docs/watch.md")
     try:
+        if len(mark.args) != 1:
+            raise TypeError("the command is one list of words")
         script = Script(*mark.args, **{name: value for name, value in mark.kwargs.items() if name not in given})
     except (TypeError, ValueError) as error:
         refuse(
@@ -99,5 +106,5 @@ def read(test: str, mark: pytest.Mark) -> tuple[Script, Case]:
             next_step="@pytest.mark.fp8_script([sys.executable, 'train.py', '--max_steps', '1000'], fp8=['--fp8'])",
         )
     name = next((Path(word).stem for word in script.command if word.endswith(".py")), Path(script.command[-1]).stem)
-    parallel = "own" if given.get("gpus", 1) > 1 else ""
+    parallel = "own" if given.get("gpus", 1) != 1 else ""
     return script, Case(OWN, SCRIPT, "none", questions=QUESTIONS, parallel=parallel, **{"name": name, **given})
