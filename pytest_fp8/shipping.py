@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import importlib
+import inspect
 import io
 import operator
 import re
@@ -59,9 +61,21 @@ def ship(value: Any, what: str, asked_by: str = "") -> str:
 
 
 def _culprit(workload: Any) -> str:
-    """The fields of a workload that cannot be sent; empty where none is known."""
+    """The fields of a workload that cannot be sent, with the variables that their functions refer to: ``batch, which
+    refers to lock``. Empty where none is known."""
     fields = dataclasses.fields(workload) if dataclasses.is_dataclass(workload) else ()
-    return ", ".join(field.name for field in fields if not _can_be_pickled(getattr(workload, field.name)))
+    found = []
+    for name, value in ((field.name, getattr(workload, field.name)) for field in fields):
+        if _can_be_pickled(value):
+            continue
+        variables: dict[str, Any] = {}
+        # A variable that a function closes over and that has no value yet is a ValueError; a callable object has none.
+        with contextlib.suppress(ValueError, TypeError):
+            told = inspect.getclosurevars(_innermost(value))
+            variables = {**told.globals, **told.nonlocals}
+        culprits = [name for name, held in variables.items() if not _can_be_pickled(held)]
+        found.append(f"{name}, which refers to {', '.join(culprits)}" if culprits else name)
+    return "; ".join(found)
 
 
 def _can_be_pickled(value: Any) -> bool:

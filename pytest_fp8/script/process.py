@@ -167,7 +167,9 @@ class ScriptProcess(ArmProcess):
             if why := self._not_held():
                 raise self._ended_with(why)
             if time.monotonic() > deadline:
-                said = f"was not held after {timeout:.0f} s, and was stopped: it makes no step, or none that repeat"
+                began = any(True for _ in evidence_in(self.folder))
+                why = "it began to train and waits, or its steps repeat in no order" if began else "it makes no step"
+                said = f"was not held after {timeout:.0f} s, and was stopped: {why}"
                 watch = f"pytest-fp8 watch -- {shlex.join(self.command)}"
                 raise self._ended_with(self._error(R.ARM_HUNG, said, watch))
         self.ranks = [found[rank] for rank in sorted(found)]
@@ -200,7 +202,8 @@ class ScriptProcess(ArmProcess):
             code, reason = (W.TOO_SHORT if self.ranks else W.NO_TRAINING), f"it ended {when}"
         if code is None or (code is W.TOO_SHORT and exit_code):
             by_hand = f"run it by hand: {shlex.join(self.command)}"
-            return self._error(R.ARM_DIED, f"ended with exit code {exit_code} {when}", by_hand)
+            how = f"died of signal {-exit_code}" if exit_code and exit_code < 0 else f"exited with {exit_code}"
+            return self._error(R.ARM_DIED, f"{how} {when}", by_hand)
         return self._error(code, f"cannot be held: {reason}")
 
     def _death(self, rank: int, when: str = "", expected: str = "an answer") -> ArmError:
