@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pytest_fp8 import Workload
+from pytest_fp8 import Case, Workload
 
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="needs trl: pip install pytest-fp8[sft]")
 
@@ -103,7 +103,10 @@ def test_lora(fp8_pair):
     fp8_pair.assert_loss()
 
 
-@pytest.mark.fp8(backend="trainer_torchao", options=NO_ALL_GATHER, name="sft_packed")
+ON_A_GPU = [Case("own", "trainer_torchao", "tensorwise", NO_ALL_GATHER, name=name) for name in WORKLOADS]
+
+
+@pytest.mark.fp8(cases=ON_A_GPU)
 def test_on_a_gpu(fp8_pair):
     fp8_pair.assert_layers()
     fp8_pair.assert_numerics()

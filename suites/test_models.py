@@ -2,10 +2,10 @@
 
 import pytest
 
-from matrix import MOE, VIT
+from matrix import LOOP, MOE, VIT
 from pytest_fp8 import Case
 from pytest_fp8.questions.asks import fp8_layers
-from workloads import EXPERTS
+from workloads import EXPERTS, MICRO_BATCHES
 
 CASES = [
     Case("micro", "torchao", "tensorwise", emulated=True),
@@ -48,3 +48,15 @@ def test_the_router_stays_with_its_reason_and_each_expert_is_fp8(fp8_pair):
     decision = fp8_pair.assert_layers()
     assert decision.numbers["skipped"] == {"size: out_features=5 is not a multiple of 16": 2}
     assert decision.numbers["converted"] == 2 + 2 * 2 * EXPERTS
+
+
+RECOMPUTED = Case("micro", "torchao", "tensorwise", activation_checkpointing=True, questions=("layers",), emulated=True)
+
+
+@pytest.mark.fp8(cases=[RECOMPUTED, *LOOP], question="layers")
+def test_each_product_of_a_step_is_owed_and_runs_in_fp8(fp8_pair):
+    """Seven Linears in each of the two blocks of micro."""
+    recomputes = fp8_pair.case.activation_checkpointing
+    role, count = ("recompute", 14) if recomputes else ("wgrad", 14 * MICRO_BATCHES)
+    told = fp8_pair.assert_layers().numbers["roles"][role]
+    assert told == {"expected": count, "fp8": count} or not fp8_pair.case.emulated
