@@ -213,7 +213,9 @@ def unanswered(answers: Sequence[Answer], *, gpu: str, in_ci: bool) -> tuple[lis
     problems: list[str] = []
     notes: list[str] = []
     if listed:
-        over = f"; {len(undecided)} INCONCLUSIVE, of which {allowed} may be" if undecided else ""
+        over = f"; {len(undecided)} INCONCLUSIVE where {allowed} may be" if len(undecided) > allowed else ""
+        if undecided and not over:
+            over = f", besides {len(undecided)} INCONCLUSIVE, which may be"
         problems.append(
             f"{R.UNANSWERED}: {len(listed)} of {len(answers)} questions have no answer on the declared GPU{over}. "
             "A question without an answer is not green:\n"

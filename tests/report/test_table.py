@@ -194,7 +194,7 @@ def test_some_may_be_inconclusive_and_no_more(asked, allowed):
     for undecided in (allowed, allowed + 1):
         problems, _ = judged(*["INCONCLUSIVE"] * undecided, *["PASS"] * (asked - undecided))
         assert bool(problems) is (undecided > allowed)
-    assert f"{allowed + 1} INCONCLUSIVE, of which {allowed} may be" in problems[0]
+    assert f"{allowed + 1} INCONCLUSIVE where {allowed} may be" in problems[0]
 
 
 def test_a_missing_baseline_fails_in_ci_alone():
