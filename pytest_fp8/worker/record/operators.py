@@ -103,8 +103,8 @@ def _fast_accumulation(left: Any, right: Any) -> bool | None:
         return None
     asked = [(operand._gemm_input_role, operand._linear_mm_config) for operand in (left, right)]
     # Beside the class of these tensors, whose module torchao has renamed.
-    chosen = import_module(type(left).__module__).choose_scaled_mm_config(*asked[0], *asked[1])
-    return bool(chosen.use_fast_accum)
+    choose = getattr(import_module(type(left).__module__), "choose_scaled_mm_config", None)
+    return bool(choose(*asked[0], *asked[1]).use_fast_accum) if choose is not None else None
 
 
 def _granularity(scale: torch.Tensor, lines: int, inner: int) -> str:
