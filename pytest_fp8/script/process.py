@@ -168,8 +168,8 @@ class ScriptProcess(ArmProcess):
                 raise self._ended_with(why)
             if time.monotonic() > deadline:
                 began = any(True for _ in evidence_in(self.folder))
-                why = "it began to train and waits, or its steps repeat in no order" if began else "it makes no step"
-                said = f"was not held after {timeout:.0f} s, and was stopped: {why}"
+                what = "it began to train and waits, or its steps repeat in no order" if began else "it makes no step"
+                said = f"was not held after {timeout:.0f} s, and was stopped: {what}"
                 watch = f"pytest-fp8 watch -- {shlex.join(self.command)}"
                 raise self._ended_with(self._error(R.ARM_HUNG, said, watch))
         self.ranks = [found[rank] for rank in sorted(found)]
