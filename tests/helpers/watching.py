@@ -128,7 +128,7 @@ def watch(folder: Path, *command: str | Path, options: tuple[str, ...] = (), **m
 
 def start(folder: str) -> None:
     """Have this process watched, as one in which torch was just imported."""
-    (file,) = INJECTED.iterdir()
+    file = INJECTED / "sitecustomize.py"
     spec = importlib.util.spec_from_file_location("injected", file)
     injected = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(injected)
