@@ -131,9 +131,11 @@ class Probe:
         return entered
 
     def _left(self, layer: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        # A hook before ours may have raised: the call was not noted then.
+        if torch.compiler.is_compiling():
+            return
         calls = self._open[threading.get_ident()]
-        if torch.compiler.is_compiling() or not calls or calls[-1].layer is not layer:
+        # A hook before ours may have raised: the call was not noted then.
+        if not calls or calls[-1].layer is not layer:
             return
         call = calls.pop()
         if call.view is not None:
