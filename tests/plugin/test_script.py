@@ -295,12 +295,15 @@ def test_a_script_is_timed_beside_that_of_base(tmp_path, monkeypatch, python_wit
     from pytest_fp8.compare import compare, environments
 
     path = tmp_path / "train.py"
-    sleeps = Path(TRAIN).read_text().replace("time.sleep(given.sleep)", "time.sleep(0.05)")
+    backward = "        loss.backward()\n"
+    sleeps = Path(TRAIN).read_text().replace(backward, f"{backward}        time.sleep(0.05)\n")
     path.write_text(sleeps)
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "base"]):
         subprocess.run([*git, *words], cwd=tmp_path, check=True)
-    path.write_text(sleeps.replace("time.sleep(0.05)", f"time.sleep({0.05 + slower})"))
+    slow = sleeps.replace("time.sleep(0.05)", f"time.sleep({0.05 + slower})")
+    assert (slow == sleeps) is (slower == 0)
+    path.write_text(slow)
     subprocess.run([*git, "commit", "-qam", "head", "--allow-empty"], cwd=tmp_path, check=True)
     monkeypatch.chdir(tmp_path)
     script = Script((*python_with_torch.command, "train.py"), (), ("--fp8",))
