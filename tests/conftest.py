@@ -176,6 +176,23 @@ def pytester(_torch_once, pytester, monkeypatch):
     return pytester
 
 
+@pytest.fixture
+def suite(pytester):
+    """A folder with :data:`helpers.fakes.SUITE`."""
+    from helpers.fakes import SUITE
+
+    pytester.makepyfile(SUITE)
+    return pytester
+
+
+@pytest.fixture
+def stored(suite, monkeypatch):
+    """The same with baselines."""
+    from helpers.sessions import with_baselines
+
+    return with_baselines(suite, monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def python_with_torch(tmp_path_factory):
     """Runs scripts in forks of a process that has torch."""

@@ -7,20 +7,9 @@ import re
 import pytest
 
 from helpers.fakes import H200, SUITE, install
-from helpers.sessions import FILE, update, with_baselines
+from helpers.sessions import FILE, update
 from helpers.told import Told
 from pytest_fp8.verdicts import passed
-
-
-@pytest.fixture
-def suite(pytester):
-    pytester.makepyfile(SUITE)
-    return pytester
-
-
-@pytest.fixture
-def stored(suite, monkeypatch):
-    return with_baselines(suite, monkeypatch)
 
 
 @pytest.mark.parametrize("arguments", [("-k", "layers"), ("test_orphan.py",), ("--maxfail=1",)])

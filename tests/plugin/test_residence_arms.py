@@ -21,7 +21,8 @@ from pytest_fp8.shipping import identity
 
 pytestmark = pytest.mark.slow
 
-MICRO = Case("micro", "torchao", "tensorwise", emulated=True, steps=6, seeds=2)
+MICRO = Case("micro", "torchao", "tensorwise", emulated=True, steps=6, seeds=3)
+"""Its first look decides: two seeds would leave the loss open, and the arms take one turn more."""
 ASKED = ("layers", "numerics", "loss", "checkpoints")
 
 

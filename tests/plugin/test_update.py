@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from helpers.fakes import H200, SUITE, install
+from helpers.fakes import H200, install
 from helpers.sessions import FILE, sessions, update, with_baselines
 from pytest_fp8.baselines.store import load_baseline
 from pytest_fp8.ci import ci_variable
@@ -15,17 +15,6 @@ from pytest_fp8.codes import R
 
 SPEED = ("-k", "(test_speedup or test_layers) and rowwise")
 GATE = ("--fp8-gpu=h200", "-k", "test_speedup and rowwise")
-
-
-@pytest.fixture
-def suite(pytester):
-    pytester.makepyfile(SUITE)
-    return pytester
-
-
-@pytest.fixture
-def stored(suite, monkeypatch):
-    return with_baselines(suite, monkeypatch)
 
 
 def committed(suite):
