@@ -39,8 +39,8 @@ def run(options: argparse.Namespace) -> int:
     """Become pytest, whose exit code is then this command's. The current folder is its root: baselines and reports are
     read and written there."""
     # In a clone the suites lie beside the package.
-    asked = SHIPPED if SHIPPED.is_dir() else PACKAGE.parent / "suites"
-    suites = SHIPPED / "suites" if asked == SHIPPED else asked
+    shipped = SHIPPED.is_dir()
+    suites = (SHIPPED if shipped else PACKAGE.parent) / "suites"
     command = [sys.executable, "-P", "-m", "pytest", "-c", os.devnull, f"--rootdir={os.getcwd()}"]
-    command += [f"--confcutdir={suites}", str(asked), *options.first, *options.arguments]
+    command += [f"--confcutdir={suites}", str(SHIPPED if shipped else suites), *options.first, *options.arguments]
     os.execv(sys.executable, command)

@@ -356,10 +356,7 @@ class ArmProcess:
 
     def _death(self, rank: int, when: str = "", expected: str = "an answer") -> ArmError:
         code = self.ranks[rank].exit_code()
-        how = "closed its connection, or wrote what is no answer," if code is None else f"exited with {code}"
-        if code is not None and code < 0:
-            # Not all numbers have a name.
-            how = f"died of {signal.Signals(-code).name if -code in [*signal.Signals] else f'signal {-code}'}"
+        how = "closed its connection, or wrote what is no answer," if code is None else how_ended(code)
         return ArmError(
             R.ARM_DIED,
             f"the arm {self._called(rank)} {how} {when or f'while it was asked to {self._asked!r}'}",
@@ -433,6 +430,14 @@ def told_as_arm_error(name: str) -> Iterator[None]:
             seen=f"{type(error).__name__}: {error}",
             next_step=f"df -h {place}; df -i {place}; ulimit -a; TMPDIR=FOLDER names another place",
         ) from None
+
+
+def how_ended(code: int) -> str:
+    """``exited with 1``, ``died of SIGKILL``, by an exit code as :attr:`subprocess.Popen.returncode` has it."""
+    if code >= 0:
+        return f"exited with {code}"
+    # Not all numbers have a name.
+    return f"died of {signal.Signals(-code).name if -code in [*signal.Signals] else f'signal {-code}'}"
 
 
 def cause_of(code: int | None, tail: str) -> str:

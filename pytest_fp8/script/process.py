@@ -24,6 +24,7 @@ from pytest_fp8.arms.process import (
     ArmProcess,
     Rank,
     end_of_process,
+    how_ended,
     tail_of,
 )
 from pytest_fp8.arms.scratch import new_folder, remove
@@ -202,7 +203,7 @@ class ScriptProcess(ArmProcess):
             code, reason = (W.TOO_SHORT if self.ranks else W.NO_TRAINING), f"it ended {when}"
         if code is None or (code is W.TOO_SHORT and exit_code):
             by_hand = f"run it by hand: {shlex.join(self.command)}"
-            how = f"died of signal {-exit_code}" if exit_code and exit_code < 0 else f"exited with {exit_code}"
+            how = how_ended(exit_code) if exit_code is not None else "closed its connection"
             return self._error(R.ARM_DIED, f"{how} {when}", by_hand)
         return self._error(code, f"cannot be held: {reason}")
 

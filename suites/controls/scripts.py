@@ -72,7 +72,7 @@ _ROWS: tuple[tuple[type[Run], str, Code, str, Script], ...] = (
     (Ends, "script-missing", R.NOT_STARTED, "a command that is not there", Script(("no-such-command", TRAIN))),
     (Hangs, "script-hangs", R.ARM_HUNG, "a script that hangs in the middle", runs("--then hang")),
 )
-_SAYS = {"script-raises": "no data", "script-killed": "SIGKILL"}
+_SAYS = {"script-raises": "no data", "script-killed": "died of SIGKILL"}
 for _way, _id, _code, _title, _script in _ROWS:
     fault(_id, _code, _title, _way, script=_script, about=_SAYS.get(_id, ""))
 _data = runs("--rows-seed 5")
