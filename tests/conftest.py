@@ -100,15 +100,14 @@ LONGEST_FIRST = (
     "test_installed.py",
     "test_ending.py",
     "test_zero3.py",
-    "test_checkpoints_carried.py",
+    "test_checkpoints.py",
     "test_steps.py",
-    "test_ledgers.py",
     "test_workload.py",
     "test_other_backends.py",
     "test_curves.py",
-    "test_fused.py",
+    "test_transformer_engine.py",
     "test_script.py",
-    "test_compilers.py",
+    "test_preparation.py",
     "test_observer.py",
 )
 """Each goes to one worker: at the end it would run alone."""

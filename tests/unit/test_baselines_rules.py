@@ -1,19 +1,24 @@
-"""Baseline files: what is written comes back, what no writer wrote is refused, and a bad moment loses nothing."""
+"""Baselines: files that come back or are refused, what is noise and what has moved, and ``pytest-fp8 baselines``."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from helpers.baselines import GOOD, LATER, baseline, edit, read
+from helpers.baselines import GOOD, LATER, baseline, edit, read, session
 from helpers.mutants import mutants
-from pytest_fp8.baselines.record import to_text
+from pytest_fp8 import Case
+from pytest_fp8.baselines.record import MAX_SESSIONS, Baseline, to_text
+from pytest_fp8.baselines.review import compare_histories, compare_metric, revise, tampering
 from pytest_fp8.baselines.store import (
     Folder,
     baseline_path,
@@ -22,9 +27,12 @@ from pytest_fp8.baselines.store import (
     read_folder,
     write_baseline,
 )
+from pytest_fp8.baselines.update import appended, why_not_stored
+from pytest_fp8.cli import main
 from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError
 from pytest_fp8.plain import strict_json
+from pytest_fp8.stats.components import MEASURED
 
 ROOT = Path(__file__).parents[2]
 FILE = baseline_path(Path(), "h200", GOOD.case)
@@ -194,3 +202,383 @@ def test_a_writer_that_is_killed_leaves_the_old_file_or_the_new_one(stored, step
     assert read(stored) == GOOD
     assert list(read_folder(stored)) == [FILE], "what is unfinished is no baseline"
     write_baseline(stored, replace(GOOD, case_hash="new"))
+
+
+# -- noise or moved: by simulation, how often an unchanged baseline is rewritten and a changed one left ----------------
+
+BETWEEN, WITHIN = 0.003, 0.004
+
+
+def measured(rng, processes=2, change=0.0, between=BETWEEN):
+    return [list(0.11 + change + rng.normal(0, between) + rng.normal(0, WITHIN, 6)) for _ in range(processes)]
+
+
+@pytest.mark.parametrize(
+    ("words", "change", "processes", "between", "least"),
+    [
+        (["noise"], 0.0, 2, 0.003, 0.96),
+        (["noise"], 0.0, 4, 0.006, 0.96),
+        (["worse"], -0.05, 2, 0.003, 0.98),
+        (["better"], 0.05, 2, 0.003, 0.98),
+        (["moved", "worse"], -0.02, 4, 0.003, 0.9),
+    ],
+)
+def test_noise_is_left_alone_and_a_change_beyond_it_moves_a_speedup(words, change, processes, between, least):
+    rng = np.random.default_rng(3)
+
+    def word():
+        before, now = (measured(rng, processes, by, between) for by in (0.0, change))
+        return compare_metric("speedup", [before], now, tolerance=0.03).word
+
+    assert np.mean([word() in words for _ in range(500)]) > least
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "word"),
+    [
+        ("fp8_share", 0.78, 0.78 + 1e-12, "noise"),
+        ("fp8_share", 0.78, 0.78 - 1e-6, "worse"),
+        ("fp8_share", 0.78, 0.79, "better"),
+        ("memory_ratio", 0.85, 0.866, "noise"),
+        ("memory_ratio", 0.85, 0.868, "worse"),
+        ("loss_gap", -0.03, -0.015, "noise"),
+        ("loss_gap", -0.03, 0.0, "worse"),
+        ("fp8_share", 1.0, 1.0, "same"),
+        ("fp8_share", None, 1.0, "new"),
+        ("fp8_share", 1.0, None, "not measured"),
+        ("bf16_ms", 120.0, 140.0, "moved"),
+    ],
+)
+def test_exact_metrics_move_at_once_and_banded_ones_beyond_their_band(name, old, new, word):
+    before, now = [[[old]] if old is not None else [], [new] if new is not None else []]
+    assert compare_metric(name, before, now).word == word
+
+
+LUCKY, ALIKE = [[[x] * 6] * 4 for x in (0.11, 0.111, 0.109, 0.12)], [[[0.1] * 6] * 4] * 4
+
+
+@pytest.mark.parametrize(
+    ("levels", "now", "components", "word"),
+    [
+        # One session that lay 1 % high by chance is not the level of four.
+        (LUCKY, 0.11, MEASURED, "noise"),
+        (LUCKY, 0.07, MEASURED, "worse"),
+        # A GPU whose sessions differ by 1.5 % has not moved by 2 %; its gate says the same.
+        (ALIKE, 0.08, MEASURED, "moved"),
+        (ALIKE, 0.08, replace(MEASURED, session=0.015), "noise"),
+    ],
+)
+def test_a_session_is_compared_with_a_whole_history_by_the_components_of_its_gpu(levels, now, components, word):
+    assert compare_metric("speedup", levels, [[now] * 6] * 4, components=components).word == word
+
+
+# -- sessions -----------------------------------------------------------------------------------------------------
+
+
+def of_shares(*shares, **metrics):
+    """A baseline of one session per share, on one day each."""
+    sessions = [session(metrics={"fp8_share": [x], **metrics}, date=f"2026-11-{10 + i}") for i, x in enumerate(shares)]
+    return Baseline("c", "h", "h200", tuple(sessions))
+
+
+def new_session(day=28, **metrics):
+    return baseline("c", "h", metrics=metrics, date=f"2026-11-{day}", run=f"{day:012}")
+
+
+def added(old, new):
+    return appended(old, new, revise(old, new).starts())
+
+
+def test_a_session_that_moved_nothing_joins_the_level_and_one_that_moved_begins_another():
+    now = added(of_shares(0.5, memory_ratio=[0.9]), new_session(fp8_share=[0.5], memory_ratio=[0.95]))
+    assert [s.starts for s in now.sessions] == [(), ("memory_ratio",)]
+    assert now.history("fp8_share") == [[0.5], [0.5]]
+    assert now.history("memory_ratio") == [[0.95]]
+
+
+SPEED, STEPS = {"speedup": [[0.1] * 6] * 4}, {"bf16_ms": [100.0] * 4, "fp8_ms": [90.0] * 4}
+ON_BUSY = {**SPEED, "busy_speedup": [[0.2] * 5] * 4, **STEPS}
+SLOW_HOST = {**ON_BUSY, "speedup": [[-0.1] * 6] * 4, "fp8_ms": [110.0] * 4}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "starts", "worse"),
+    [
+        # What was timed together begins a level together, and a slower host begins none.
+        (SPEED, {"speedup": [[0.2] * 6] * 4}, ["speedup", "bf16_ms", "fp8_ms"], False),
+        (SPEED, {**SPEED, "bf16_ms": [150.0] * 4}, [], False),
+        # Nor do step times that the host decides, which are never worse. Busy times silence none that are stored.
+        (ON_BUSY, SLOW_HOST, [], False),
+        (ON_BUSY, {"busy_speedup": [[0.1] * 5] * 4}, None, True),
+        (SPEED, {"speedup": [[0.0] * 6] * 4, "busy_speedup": [[0.2] * 5] * 4}, None, True),
+    ],
+)
+def test_which_metrics_begin_a_level_and_which_are_worse(old, new, starts, worse):
+    revision = revise(baseline("c", "h", metrics=old), new_session(**new))
+    assert revision.worse is worse
+    assert starts is None or revision.starts() == starts
+
+
+def test_an_account_is_kept_and_not_compared_and_its_edit_is_found():
+    told, speed = {"casts_ms": [9.0], "earned_ms": [20.0]}, {"speedup": [[0.1] * 6] * 4}
+    old, new = baseline("c", "h", metrics={**speed, **told}), new_session(**speed, **{**told, "casts_ms": [90.0]})
+    assert (revise(old, new).changed, revise(old, new).starts()) == (False, [])
+    assert added(old, new).newest.metrics["casts_ms"] == [90.0]
+    assert tampering(old, baseline("c", "h", metrics={**speed, **told, "casts_ms": [90.0]}))
+
+
+def test_a_full_file_loses_its_oldest_session():
+    full = of_shares(*[0.5] * MAX_SESSIONS)
+    assert len(full.sessions) == MAX_SESSIONS
+    now = added(full, new_session(fp8_share=[0.5]))
+    assert now.sessions[:-1] == full.sessions[1:]
+    assert tampering(full, now) == ""
+    assert compare_histories(full, now).worse is False
+
+
+def without(index):
+    return lambda sessions: sessions[:index] + sessions[index + 1 :]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        without(0),
+        without(2),
+        lambda s: (session(metrics={"fp8_share": [0.4]}, date="2026-11-10"), *s[1:]),
+        lambda s: (session(metrics={"fp8_share": [0.5]}, date="2026-11-10", reason="x"), *s[1:]),
+        lambda s: (*s[:1], *new_session(fp8_share=[0.5]).sessions, *s[1:]),
+        lambda s: s[::-1],
+    ],
+    ids=["oldest gone", "newest gone", "edited", "another reason", "put before older ones", "reversed"],
+)
+def test_a_history_that_was_touched_is_worse(change):
+    old = of_shares(0.5, 0.5, 0.5)
+    revision = compare_histories(old, Baseline("c", "h", "h200", tuple(change(old.sessions))))
+    assert revision.worse
+    assert "not the stored ones" in revision.tampered
+
+
+def test_a_metric_that_is_gone_was_removed():
+    old = Baseline("c", "h", "h200", (session(metrics={"fp8_share": [0.5], "memory_ratio": [0.9]}),))
+    revision = compare_histories(old, new_session(fp8_share=[0.5]))
+    assert {change.metric: change.word for change in revision.changes}["memory_ratio"] == "removed"
+    assert revision.worse
+
+
+@pytest.mark.parametrize(
+    ("question", "verdict", "why"),
+    [
+        ("layers", "FAIL", "FP8 was not shown to run"),
+        ("speedup", "INVALID", "the timing is invalid"),
+        ("faster", "INVALID", "the timing is invalid"),
+        ("memory", "INVALID", "the memory question is invalid"),
+        *((name, "FAIL", f"the {name} question failed") for name in ("numerics", "loss", "checkpoints")),
+        # A change for the worse may be accepted, and is what an update is for.
+        ("speedup", "FAIL", ""),
+        ("memory", "FAIL", ""),
+        ("loss", "INCONCLUSIVE", ""),
+    ],
+)
+def test_what_is_wrong_of_a_session_keeps_its_figures_out_of_the_baselines(question, verdict, why):
+    answers = {"layers": "PASS", question: verdict}
+    decisions = {name: SimpleNamespace(verdict=each, headline="seen") for name, each in answers.items()}
+    entry = SimpleNamespace(namesakes=0, errors=(), decisions=decisions)
+    said = why_not_stored(SimpleNamespace(entries={"1b": entry}, open_tests={}), "1b")
+    assert said == (why and f"{why} (seen)")
+
+
+# -- the command: what it lists, finds and calls worse, and its exit codes ---------------------------------------------
+
+THE_FILE = "baselines/h200/1b-torchao-rowwise.json"
+
+
+SUITE = """
+from pytest_fp8 import Case
+ALL = [Case("1b", "torchao", "rowwise"), Case("1b", "torchao", "tensorwise")]
+EMULATED = (Case("tiny", "torchao", "rowwise", emulated=True),)
+NULL = Case("1b", "bf16", "none", questions=("speedup",))
+"""
+CASE = Case("1b", "torchao", "rowwise")
+QUIET = [[0.1, 0.101, 0.099, 0.1, 0.1, 0.1], [0.102, 0.101, 0.102, 0.103, 0.102, 0.102]]
+
+
+def of_case(case=CASE, speed=QUIET, memory=0.85, **origin):
+    metrics = {
+        "speedup": speed,
+        "bf16_ms": [120.0, 120.4],
+        "fp8_share": [0.78],
+        "fp8_layers": [28],
+        "memory_ratio": [memory],
+        "loss_gap": [0.005, -0.001, 0.01],
+    }
+    return baseline(case.id, case.digest(), metrics=metrics, **origin)
+
+
+def later(day=21, **change):
+    """The project's baseline with a session behind its first."""
+    first = of_case()
+    return replace(
+        first, sessions=(*first.sessions, *of_case(date=f"2026-11-{day}", run=f"{day:012}", **change).sessions)
+    )
+
+
+def faster(by):
+    return [[x + by for x in blocks] for blocks in QUIET]
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project with a suite and one stored baseline."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "suites").mkdir()
+    (tmp_path / "suites/matrix.py").write_text(SUITE)
+    write_baseline(tmp_path / "baselines", of_case())
+    return tmp_path
+
+
+@pytest.fixture
+def run(project, capsys):
+    """Calls `pytest-fp8 baselines` with its arguments: the exit code, what it printed, and its errors."""
+
+    def call(*arguments):
+        code = main(["baselines", *arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+@pytest.fixture
+def committed(project):
+    git = ["git", "-C", str(project), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for arguments in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *arguments], check=True)
+
+
+# -- list ---------------------------------------------------------------------------------------------------------
+
+
+def test_list_has_one_line_per_baseline_and_its_origin_below(run, project):
+    code, out, _ = run("list")
+    assert code == 0
+    line = next(line for line in out.splitlines() if "1b-torchao-rowwise" in line)
+    assert line.split()[:2] == ["1b-torchao-rowwise", "h200"]
+    assert "1.106x [1.1" in line
+    assert {"78.00%", "0.850x", "+0.0047"} <= set(line.split())
+    assert "from 1: 2026-11-20, commit 0123456789ab, torch 1.0.0: first" in out
+    assert "\x1b" not in out, "plain where there is no terminal"
+    (project / "baselines/h200/bad.json").write_text("{")
+    code, out, err = run("list")
+    assert (code, "1b-torchao-rowwise" in out) == (2, True)
+    assert "bad.json is not a readable baseline" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "next_step"),
+    [
+        (["list", "1b-torchao-rowise"], "did you mean '1b-torchao-rowwise'?"),
+        (["list", "--gpu", "h20o"], "did you mean 'h200'?"),
+        (["check", "--gpu", "h20o"], "did you mean 'h200'?"),
+    ],
+)
+def test_an_unknown_name_is_refused(run, arguments, next_step):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert f"next:     {next_step}" in err
+
+
+# -- check --------------------------------------------------------------------------------------------------------
+
+
+def test_a_sound_folder_has_no_errors_and_its_gaps_are_notes(run):
+    code, out, _ = run("check")
+    assert code == 0
+    assert "unexercised: the suite defines this case and no baseline is stored for it: 1b-torchao-tensorwise" in out
+    assert "1b-bf16" not in out, "a control has no baseline"
+    assert "1 baselines: 0 error(s), 1 note(s)" in out
+
+
+@pytest.mark.parametrize(
+    ("code", "broken"),
+    [
+        (B.UNREADABLE, lambda path: path.rename(path.with_name("1b-torchao-tensorwise.json"))),
+        (B.ORPHANED, lambda path: write_baseline(path.parent.parent, of_case(Case("8b", "torchao", "rowwise")))),
+        (B.REDEFINED, lambda path: write_baseline(path.parent.parent, replace(of_case(), case_hash="0" * 16))),
+    ],
+)
+def test_check_fails_on(run, project, code, broken):
+    """`tests/words/test_words.py` has the other codes."""
+    broken(project / THE_FILE)
+    exit_code, out, _ = run("check")
+    assert (exit_code, code in out) == (1, True)
+
+
+def test_the_speed_of_a_case_that_is_asked_for_none_is_not_too_coarse(run, project):
+    untimed = 'Case("1b", "torchao", "rowwise", questions=("layers", "memory"))'
+    write_baseline(project / "baselines", of_case(speed=[[0.0] * 6, [0.2] * 6]))
+    (project / "suites/matrix.py").write_text(SUITE.replace('Case("1b", "torchao", "rowwise")', untimed))
+    assert run("check")[0] == 0
+
+
+def test_without_a_suite_each_file_is_looked_at_alone(run, project):
+    (project / "suites/matrix.py").unlink()
+    code, _, err = run("check")
+    assert (code, "--suite" in err) == (2, True), "no clean bill"
+    shutil.rmtree(project / "suites")
+    own = write_baseline(project / "baselines", of_case(Case("own", "torchao", "rowwise", name="mine")))
+    code, out, _ = run("check")
+    assert code == 0
+    assert "2 baselines, each looked at alone, for no " in out
+    own.write_text("{")
+    assert run("check")[0] == 1
+    assert run("check", "--suite", "matrix.py")[0] == 2, "what is named must be there"
+    shutil.rmtree(project / "baselines")
+    assert run("check")[0] == 2, "nothing was looked at"
+
+
+# -- diff ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("committed")
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        ({}, 0, "0 changed, 1 as they were"),
+        ({"speed": faster(-0.06), "libraries": {"torch": "2.0.0"}}, 1, "torch 1.0.0 -> 2.0.0"),
+        ({"speed": faster(-0.06)}, 1, "1.106x -> 1.042x -5.82% [-7."),
+        ({"speed": faster(-0.019)}, 0, "moved"),
+        ({"memory": 0.95}, 1, "0.850x -> 0.950x +11.76% (band 2%)"),
+    ],
+)
+def test_diff_tells_worse_from_better_from_noise(run, project, change, code, says):
+    write_baseline(project / "baselines", later(**change))
+    seen, out, _ = run("diff")
+    assert says in " ".join(out.split())
+    assert seen == code
+
+
+@pytest.mark.usefixtures("committed")
+def test_the_tolerance_of_a_speedup_is_the_case_s_own_and_never_the_file_s(run, project):
+    write_baseline(project / "baselines", later(speed=faster(-0.03)))
+    assert run("diff")[0] == 1
+    (project / "wide.py").write_text(SUITE.replace('"rowwise")', '"rowwise", tolerance=0.08)'))
+    assert run("diff", "--suite", "wide.py")[0] == 0
+
+
+@pytest.mark.usefixtures("committed")
+def test_diff_finds_what_was_removed_and_compares_nothing_with_a_redefined_case(run, project):
+    path = write_baseline(project / "baselines", replace(of_case(speed=faster(-0.5)), case_hash="other"))
+    code, out, _ = run("diff", "--git", "main")
+    assert code == 0
+    assert "is new (the case was redefined: its old numbers are not compared)" in out
+    path.unlink()
+    write_baseline(project / "baselines", of_case(Case("8b", "torchao", "rowwise")))
+    code, out, _ = run("diff", "--git", "main")
+    assert code == 1
+    assert "worse: h200/1b-torchao-rowwise" in out
+    shutil.rmtree(project / "baselines")
+    code, out, _ = run("diff", "--git", "main")
+    assert (code, "1 removed: h200/1b-torchao-rowwise" in out) == (1, True), "a folder that is gone has lost all"
+    code, _, err = run("diff", "--git=no-such-branch")
+    assert (code, "cannot be read" in err) == (2, True)

@@ -1,4 +1,4 @@
-"""BF16 products and convolutions on a CPU without BF16 instructions: those of float32, rounded once."""
+"""What an arm's process prepares: imports ahead, compilers, products on a CPU without BF16."""
 
 from __future__ import annotations
 
@@ -72,3 +72,21 @@ print("equal")
 def test_products_and_convolutions_are_those_of_float32_rounded_once():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.stdout == "equal\n", done.stderr
+
+
+IMPORTS_AHEAD = """
+import sys
+from pytest_fp8.worker import compilers, main
+print(compilers.wait(), "torch" in sys.modules)
+import torch
+torch.cuda.is_available = lambda: True
+def start():
+    print("started", "transformers" in sys.modules, "torch._inductor.compile_fx" in sys.modules)
+compilers.start = start
+main.import_ahead("torchao")
+"""
+
+
+def test_an_arm_on_a_gpu_starts_them_before_its_other_imports_and_none_is_waited_for_without():
+    done = subprocess.run([sys.executable, "-c", IMPORTS_AHEAD], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "False", "started", "False", "False"]
