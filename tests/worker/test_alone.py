@@ -77,24 +77,20 @@ def test_a_conversion_of_the_users_own_is_timed_by_its_live_layers():
 
 
 def attention():
-    """q and k share an input, o has its own."""
-    return net(lambda model, x: model.o(model.q.forward(x) * model.k(x)), **dict.fromkeys(("q", "k", "o"), (32, 32)))
+    """q and k share an input, o and what is left have their own."""
+
+    def forward(model, x):
+        return model.left(model.o(model.q.forward(x) * model.k(x)))
+
+    return net(forward, **dict.fromkeys(("q", "k", "o", "left"), (32, 32)))
 
 
-def test_layers_that_share_an_input_are_one_group_in_a_live_arm():
-    server = ArmServer(replace(spec(build=attention), leave=("nothing",)))
+def test_layers_that_share_an_input_are_one_group_in_a_live_arm_which_leaves_what_it_is_told_to():
+    server = ArmServer(replace(spec(build=attention), leave=("left",)))
     layers = from_plain(LayersEvidence, server.answer("layers", {}))
+    assert str(layers.skipped["left"]) == "filter: the workload leaves 'left'"
     classes = classes_of(layers)
     asked = [[each.layer, each.in_features, each.out_features, each.rows, list(each.owed)] for each in classes]
     found = from_plain(AloneEvidence, server.answer("alone", {"layers": asked, "recipes": ["tensorwise"]}))
     assert [[classes[index].pattern for index in group.members] for group in found.groups] == [["q", "k"], ["o"]]
     assert [len(group.recipes["tensorwise"].without) for group in found.groups] == [2, 1]
-
-
-def test_a_live_arm_leaves_what_it_is_told_to():
-    server = ArmServer(replace(spec(), leave=("2",)))
-    layers = from_plain(LayersEvidence, server.answer("layers", {}))
-    assert layers.converted == ["0"]
-    assert str(layers.skipped["2"]) == "filter: the workload leaves '2'"
-    [only] = classes_of(layers)
-    assert (only.pattern, only.in_features, only.out_features, only.rows, only.count) == ("*", 32, 64, 16, 1)

@@ -75,18 +75,25 @@ def test_products_and_convolutions_are_those_of_float32_rounded_once():
 
 
 IMPORTS_AHEAD = """
-import sys
+import pathlib, sys
 from pytest_fp8.worker import compilers, main
-print(compilers.wait(), "torch" in sys.modules)
+def there(*names):
+    print(*(name in sys.modules for name in names))
+pathlib.Path("unsloth.py").write_text("import __main__; __main__.there('unsloth', 'transformers')")
+sys.path.insert(0, ".")
+print(compilers.wait())
+there("torch")
+main.import_ahead("unsloth_bf16")
 import torch
 torch.cuda.is_available = lambda: True
-def start():
-    print("started", "transformers" in sys.modules, "torch._inductor.compile_fx" in sys.modules)
-compilers.start = start
+compilers.start = lambda: there("transformers", "torch._inductor.compile_fx")
 main.import_ahead("torchao")
 """
 
 
-def test_an_arm_on_a_gpu_starts_them_before_its_other_imports_and_none_is_waited_for_without():
-    done = subprocess.run([sys.executable, "-c", IMPORTS_AHEAD], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["None", "False", "started", "False", "False"]
+def test_unsloth_and_compilers_are_there_before_all_other_imports(tmp_path):
+    """Nothing is waited for where none were started."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS_AHEAD], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout.splitlines() == ["None", "False", "True False", "False False"]
