@@ -14,7 +14,8 @@ import torch
 
 from controls import checkpoints as saved
 from helpers.carried import CASE, carried, from_model, loss, through, with_model
-from helpers.loops import build, loop, serve
+from helpers.evidence import verdict_of
+from helpers.loops import loop, serve
 from helpers.nets import by_torchao
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import K, R
@@ -144,29 +145,6 @@ def of_4096():
     return torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32))
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"build": lambda: two_linears(OldLoad)},
-        {"build": Counting},
-        {"optimizer": lambda parameters: InFp8(parameters, lr=1e-3)},
-        {"optimizer": lambda parameters: Nested(parameters, lr=1e-3)},
-        {"optimizer": eight_bit, "build": of_4096},
-    ],
-    ids=["old load", "counting", "in FP8", "nested", "8 bit"],
-)
-def test_sound_ways_pass_through_both_stores(parts):
-    decision = carried(through(*STORES), **{"build": build, "loss": loss, **parts})
-    assert decision.verdict is Verdict.PASS, decision.message
-    assert "left out" not in decision.headline
-
-
-def test_extra_state_that_is_no_data_is_said_in_the_pass():
-    decision = carried(through("safetensors"), build=NoData, loss=loss)
-    assert decision.verdict is Verdict.PASS, decision.message
-    assert "left out: _extra_state (a dict that is not data alone)" in decision.headline
-
-
 # -- what is lost through our stores ----------------------------------------------------------------------------------
 
 
@@ -182,25 +160,6 @@ class Forgets(Counting):
     """Its FP8 arm knows nothing of extra state."""
 
     get_extra_state, set_extra_state = torch.nn.Module.get_extra_state, torch.nn.Module.set_extra_state
-
-
-@pytest.mark.parametrize(
-    ("store", "parts", "code", "says"),
-    [
-        ("dcp", {"build": lambda: two_linears(RefusingModel)}, K.LOAD_REFUSED, "RuntimeError: a custom key is missing"),
-        (
-            "safetensors",
-            {"build": Counting, "convert": by_torchao(then=lambda model: setattr(model, "__class__", Forgets))},
-            K.LOAD_REFUSED,
-            "_extra_state",
-        ),
-    ],
-    ids=["the model refuses", "a key without a place"],
-)
-def test_what_is_lost_fails_with_its_words(store, parts, code, says):
-    decision = carried(through(store), **{"build": build, "loss": loss, **parts})
-    assert (decision.verdict, decision.code) == (Verdict.FAIL, code), decision.message
-    assert says in decision.message
 
 
 class Keeping(Nested):
@@ -250,23 +209,12 @@ def from_pretrained(model, optimizer, folder):
 TIED = {"build": llama, "batch": tokens, "loss": None, "save": pretrained, "load": from_pretrained}
 
 
-def test_save_pretrained_of_a_tied_model_passes():
-    decision = carried(replace(CASE, recipe="rowwise"), **TIED)
-    assert decision.verdict is Verdict.PASS, decision.message
-    assert "fp8 -> bf16 (own, resumed), bf16 -> fp8 (own, resumed)" in decision.headline
-
-
 def weights_alone(model, optimizer, folder):
     torch.save(model.state_dict(), folder / "w.pt")
 
 
 def from_weights(model, optimizer, folder):
     model.load_state_dict(torch.load(folder / "w.pt", weights_only=True))
-
-
-def test_without_resuming_the_optimizer_is_not_asked_for():
-    decision = carried(through("own", resume=False), loss=loss, save=weights_alone, load=from_weights)
-    assert decision.verdict is Verdict.PASS, decision.message
 
 
 def halved_in_place(model, optimizer, folder):
@@ -282,22 +230,6 @@ def rate_lost(model, optimizer, folder):
 
 def assigning(model, optimizer, folder):
     model.load_state_dict(torch.load(folder / "x.pt", weights_only=True)[0], assign=True)
-
-
-@pytest.mark.parametrize(
-    ("parts", "code"),
-    [
-        ({"save": halved_in_place, "load": from_model}, K.CHANGED_BY_SAVING),
-        ({"save": with_model, "load": rate_lost}, K.STATE_LOST),
-        ({"save": with_model, "load": assigning}, K.STRAY_PARAMETERS),
-        ({"save": with_model, "load": from_model, "optimizer": Masters}, K.DOES_NOT_GO_ON),
-    ],
-    ids=lambda value: getattr(value, "slug", ""),
-)
-def test_mistakes_are_named(parts, code):
-    """The controls of ``suites/controls/checkpoints.py`` are more of them."""
-    decision = carried(loss=loss, **parts)
-    assert (decision.verdict, decision.code) == (Verdict.FAIL, code), decision.message
 
 
 def raising(model, optimizer, folder):
@@ -362,28 +294,60 @@ class OnlyTrains(torch.nn.Sequential):
 OWN = {name: getattr(saved, name) for name in ("build", "batch", "optimizer", "save", "load")}
 
 
-@pytest.mark.parametrize(
-    ("renewed_by", "stores", "parts", "stale"),
-    [
-        ("version", ("safetensors",), {}, False),
-        # The user's own load is asked in place of load_state_dict().
-        ("backward", ("own",), OWN, True),
-        ("backward", ("safetensors", "own"), {**OWN, "load": renewing}, False),
-    ],
-)
-def test_a_copy_that_a_load_does_not_renew_is_named(renewed_by, stores, parts, stale):
-    decision = carried(through(*stores), **{"loss": loss, "convert": caching(renewed_by), **parts})
-    assert (decision.verdict is Verdict.FAIL, decision.code is K.STALE_COPIES) == (stale, stale), decision.message
-    if stale:
-        assert "bf16 -> fp8" in decision.headline
+# -- through the question -------------------------------------------------------------------------------------------
+
+BOTH_WAYS = "fp8 -> bf16 (own, resumed), bf16 -> fp8 (own, resumed)"
+NOT_EVALUATED = "FP8 copies of weights was not checked: no evaluation of the model: AssertionError"
+SOUND = {
+    # name: (case, parts of the workload, what the headline says)
+    "old load": (through(*STORES), {"build": lambda: two_linears(OldLoad)}, ""),
+    "counting": (through(*STORES), {"build": Counting}, ""),
+    "in FP8": (through(*STORES), {"optimizer": lambda parameters: InFp8(parameters, lr=1e-3)}, ""),
+    "nested": (through(*STORES), {"optimizer": lambda parameters: Nested(parameters, lr=1e-3)}, ""),
+    "8 bit": (through(*STORES), {"optimizer": eight_bit, "build": of_4096}, ""),
+    "no data": (through("safetensors"), {"build": NoData}, "left out: _extra_state (a dict that is not data alone)"),
+    "a tied model": (replace(CASE, recipe="rowwise"), TIED, BOTH_WAYS),
+    "without resuming": (through("own", resume=False), {"save": weights_alone, "load": from_weights}, ""),
+    "a copy of this version": (through("safetensors"), {"convert": caching("version")}, ""),
+    "a copy that the load renews": (
+        through("safetensors", "own"),
+        {**OWN, "convert": caching("backward"), "load": renewing},
+        "",
+    ),
+    "no evaluation": (
+        through("safetensors"),
+        {"convert": caching("backward, load"), "build": lambda: two_linears(OnlyTrains)},
+        NOT_EVALUATED,
+    ),
+}
 
 
-def test_of_a_model_that_cannot_be_evaluated_the_pass_says_so():
-    decision = carried(
-        through("safetensors"), loss=loss, convert=caching("backward, load"), build=lambda: two_linears(OnlyTrains)
-    )
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_way_passes(name):
+    case, parts, says = SOUND[name]
+    decision = carried(case, **{"loss": loss, **parts})
     assert decision.verdict is Verdict.PASS, decision.message
-    assert "FP8 copies of weights was not checked: no evaluation of the model: AssertionError" in decision.headline
+    assert says in decision.headline
+    assert says or "left out" not in decision.headline
+
+
+FORGETS = by_torchao(then=lambda model: setattr(model, "__class__", Forgets))
+FAULTS = [
+    # case, parts of the workload, code, what the message says; suites/controls/checkpoints.py has more of them.
+    (through("dcp"), {"build": lambda: two_linears(RefusingModel)}, K.LOAD_REFUSED, "RuntimeError: a custom key is"),
+    (through("safetensors"), {"build": Counting, "convert": FORGETS}, K.LOAD_REFUSED, "_extra_state"),
+    (CASE, {"save": halved_in_place, "load": from_model}, K.CHANGED_BY_SAVING, ""),
+    (CASE, {"save": with_model, "load": rate_lost}, K.STATE_LOST, ""),
+    (CASE, {"save": with_model, "load": assigning}, K.STRAY_PARAMETERS, ""),
+    (CASE, {"save": with_model, "load": from_model, "optimizer": Masters}, K.DOES_NOT_GO_ON, ""),
+    # The user's own load is asked in place of load_state_dict().
+    (through("own"), {**OWN, "convert": caching("backward")}, K.STALE_COPIES, "bf16 -> fp8"),
+]
+
+
+@pytest.mark.parametrize(("case", "parts", "code", "says"), FAULTS)
+def test_a_fault_is_named(case, parts, code, says):
+    verdict_of(carried(case, **{"loss": loss, **parts}), Verdict.FAIL, code, says)
 
 
 # -- outputs, which two arms compare ----------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import functools
 import random
 import threading
 import time
-from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
 
@@ -28,7 +27,6 @@ from helpers.nets import by_torchao, net
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import L
 from pytest_fp8.questions.ledger.compare import compare
-from pytest_fp8.recipes import ROLES
 from pytest_fp8.worker.training.setup import takes_model
 
 pytestmark = pytest.mark.slow
@@ -118,33 +116,6 @@ def test_a_sound_way_passes_and_each_product_that_is_owed_is_found(name):
     # torch ends a recomputation before its last product where it can.
     assert all(each["fp8"] == each["expected"] for role, each in roles.items() if role != "recompute")
     assert "recompute" not in roles or roles["recompute"]["fp8"] >= roles["recompute"]["expected"] / 2
-
-
-def test_fp8_of_ones_own_says_what_was_not_judged_and_has_no_difference_to_the_reference():
-    decision = judge_both(convert=own_fp8.with_function_in_blocks())
-    verdict_of(decision, Verdict.PASS, "100.0% of the step's GEMM FLOPs", "its recipe was not read")
-    assert "in FP8 where no Linear is called" in decision.headline
-    assert {*ROLES} <= {*decision.figures.roles}
-
-
-def test_a_large_share_outside_the_linears_is_named_with_who_multiplies():
-    decision = judge_both(build=own_fp8.Raw)
-    verdict_of(decision, Verdict.PASS, "1 of 1 Linears in FP8", "outside the Linears", "mm of the model itself")
-    assert decision.figures.fp8_share < 0.1
-
-
-def test_an_arm_may_evaluate_in_bf16_by_swapping_its_layers():
-    def step(model, x, optimizer, precision):
-        loss = loop()(model, x, optimizer, precision)
-        layer = model.blocks[0].up
-        if type(layer) is not Linear:
-            model.blocks[0].up = own_fp8.OwnLinear(layer, on=lambda twin: False)
-        with torch.no_grad():
-            model(x[:16])
-        model.blocks[0].up = layer
-        return loss
-
-    verdict_of(judge_both(step=step), Verdict.PASS, "evaluate with other modules")
 
 
 @pytest.mark.parametrize("case", [replace(CASE, autocast=True), replace(CASE, autocast=True).reference()], ids=str)
@@ -262,7 +233,6 @@ FAULTS = {
     "past all layers": ({"build": all_by_itself, **INPUT_TAKES_GRADIENTS}, L.NEVER_CALLED, ""),
     "layers of before": ({"build": partial(direct, True)}, L.NEVER_CALLED, "references to the unconverted modules"),
     "cut off from the loss": ({"convert": by_torchao(then=cut_off)}, L.NO_GRADIENT, "blocks.1.down"),
-    "skipped without a reason": ({"convert": by_torchao(but=["blocks.1.down"])}, L.UNACCOUNTED, "Workload(leave="),
     "left for Accelerate": ({"case": ACCELERATE, "leave": ("blocks.0.up",)}, L.LEFT_AND_CONVERTED, "blocks.0.up"),
     "gradients": ({"convert": FORWARD_ALONE}, L.GRADIENTS_NOT_IN_FP8, "blocks.0.up by blocks.0"),
     "for inference": ({"convert": OWN(kind=own_fp8.OfStoredWeight)}, L.FREEZES_TRAINED, "requires_grad False"),
@@ -291,7 +261,7 @@ def test_a_conversion_that_renames_layers_is_an_error():
     assert "return the model itself" in error.value.fp8_next
 
 
-# -- both arms beside each other ---------------------------------------------------------------------------------------
+# -- both arms beside each other --------------------------------------------------------------------------------------
 
 ENDS = {"enter": (32, 32), "leave": (32, 32)}
 
@@ -316,28 +286,17 @@ def summed():
     return model
 
 
-class Block(nn.Module):
-    """Recomputes itself, with a dropout between its Linears and one at its end."""
+def dropping(reentrant):
+    """Two blocks that recompute themselves, with a dropout between their Linears and one at their end."""
 
-    def __init__(self, inside, after, reentrant):
-        super().__init__()
-        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
-        self.rates, self.reentrant, self.preserves = (inside, after), reentrant, True
+    def inner(block, x):
+        hidden = functional.dropout(functional.gelu(block.up(x)), 0.02, block.training)
+        return functional.dropout(block.down(hidden), 0.2, block.training)
 
-    def inner(self, x):
-        hidden = functional.dropout(functional.gelu(self.up(x)), self.rates[0], self.training)
-        return functional.dropout(self.down(hidden), self.rates[1], self.training)
+    def forward(block, x):
+        return x + checkpoint(partial(inner, block), x, use_reentrant=reentrant)
 
-    def forward(self, x):
-        return x + checkpoint(self.inner, x, use_reentrant=self.reentrant, preserve_rng_state=self.preserves)
-
-
-def dropping(inside=0.1, after=0.0, reentrant=False):
-    def build():
-        blocks = {name: Block(inside, after, reentrant) for name in ("first_block", "second_block")}
-        return nn.Sequential(OrderedDict(enter=nn.Linear(32, 32), **blocks))
-
-    return build
+    return lambda: nn.Sequential(nn.Linear(32, 32), *(net(forward, **SIZES) for _ in range(2)))
 
 
 class Fused(nn.LayerNorm):
@@ -360,8 +319,8 @@ ALIKE = {
     },
     "a slice and a logged number": {"build": summed, "loss": lambda model, x: model(x).square().mean()},
     "tokens of the model's own": {"loss": distilled},
-    "recomputed": {"build": dropping(0.02, 0.2), "step": loop(2, evaluate=True)},
-    "recomputed reentrantly": {"build": dropping(0.02, 0.2, True), "step": loop(2, evaluate=True)},
+    "recomputed": {"build": dropping(False), "step": loop(2, evaluate=True)},
+    "recomputed reentrantly": {"build": dropping(True), "step": loop(2, evaluate=True)},
     "Accelerate": {"case": replace(CASE, backend="accelerate_torchao"), "build": raw},
 }
 
@@ -373,9 +332,45 @@ def test_a_sound_workload_has_no_difference(name):
     assert not both.fp8.recomputed_otherwise
 
 
-def test_another_activation_is_told_behind_a_slice_and_a_logged_number():
-    relu = by_torchao(then=lambda model: setattr(model, "activation", functional.relu))
-    verdict_of(judge_both(**ALIKE["a slice and a logged number"], convert=relu), Verdict.INVALID, "relu")
+def evaluated_in_bf16(model, x, optimizer, precision):
+    """Swaps a layer for the evaluation."""
+    loss = loop()(model, x, optimizer, precision)
+    layer = model.blocks[0].up
+    if type(layer) is not Linear:
+        model.blocks[0].up = own_fp8.OwnLinear(layer, on=lambda twin: False)
+    with torch.no_grad():
+        model(x[:16])
+    model.blocks[0].up = layer
+    return loss
+
+
+RELU = by_torchao(then=lambda model: setattr(model, "activation", functional.relu))
+SAID = {
+    # name: (parts of the workload, verdict, what is said)
+    "a function": (
+        {"convert": own_fp8.with_function_in_blocks()},
+        Verdict.PASS,
+        ["100.0% of the step's GEMM FLOPs", "its recipe was not read", "in FP8 where no Linear is called"],
+    ),
+    "a large share outside the Linears": (
+        {"build": own_fp8.Raw},
+        Verdict.PASS,
+        ["1 of 1 Linears in FP8", "outside the Linears", "mm of the model itself"],
+    ),
+    "evaluated in BF16": ({"step": evaluated_in_bf16}, Verdict.PASS, ["evaluate with other modules"]),
+    "rows that a router chooses": (
+        {"build": routed},
+        Verdict.PASS,
+        ["not compared", *(f"experts.{index}" for index in range(3))],
+    ),
+    "another activation": ({**ALIKE["a slice and a logged number"], "convert": RELU}, Verdict.INVALID, ["relu"]),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_the_layers_question_says_of_both_arms(name):
+    parts, verdict, words = SAID[name]
+    verdict_of(judge_both(**parts), verdict, *words)
 
 
 def test_data_that_a_loss_draws_for_one_arm_alone_is_other_data():
@@ -384,15 +379,6 @@ def test_data_that_a_loss_draws_for_one_arm_alone_is_other_data():
         return (model(x) - x).square().mean() + (model(own) - x).square().mean()
 
     assert "other inputs" in compare(ledgers(loss=shuffled))[0].headline
-
-
-def test_what_no_linear_multiplies_is_counted_and_keeps_the_share_below_all():
-    assert 0 < judge_both(build=raw).numbers["fp8_share"] <= 5 / 8
-
-
-def test_a_pass_names_the_modules_whose_rows_a_router_chooses():
-    decision = judge_both(build=routed)
-    verdict_of(decision, Verdict.PASS, "not compared", *(f"experts.{index}" for index in range(3)))
 
 
 def test_what_another_thread_does_meanwhile_is_no_part_of_the_step():
