@@ -21,7 +21,8 @@ from pytest_fp8.questions.numerics.check import check_numerics, find_in_handed_o
 from pytest_fp8.questions.numerics.evidence import ArmNumerics, Gradients, HandedOn, NumericsEvidence, ProductCheck
 from pytest_fp8.recipes import DGRAD, FPROP, ROLES, WGRAD, recipe_facts, recipe_options, types
 
-PASS, FAIL, INVALID, NOT_EXERCISED = Verdict.PASS, Verdict.FAIL, Verdict.INVALID, Verdict.NOT_EXERCISED
+PASS, FAIL, INVALID = Verdict.PASS, Verdict.FAIL, Verdict.INVALID
+INCONCLUSIVE, NOT_EXERCISED = Verdict.INCONCLUSIVE, Verdict.NOT_EXERCISED
 DELAYED, CURRENT = (Case("1b", "transformer_engine", recipe) for recipe in ("delayed", "current"))
 TENSORWISE = Case("own", "torchao", "tensorwise", emulated=True)
 SOUND = ProductCheck(
@@ -122,99 +123,22 @@ def test_a_wrong_product_is_named_with_its_role_and_cause(product, code):
     verdict_of(decision, FAIL, code, f"wrong {product.role} product\n", f"{product.role} of up")
 
 
-@pytest.mark.parametrize(
-    ("field", "product", "code"),
-    [
-        ("later", wrong(role=DGRAD, sqnr=14.0), N.STALE),
-        ("later", wrong(role=WGRAD, gain=0.5, sqnr=0.0), N.STALE),
-        ("later", wrong(role=DGRAD, gain=0.43, sqnr=2.4, lost=0.56), N.PART_MISSING),
-        ("later", wrong(role=DGRAD, gain=0.889, sqnr=9.8), N.STALE),
-        ("evaluated", wrong(gain=2.0, sqnr=-0.01), N.WRONG_SCALE),
-        ("evaluated_later", wrong(sqnr=14.0), N.STALE),
-    ],
-)
-def test_a_product_that_is_wrong_in_another_look_alone_is_named(field, product, code):
-    when = {"later": "after 13 training steps", "evaluated": "in an evaluation"}
-    when["evaluated_later"] = f"{when['evaluated']} {when['later']}"
-    verdict_of(look(field, product), FAIL, code, f"product {when[field]}\n")
-    verdict_of(look(field, SOUND), PASS)
-
-
-@pytest.mark.parametrize("field", ["products", "later"])
-def test_a_small_bias_that_is_missing_is_the_bias(field):
-    """Its row has as much power as FP8's own noise: without it the product is as right as the recipe's casts."""
-    small = wrong(sqnr=SOUND.own_sqnr - 3.0, of_bias=0.5)
-    verdict_of(look(field, small, case=TENSORWISE), FAIL, N.WRONG_BIAS)
-
-
-@pytest.mark.parametrize(
-    "product",
-    [
-        wrong(sqnr=14.0, own_sqnr=14.3, gain=0.981, own_gain=0.98),
-        wrong(power=0.0, gain=0.0, sqnr=math.inf),
-        wrong(values=24, sqnr=25.0, gain=1.02, gain_error=0.01),
-        wrong(own_sqnr=55.0, sqnr=44.0),
-        wrong(role=WGRAD, gain=0.0, sqnr=0.0, own_gain=0.0, own_sqnr=0.0),
-    ],
-    ids=["outliers", "nothing to multiply", "few rows", "high precision", "casts that leave nothing"],
-)
-def test_a_sound_product_is_left_alone(product):
-    verdict_of(judge(products=[product]), PASS)
-
-
-def test_looks_are_named_in_their_order():
-    early, late = wrong(role=DGRAD, gain=2.0, sqnr=-0.01), wrong(role=DGRAD, sqnr=11.0)
-    verdict_of(judge(products=[early], later=[late]), FAIL, "wrong dgrad product\n")
-    verdict_of(judge(fp8=gradients(times=4.0), later=[late]), FAIL, N.GRADIENT_TIMES)
-    verdict_of(look("evaluated", wrong(gain=2.0, sqnr=-0.01), later=[late]), FAIL, "after 13 training steps")
-
-
-@pytest.mark.parametrize("field", ["products", "later", "evaluated"])
-def test_a_layer_that_does_more_than_multiply_in_the_reference_too_is_not_judged(field):
-    more, alike = wrong(gain=3.0, sqnr=-6.0), {field: [replace(SOUND, sqnr=2.0, own_sqnr=55.0)]}
-    verdict_of(look(field, more), FAIL)
-    found = evidence(**({"more": {field: [more]}} if field == "evaluated" else {field: [more]}))
-    verdict_of(check_numerics(CASE, replace(found, bf16=replace(found.bf16, **alike)), layers_evidence()), PASS)
-
-
-@pytest.mark.parametrize("field", ["later", "evaluated"])
-def test_delayed_scaling_alone_has_wider_limits_in_later_looks(field):
-    past = replace(SOUND, sqnr=SOUND.own_sqnr - 8.0)
-    verdict_of(look(field, past, case=DELAYED), PASS)
-    verdict_of(look(field, past, case=CURRENT), FAIL)
-    verdict_of(look("later", wrong(gain=2.0, sqnr=-0.01), case=DELAYED), FAIL, N.WRONG_SCALE)
-
-
-def test_a_layer_with_scales_of_past_steps_has_their_limits_whatever_its_recipe():
-    past = wrong(sqnr=20.0, gain=0.95, own_scales=True)
-    decision = look("evaluated", wrong(sqnr=20.0), case=TENSORWISE, products=[past], later=[past])
-    verdict_of(decision, PASS, "1 layer(s) with scales of past steps")
-    verdict_of(judge(TENSORWISE, products=[wrong(sqnr=20.0, gain=0.95)]), FAIL)
-    verdict_of(judge(TENSORWISE, products=[replace(past, gain=2.0, sqnr=-0.01)]), FAIL)
-
-
-@pytest.mark.parametrize(
-    ("error", "evaluated", "said"),
-    [("RuntimeError: no kernel\nmore", [SOUND], True), ("", [SOUND], False), ("RuntimeError: trains only", (), False)],
-)
-def test_an_fp8_arm_that_alone_cannot_be_evaluated_is_said(error, evaluated, said):
-    decision = judge(more={"evaluation_error": error}, evaluated=evaluated)
-    verdict_of(decision, PASS)
-    assert ("the FP8 arm alone raises RuntimeError: no kernel" in decision.message) is said
-    assert ("raises" in decision.message) is said
-
-
-def test_a_recipe_without_healthy_arms_on_record_has_limits_of_its_own():
-    case = Case("1b", "transformer_engine", "mxfp8")
-    verdict_of(judge(case), PASS)
-    verdict_of(judge(case, products=[wrong(sqnr=SOUND.own_sqnr - 4.5)]), FAIL, N.TOO_COARSE)  # an e5m2 operand
-    verdict_of(judge(case, fp8=gradients(off=0.3)), FAIL, N.OTHER_GRADIENT)
-
-
-# -- gradients --------------------------------------------------------------------------------------------------------
-
-
 PADDED = wrong(role=WGRAD, gain=0.0, own_gain=0.0, own_sqnr=0.0, sqnr=0.0, underflow=0.75)
+STALE, DOUBLE, PAST = wrong(sqnr=14.0), wrong(gain=2.0, sqnr=-0.01), wrong(sqnr=SOUND.own_sqnr - 8.0)
+DOUBLE_DGRAD, COARSE_DGRAD = replace(DOUBLE, role=DGRAD), wrong(role=DGRAD, sqnr=11.0)
+SMALL_BIAS = wrong(sqnr=SOUND.own_sqnr - 3.0, of_bias=0.5)
+"""Its row has as much power as FP8's own noise: without it the product is as right as the recipe's casts."""
+MORE, ALIKE = wrong(gain=3.0, sqnr=-6.0), [replace(SOUND, sqnr=2.0, own_sqnr=55.0)]
+"""Of a layer that does more than multiply, and its product in the reference."""
+OWN_SCALES = wrong(sqnr=20.0, gain=0.95, own_scales=True)
+UNKNOWN = Case("1b", "transformer_engine", "mxfp8")
+"""A recipe without healthy arms on record."""
+LATER, EVALUATED = "product after 13 training steps\n", "product in an evaluation\n"
+NOISY, MOVED, FAR = gradients(0.4), gradients(0.5), gradients({"up": 0.9})
+APART = gradients(apart="up: 1.00 on rank 0, 1.20 on rank 1")
+WITHOUT_FP8 = layers_evidence()
+WITHOUT_FP8 = replace(WITHOUT_FP8, products=[replace(p, kind="bfloat16") for p in WITHOUT_FP8.products])
+EXACT = [replace(SOUND, layer=layer, role=role, sqnr=55.5) for layer in ("up", "down") for role in ROLES]
 
 
 def of(name, products=(), handed_on=1.0, **changes):
@@ -225,69 +149,166 @@ def of(name, products=(), handed_on=1.0, **changes):
     return judge(products=products, fp8=fp8, more={"handed_on": near}, **reference)
 
 
-@pytest.mark.parametrize(
-    ("decision", "code", "says"),
-    [
-        (lambda: judge(fp8=gradients(times=4.0)), N.GRADIENT_TIMES, "it is the first"),
-        (lambda: judge(fp8=gradients(times={"up": 2.0, "enter": 2.0})), N.GRADIENT_TIMES, "in backward order is down"),
-        (lambda: judge(fp8=gradients(times={"down": 0.0})), N.OTHER_GRADIENT, "down: 0.00 times"),
-        (lambda: judge(fp8=gradients(off={"enter": 0.7})), N.OTHER_GRADIENT, "enter: "),
-        (lambda: judge(fp8=gradients(off={"up": 0.3}, times={"up": 0.96})), N.OTHER_GRADIENT, "up: "),
-        (lambda: judge(fp8=gradients(off={"up": 0.9}, times={"up": 1.5})), N.OTHER_GRADIENT, "up: "),
-        (lambda: judge(fp8=gradients(without=["up"], silent=["up"])), N.OTHER_GRADIENT, "up: 0.00 times"),
-        (lambda: judge(fp8=gradients(off=0.7, random="other")), D.OTHER_RANDOM_NUMBERS, ""),
-        # What the step shows besides is the cause.
-        (lambda: of("up.bias", times=0.0625), N.BIAS_GRADIENT, "up.bias"),
-        (lambda: of("up.weight", [PADDED], off=0.7), N.OUTLIER, "wgrad of up"),
-        # Another step's gradient is given to the optimizer, or one that is stored too coarsely.
-        (lambda: of("up.weight", off=0.7, handed_on=0.1), N.GRADIENT_REPLACED, ""),
-        (lambda: of("up.weight", off=0.7, handed_on=0.8), N.GRADIENT_REPLACED, ""),
-        # Gradients that moved weights change by half are judged by their factor.
-        (lambda: judge(fp8=gradients(0.4, {"up": 2.0, "enter": 2.0}), moved=gradients(0.5)), None, "2 of 4 gradients"),
-        (lambda: judge(fp8=gradients(times={"down": 0.0}), moved=gradients(0.5)), N.OTHER_GRADIENT, ""),
-        (lambda: judge(fp8=gradients(times={"up": math.inf}), moved=gradients({"up": 0.9})), N.OTHER_GRADIENT, ""),
-    ],
-)  # fmt: skip
-def test_a_wrong_gradient_is_named_where_the_error_begins(decision, code, says):
+def does_more(field, **reference):
+    """In one of the looks, and in the reference's look of this name."""
+    given = {"more": {field: [MORE]}} if field == "evaluated" else {field: [MORE]}
+    found = evidence(**given)
+    return check_numerics(CASE, replace(found, bf16=replace(found.bf16, **reference)), layers_evidence())
+
+
+def evaluation(error, *products):
+    return judge(more={"evaluation_error": error}, evaluated=products)
+
+
+def without_products(layers=None):
+    sound = evidence()
+    arms = [replace(arm, products=[], later=[]) for arm in (sound.fp8, sound.bf16)]
+    return check_numerics(CASE, replace(sound, fp8=arms[0], bf16=arms[1]), layers or layers_evidence())
+
+
+def in_format(formats, phase="forward", fast=None, **changes):
+    healthy = layers_evidence()
+    products = [
+        replace(p, formats=formats, fast_accumulation=fast) if p.kind == FP8 and p.phase == phase else p
+        for p in healthy.products
+    ]
+    return judge(layers=replace(healthy, products=products, **changes))
+
+
+def recomputed_in_compiled_code(own):
+    """No hook runs there: what a user's own checkpointing recomputes lies in the backward pass. ``own``: the layers are
+    recomputed. Products of others have no formats of the forward pass there."""
+    healthy, kinds = layers_evidence(), {"forward": (E4M3, E4M3), "backward": (E5M2, E4M3)}
+    ran = [replace(p, formats=kinds[p.phase]) if p.kind == FP8 else p for p in healthy.products]
+    again = [replace(p, phase="backward") for p in ran if p.phase == "forward" and p.kind == FP8]
+    calls = [replace(call, owed=[*call.owed, *(["recompute"] if own else [])]) for call in healthy.calls]
+    case = Case("1b", "torchao", "tensorwise")
+    return judge(case, replace(healthy, products=[*ran, *again], calls=calls))
+
+
+FOUND = [  # decision, code, what the message says
+    # Looks: in the first step, in a later one, in evaluations.
+    (lambda: look("later", wrong(role=DGRAD, sqnr=14.0)), N.STALE, LATER),
+    (lambda: look("later", wrong(role=WGRAD, gain=0.5, sqnr=0.0)), N.STALE, LATER),
+    (lambda: look("later", wrong(role=DGRAD, gain=0.43, sqnr=2.4, lost=0.56)), N.PART_MISSING, LATER),
+    (lambda: look("later", wrong(role=DGRAD, gain=0.889, sqnr=9.8)), N.STALE, LATER),
+    (lambda: look("evaluated", DOUBLE), N.WRONG_SCALE, EVALUATED),
+    (lambda: look("evaluated_later", STALE), N.STALE, "product in an evaluation after 13 training steps\n"),
+    (lambda: judge(products=[DOUBLE_DGRAD], later=[COARSE_DGRAD]), None, "wrong dgrad product\n"),
+    (lambda: judge(fp8=gradients(times=4.0), later=[COARSE_DGRAD]), N.GRADIENT_TIMES, ""),
+    (lambda: look("evaluated", DOUBLE, later=[COARSE_DGRAD]), None, "after 13 training steps"),
+    # Other limits: a small bias, more than a product, scales of past steps, a recipe that is not on record.
+    *((lambda f=f: look(f, SMALL_BIAS, case=TENSORWISE), N.WRONG_BIAS, "") for f in ("products", "later")),
+    *((lambda f=f: does_more(f), None, "") for f in ("products", "later", "evaluated")),
+    *((lambda f=f: look(f, PAST, case=CURRENT), None, "") for f in ("later", "evaluated")),
+    (lambda: look("later", DOUBLE, case=DELAYED), N.WRONG_SCALE, ""),
+    (lambda: judge(TENSORWISE, products=[replace(OWN_SCALES, own_scales=False)]), None, ""),
+    (lambda: judge(TENSORWISE, products=[replace(OWN_SCALES, gain=2.0, sqnr=-0.01)]), None, ""),
+    (lambda: judge(UNKNOWN, products=[wrong(sqnr=SOUND.own_sqnr - 4.5)]), N.TOO_COARSE, ""),  # an e5m2 operand
+    (lambda: judge(UNKNOWN, fp8=gradients(off=0.3)), N.OTHER_GRADIENT, ""),
+    # Gradients: named where the error begins.
+    (lambda: judge(fp8=gradients(times=4.0)), N.GRADIENT_TIMES, "it is the first"),
+    (lambda: judge(fp8=gradients(times={"up": 2.0, "enter": 2.0})), N.GRADIENT_TIMES, "in backward order is down"),
+    (lambda: judge(fp8=gradients(times={"down": 0.0})), N.OTHER_GRADIENT, "down: 0.00 times"),
+    (lambda: judge(fp8=gradients(off={"enter": 0.7})), N.OTHER_GRADIENT, "enter: "),
+    (lambda: judge(fp8=gradients(off={"up": 0.3}, times={"up": 0.96})), N.OTHER_GRADIENT, "up: "),
+    (lambda: judge(fp8=gradients(off={"up": 0.9}, times={"up": 1.5})), N.OTHER_GRADIENT, "up: "),
+    (lambda: judge(fp8=gradients(without=["up"], silent=["up"])), N.OTHER_GRADIENT, "up: 0.00 times"),
+    (lambda: judge(fp8=gradients(off=0.7, random="other")), D.OTHER_RANDOM_NUMBERS, ""),
+    # What the step shows besides is the cause.
+    (lambda: of("up.bias", times=0.0625), N.BIAS_GRADIENT, "up.bias"),
+    (lambda: of("up.weight", [PADDED], off=0.7), N.OUTLIER, "wgrad of up"),
+    # Another step's gradient is given to the optimizer, or one that is stored too coarsely.
+    (lambda: of("up.weight", off=0.7, handed_on=0.1), N.GRADIENT_REPLACED, ""),
+    (lambda: of("up.weight", off=0.7, handed_on=0.8), N.GRADIENT_REPLACED, ""),
+    # Gradients that moved weights change by half are judged by their factor.
+    (lambda: judge(fp8=gradients(0.4, {"up": 2.0, "enter": 2.0}), moved=MOVED), None, "2 of 4 gradients"),
+    (lambda: judge(fp8=gradients(times={"down": 0.0}), moved=MOVED), N.OTHER_GRADIENT, ""),
+    (lambda: judge(fp8=gradients(times={"up": math.inf}), moved=FAR), N.OTHER_GRADIENT, ""),
+    (lambda: judge(fp8=APART, gradients=gradients(off=0.0)), D.NOT_REDUCED, ""),
+    # Formats.
+    (lambda: in_format((E5M2, E4M3)), N.OTHER_FORMAT, "of the forward pass"),
+    (lambda: in_format((E5M2, E4M3)), N.OTHER_FORMAT, "e4m3 x e5m2"),
+    (lambda: in_format((E4M3, E4M3), "backward"), N.OTHER_FORMAT, "of the backward pass"),
+    (lambda: in_format((E5M2, E4M3), "backward", fast=True), N.FAST_ACCUMULATION, ""),
+    (lambda: recomputed_in_compiled_code(own=False), None, "2 FP8 products of the backward pass"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("decision", "code", "says"), FOUND)
+def test_what_is_wrong_is_named(decision, code, says):
     verdict_of(decision(), FAIL, says, *([code] if code else []))
 
 
-@pytest.mark.parametrize(
-    ("decision", "says"),
-    [
-        (judge, "6 products of 2 layers right (lowest SQNR 28.4 dB), gradients within 5."),
-        # None is known to be zero that was not said to be, and what is there is no zero although another one is.
-        (lambda: judge(fp8=gradients(without=["up"])), ""),
-        (lambda: judge(fp8=gradients(silent=["up"])), ""),
-        (lambda: judge(fp8=gradients(0.4), moved=gradients(0.5)), "4 sensitive ones within a factor of 1 +-"),
-        # One expert, whose rows a small change moves.
-        (lambda: judge(fp8=gradients({"up": 0.6}), moved=gradients({"up": 0.6})), ""),
-        # At 0.8 of a gradient the limit would be 3 to 4 times its length: nothing is found there.
-        (lambda: judge(fp8=gradients({"up": 3.5}), moved=gradients({"up": 0.9})), "1 of 4 not judged"),
-    ],
-)
-def test_sound_gradients_pass(decision, says):
+RIGHT = "6 products of 2 layers right"
+SOUND_ARMS = [  # decision, what the message says
+    (judge, f"{RIGHT} (lowest SQNR 28.4 dB), gradients within 5."),
+    (lambda: judge(Case("tiny", "bf16", "none"), layers_evidence()), ""),
+    (lambda: judge(UNKNOWN), ""),
+    *((lambda f=f: look(f, SOUND), "") for f in ("later", "evaluated", "evaluated_later")),
+    # Outliers, nothing to multiply, few rows, high precision, casts that leave nothing.
+    (lambda: judge(products=[wrong(sqnr=14.0, own_sqnr=14.3, gain=0.981, own_gain=0.98)]), ""),
+    (lambda: judge(products=[wrong(power=0.0, gain=0.0, sqnr=math.inf)]), ""),
+    (lambda: judge(products=[wrong(values=24, sqnr=25.0, gain=1.02, gain_error=0.01)]), ""),
+    (lambda: judge(products=[wrong(own_sqnr=55.0, sqnr=44.0)]), ""),
+    (lambda: judge(products=[wrong(role=WGRAD, gain=0.0, sqnr=0.0, own_gain=0.0, own_sqnr=0.0)]), ""),
+    *((lambda f=f: does_more(f, **{f: ALIKE}), "") for f in ("products", "later", "evaluated")),
+    # Delayed scaling, and a layer with scales of past steps whatever its recipe.
+    *((lambda f=f: look(f, PAST, case=DELAYED), "") for f in ("later", "evaluated")),
+    (
+        lambda: look("evaluated", wrong(sqnr=20.0), case=TENSORWISE, products=[OWN_SCALES], later=[OWN_SCALES]),
+        "1 layer(s) with scales of past steps",
+    ),
+    (lambda: evaluation("RuntimeError: no kernel\nmore", SOUND), "the FP8 arm alone raises RuntimeError: no kernel"),
+    # None is known to be zero that was not said to be, and what is there is no zero although another one is.
+    (lambda: judge(fp8=gradients(without=["up"])), ""),
+    (lambda: judge(fp8=gradients(silent=["up"])), ""),
+    (lambda: judge(fp8=NOISY, moved=MOVED), "4 sensitive ones within a factor of 1 +-"),
+    # One expert, whose rows a small change moves.
+    (lambda: judge(fp8=gradients({"up": 0.6}), moved=gradients({"up": 0.6})), ""),
+    # At 0.8 of a gradient the limit would be 3 to 4 times its length: nothing is found there.
+    (lambda: judge(fp8=gradients({"up": 3.5}), moved=FAR), "1 of 4 not judged"),
+    # Ranks that keep their gradients in both arms may reduce them later.
+    (lambda: judge(fp8=APART, gradients=gradients(off=0.0, apart="a")), "differ between the ranks in both arms"),
+    # Powers of two lose nothing in FP8. FP8 in one role, by a kernel that no profile knows.
+    (lambda: judge(products=EXACT), RIGHT),
+    (lambda: judge(products=[p for p in EXACT if p.role != FPROP], layers=WITHOUT_FP8), RIGHT),
+    (without_products, "no layer's products can be seen by themselves"),
+    (lambda: in_format((E5M2, E4M3), "backward"), ""),
+    (lambda: in_format((E4M3, E4M3), fast=True), ""),
+    # The recipe of FP8 of one's own cannot be read: E4M3 gradients may be what its author chose.
+    (lambda: in_format((E4M3, E4M3), "backward", live_fp8=[], converted=[]), "formats were not judged"),
+    (lambda: recomputed_in_compiled_code(own=True), ""),
+]
+
+
+@pytest.mark.parametrize(("decision", "says"), SOUND_ARMS)
+def test_sound_arms_pass(decision, says):
     verdict_of(decision(), PASS, says)
 
 
-def test_the_figures_are_of_what_was_compared():
-    sound, less, far = judge(), judge(fp8=gradients(without=["up"])), judge(moved=gradients({"up": 0.9}))
-    assert (sound.numbers["products"], sound.numbers["sqnr_db"]) == (6, 28.4)
-    assert (less.numbers["gradients"], far.numbers["not_judged"]) == (len(NAMES) - 1, 1)
+@pytest.mark.parametrize(("error", "products"), [("", [SOUND]), ("RuntimeError: trains only", [])])
+def test_an_error_of_both_arms_evaluations_or_none_is_not_said(error, products):
+    decision = evaluation(error, *products)
+    verdict_of(decision, PASS)
+    assert "raises" not in decision.message
 
 
-def test_gradients_that_any_small_change_moves_decide_nothing():
-    far = judge(fp8=gradients(off=0.9), moved=gradients(off=0.9))
-    verdict_of(far, Verdict.INCONCLUSIVE, N.TOO_SENSITIVE)
+NAN = {"gradients": gradients(0.0, loss=math.nan), "fp8": gradients(loss=math.nan)}
 
 
-@pytest.mark.parametrize(("bf16", "verdict"), [("", FAIL), ("a", PASS)])
-def test_gradients_that_ranks_keep_in_one_arm_alone_are_named(bf16, verdict):
-    """In both arms they may be reduced later."""
-    apart = gradients(apart="up: 1.00 on rank 0, 1.20 on rank 1")
-    decision = judge(fp8=apart, gradients=gradients(off=0.0, apart=bf16))
-    assert (decision.verdict, decision.code) == (verdict, None if bf16 else D.NOT_REDUCED)
-    assert bool(bf16) == ("differ between the ranks in both arms" in decision.message)
+@pytest.mark.parametrize(
+    ("decision", "verdict", "code", "says"),
+    [
+        (lambda: judge(fp8=gradients(off=0.9), moved=gradients(off=0.9)), INCONCLUSIVE, N.TOO_SENSITIVE, ""),
+        (lambda: judge(fp8=gradients(data=8)), INVALID, D.OTHER_DATA, ""),
+        (lambda: judge(**NAN), INVALID, C.REFERENCE_NOT_FINITE, ""),
+        (lambda: without_products(WITHOUT_FP8), NOT_EXERCISED, N.NO_FP8_PRODUCT, ""),
+        (lambda: judge(products=EXACT, layers=WITHOUT_FP8), NOT_EXERCISED, N.NO_FP8_PRODUCT, "as exact as BF16's"),
+    ],
+)
+def test_what_shows_nothing_of_fp8_proves_nothing(decision, verdict, code, says):
+    verdict_of(decision(), verdict, code, says)
 
 
 @pytest.mark.parametrize(
@@ -303,6 +324,12 @@ def test_gradients_that_ranks_keep_in_one_arm_alone_are_named(bf16, verdict):
 def test_what_some_way_of_moving_weights_does_is_no_fault_and_hides_none(fp8, moved, further, verdict):
     verdict_of(judge(fp8=fp8, moved=moved), FAIL, "gradient")
     verdict_of(judge(fp8=fp8, moved=moved, further=further), verdict)
+
+
+def test_the_figures_are_of_what_was_compared():
+    sound, less, far = judge(), judge(fp8=gradients(without=["up"])), judge(moved=gradients({"up": 0.9}))
+    assert (sound.numbers["products"], sound.numbers["sqnr_db"]) == (6, 28.4)
+    assert (less.numbers["gradients"], far.numbers["not_judged"]) == (len(NAMES) - 1, 1)
 
 
 def test_the_reference_is_asked_for_further_draws_where_a_gradient_looks_wrong():
@@ -324,91 +351,12 @@ def test_the_reference_is_asked_for_further_draws_where_a_gradient_looks_wrong()
 
 # -- what there is to judge, and formats ------------------------------------------------------------------------------
 
-WITHOUT_FP8 = layers_evidence()
-WITHOUT_FP8 = replace(WITHOUT_FP8, products=[replace(p, kind="bfloat16") for p in WITHOUT_FP8.products])
-EXACT = [replace(SOUND, layer=layer, role=role, sqnr=55.5) for layer in ("up", "down") for role in ROLES]
-
-EXACT_BACKWARD = [p for p in EXACT if p.role != FPROP]
-
-
-def neither_finite():
-    return judge(gradients=gradients(0.0, loss=math.nan), fp8=gradients(loss=math.nan))
-
-
-def without_products(layers=None):
-    sound = evidence()
-    arms = [replace(arm, products=[], later=[]) for arm in (sound.fp8, sound.bf16)]
-    return check_numerics(CASE, replace(sound, fp8=arms[0], bf16=arms[1]), layers or layers_evidence())
-
-
-@pytest.mark.parametrize(
-    ("decision", "verdict", "code", "says"),
-    [
-        (lambda: judge(fp8=gradients(data=8)), INVALID, D.OTHER_DATA, ""),
-        (neither_finite, INVALID, C.REFERENCE_NOT_FINITE, ""),
-        (lambda: without_products(WITHOUT_FP8), NOT_EXERCISED, N.NO_FP8_PRODUCT, ""),
-        (lambda: judge(products=EXACT, layers=WITHOUT_FP8), NOT_EXERCISED, N.NO_FP8_PRODUCT, "as exact as BF16's"),
-        # Powers of two lose nothing in FP8.
-        (lambda: judge(products=EXACT), PASS, None, "6 products of 2 layers right"),
-        # FP8 in one role, by a kernel that no profile knows.
-        (lambda: judge(products=EXACT_BACKWARD, layers=WITHOUT_FP8), PASS, None, "6 products of 2 layers right"),
-        (without_products, PASS, None, "no layer's products can be seen by themselves"),
-    ],
-)
-def test_what_shows_nothing_of_fp8_proves_nothing(decision, verdict, code, says):
-    found = decision()
-    verdict_of(found, verdict, says)
-    assert found.code is code
-
-
-def in_format(formats, phase="forward", fast=None, **changes):
-    healthy = layers_evidence()
-    products = [
-        replace(p, formats=formats, fast_accumulation=fast) if p.kind == FP8 and p.phase == phase else p
-        for p in healthy.products
-    ]
-    return replace(healthy, products=products, **changes)
-
-
-@pytest.mark.parametrize(
-    ("layers", "verdict", "says"),
-    [
-        (in_format((E5M2, E4M3)), FAIL, [N.OTHER_FORMAT, "of the forward pass", "e4m3 x e5m2"]),
-        (in_format((E5M2, E4M3), "backward"), PASS, []),
-        (in_format((E4M3, E4M3), "backward"), FAIL, [N.OTHER_FORMAT, "of the backward pass"]),
-        (in_format((E4M3, E4M3), fast=True), PASS, []),
-        (in_format((E5M2, E4M3), "backward", fast=True), FAIL, [N.FAST_ACCUMULATION]),
-        # The recipe of FP8 of one's own cannot be read: E4M3 gradients may be what its author chose.
-        (in_format((E4M3, E4M3), "backward", live_fp8=[], converted=[]), PASS, ["formats were not judged"]),
-    ],
-)
-def test_formats_are_those_that_the_recipe_promises(layers, verdict, says):
-    verdict_of(judge(layers=layers), verdict, *says)
-
 
 @pytest.mark.parametrize(("backend", "recipe"), [(kind.name, facts.name) for kind in types() for facts in kind.recipes])
 def test_each_recipe_promises_formats_for_its_roles(backend, recipe):
     casts = promised_casts(backend, recipe, recipe_options(backend, recipe, {}))
     assert tuple(casts) == recipe_facts(backend, recipe).roles
     assert {cast.format for pair in casts.values() for cast in pair} <= {E4M3, E5M2}
-
-
-def test_a_reference_is_no_fp8_arm():
-    assert promised_casts("bf16", "none", {}) == {}
-    assert judge(Case("tiny", "bf16", "none"), layers_evidence()).verdict is PASS
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_recomputed_products_of_compiled_code_have_the_forward_pass_s_formats(own):
-    """No hook runs in compiled code: what a user's own checkpointing recomputes lies in the backward pass. Products of
-    layers that are not recomputed have no such formats there."""
-    case, healthy = Case("1b", "torchao", "tensorwise"), layers_evidence()
-    kinds = {"forward": (E4M3, E4M3), "backward": (E5M2, E4M3)}
-    ran = [replace(p, formats=kinds[p.phase]) if p.kind == FP8 else p for p in healthy.products]
-    again = [replace(p, phase="backward") for p in ran if p.phase == "forward" and p.kind == FP8]
-    calls = [replace(call, owed=[*call.owed, *(["recompute"] if own else [])]) for call in healthy.calls]
-    decision = judge(case, replace(healthy, products=[*ran, *again], calls=calls))
-    verdict_of(decision, PASS if own else FAIL, *([] if own else ["2 FP8 products of the backward pass"]))
 
 
 # -- what the optimizer is given --------------------------------------------------------------------------------------
