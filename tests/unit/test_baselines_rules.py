@@ -415,12 +415,10 @@ def of_case(case=CASE, speed=QUIET, memory=0.85, **origin):
     return baseline(case.id, case.digest(), metrics=metrics, **origin)
 
 
-def later(day=21, **change):
+def later(**change):
     """The project's baseline with a session behind its first."""
     first = of_case()
-    return replace(
-        first, sessions=(*first.sessions, *of_case(date=f"2026-11-{day}", run=f"{day:012}", **change).sessions)
-    )
+    return replace(first, sessions=(*first.sessions, *of_case(date="2026-11-21", run=f"{21:012}", **change).sessions))
 
 
 def faster(by):
@@ -429,11 +427,14 @@ def faster(by):
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A project with a suite and one stored baseline."""
+    """A project with a suite and one stored baseline, both committed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "suites").mkdir()
     (tmp_path / "suites/matrix.py").write_text(SUITE)
     write_baseline(tmp_path / "baselines", of_case())
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for arguments in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *arguments], check=True)
     return tmp_path
 
 
@@ -447,16 +448,6 @@ def run(project, capsys):
         return code, said.out, said.err
 
     return call
-
-
-@pytest.fixture
-def committed(project):
-    git = ["git", "-C", str(project), "-c", "user.name=t", "-c", "user.email=t@example.org"]
-    for arguments in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "all"]):
-        subprocess.run([*git, *arguments], check=True)
-
-
-# -- list ---------------------------------------------------------------------------------------------------------
 
 
 def test_list_has_one_line_per_baseline_and_its_origin_below(run, project):
@@ -474,111 +465,106 @@ def test_list_has_one_line_per_baseline_and_its_origin_below(run, project):
     assert "bad.json is not a readable baseline" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "next_step"),
-    [
-        (["list", "1b-torchao-rowise"], "did you mean '1b-torchao-rowwise'?"),
-        (["list", "--gpu", "h20o"], "did you mean 'h200'?"),
-        (["check", "--gpu", "h20o"], "did you mean 'h200'?"),
-    ],
-)
-def test_an_unknown_name_is_refused(run, arguments, next_step):
-    code, out, err = run(*arguments)
-    assert (code, out) == (2, "")
-    assert f"next:     {next_step}" in err
+def storing(**changes):
+    return lambda project: write_baseline(project / "baselines", replace(of_case(), **changes))
 
 
-# -- check --------------------------------------------------------------------------------------------------------
+def another(case, gone=False):
+    """A baseline of another case, beside that of the project or in its place."""
+
+    def change(project):
+        write_baseline(project / "baselines", of_case(case))
+        if gone:
+            (project / THE_FILE).unlink()
+
+    return change
 
 
-def test_a_sound_folder_has_no_errors_and_its_gaps_are_notes(run):
-    code, out, _ = run("check")
-    assert code == 0
-    assert "unexercised: the suite defines this case and no baseline is stored for it: 1b-torchao-tensorwise" in out
-    assert "1b-bf16" not in out, "a control has no baseline"
-    assert "1 baselines: 0 error(s), 1 note(s)" in out
+def measured_again(**change):
+    return lambda project: write_baseline(project / "baselines", later(**change))
 
 
-@pytest.mark.parametrize(
-    ("code", "broken"),
-    [
-        (B.UNREADABLE, lambda path: path.rename(path.with_name("1b-torchao-tensorwise.json"))),
-        (B.ORPHANED, lambda path: write_baseline(path.parent.parent, of_case(Case("8b", "torchao", "rowwise")))),
-        (B.REDEFINED, lambda path: write_baseline(path.parent.parent, replace(of_case(), case_hash="0" * 16))),
-    ],
-)
-def test_check_fails_on(run, project, code, broken):
-    """`tests/words/test_words.py` has the other codes."""
-    broken(project / THE_FILE)
-    exit_code, out, _ = run("check")
-    assert (exit_code, code in out) == (1, True)
+def suite(old, new, name="suites/matrix.py", then=lambda project: None):
+    def change(project):
+        (project / name).write_text(SUITE.replace(old, new))
+        then(project)
+
+    return change
 
 
-def test_the_speed_of_a_case_that_is_asked_for_none_is_not_too_coarse(run, project):
-    untimed = 'Case("1b", "torchao", "rowwise", questions=("layers", "memory"))'
-    write_baseline(project / "baselines", of_case(speed=[[0.0] * 6, [0.2] * 6]))
-    (project / "suites/matrix.py").write_text(SUITE.replace('Case("1b", "torchao", "rowwise")', untimed))
-    assert run("check")[0] == 0
+def removed(*folders):
+    return lambda project: [shutil.rmtree(project / folder) for folder in folders]
 
 
-def test_without_a_suite_each_file_is_looked_at_alone(run, project):
-    (project / "suites/matrix.py").unlink()
-    code, _, err = run("check")
-    assert (code, "--suite" in err) == (2, True), "no clean bill"
-    shutil.rmtree(project / "suites")
-    own = write_baseline(project / "baselines", of_case(Case("own", "torchao", "rowwise", name="mine")))
-    code, out, _ = run("check")
-    assert code == 0
-    assert "2 baselines, each looked at alone, for no " in out
-    own.write_text("{")
-    assert run("check")[0] == 1
-    assert run("check", "--suite", "matrix.py")[0] == 2, "what is named must be there"
-    shutil.rmtree(project / "baselines")
-    assert run("check")[0] == 2, "nothing was looked at"
+def alone(text):
+    """A project without a suite, and a baseline with this text beside its sound one."""
+
+    def change(project):
+        another(Case("own", "torchao", "rowwise", name="mine"))(project)
+        removed("suites")(project)
+        if text:
+            (project / "baselines/h200/mine.json").write_text(text)
+
+    return change
 
 
-# -- diff ---------------------------------------------------------------------------------------------------------
+def renamed(project):
+    (project / THE_FILE).rename(project / THE_FILE.replace("rowwise", "tensorwise"))
 
 
-@pytest.mark.usefixtures("committed")
-@pytest.mark.parametrize(
-    ("change", "code", "says"),
-    [
-        ({}, 0, "0 changed, 1 as they were"),
-        ({"speed": faster(-0.06), "libraries": {"torch": "2.0.0"}}, 1, "torch 1.0.0 -> 2.0.0"),
-        ({"speed": faster(-0.06)}, 1, "1.106x -> 1.042x -5.82% [-7."),
-        ({"speed": faster(-0.019)}, 0, "moved"),
-        ({"memory": 0.95}, 1, "0.850x -> 0.950x +11.76% (band 2%)"),
-    ],
-)
-def test_diff_tells_worse_from_better_from_noise(run, project, change, code, says):
-    write_baseline(project / "baselines", later(**change))
-    seen, out, _ = run("diff")
-    assert says in " ".join(out.split())
+OTHER = Case("8b", "torchao", "rowwise")
+COARSE = of_case(speed=[[0.0] * 6, [0.2] * 6]).sessions
+UNTIMED = 'Case("1b", "torchao", "rowwise", questions=("layers", "memory"))'
+SLOWER = {"speed": faster(-0.06)}
+COMMANDS = [  # what is changed, arguments, exit code, what is said
+    (None, "list 1b-torchao-rowise", 2, "next: did you mean '1b-torchao-rowwise'?"),
+    (None, "list --gpu h20o", 2, "next: did you mean 'h200'?"),
+    (None, "check --gpu h20o", 2, "next: did you mean 'h200'?"),
+    # Gaps are notes; a control has no baseline. `tests/words/test_words.py` has the other codes.
+    (None, "check", 0, "this case and no baseline is stored for it: 1b-torchao-tensorwise"),
+    (None, "check", 0, "1 baselines: 0 error(s), 1 note(s)"),
+    (renamed, "check", 1, B.UNREADABLE),
+    (another(OTHER), "check", 1, B.ORPHANED),
+    (storing(case_hash="0" * 16), "check", 1, B.REDEFINED),
+    # The speed of a case that is asked for none is not too coarse.
+    (suite('Case("1b", "torchao", "rowwise")', UNTIMED, then=storing(sessions=COARSE)), "check", 0, ""),
+    # Without a suite each file is looked at alone; a folder of suites without one is no clean bill.
+    (lambda project: (project / "suites/matrix.py").unlink(), "check", 2, "--suite"),
+    (alone(""), "check", 0, "2 baselines, each looked at alone, for no "),
+    (alone("{"), "check", 1, ""),
+    (alone(""), "check --suite matrix.py", 2, ""),
+    (removed("suites", "baselines"), "check", 2, ""),
+    # Worse, better, noise.
+    (measured_again(), "diff", 0, "0 changed, 1 as they were"),
+    (measured_again(**SLOWER, libraries={"torch": "2.0.0"}), "diff", 1, "torch 1.0.0 -> 2.0.0"),
+    (measured_again(**SLOWER), "diff", 1, "1.106x -> 1.042x -5.82% [-7."),
+    (measured_again(speed=faster(-0.019)), "diff", 0, "moved"),
+    (measured_again(memory=0.95), "diff", 1, "0.850x -> 0.950x +11.76% (band 2%)"),
+    # The tolerance of a speedup is the case's own.
+    (measured_again(speed=faster(-0.03)), "diff", 1, ""),
+    (
+        suite('"rowwise")', '"rowwise", tolerance=0.08)', "wide.py", then=measured_again(speed=faster(-0.03))),
+        "diff --suite wide.py",
+        0,
+        "",
+    ),
+    # What was removed is found; nothing is compared with a redefined case.
+    (
+        storing(case_hash="other", sessions=of_case(speed=faster(-0.5)).sessions),
+        "diff --git main",
+        0,
+        "is new (the case was redefined: its old numbers are not compared)",
+    ),
+    (another(OTHER, gone=True), "diff --git main", 1, "worse: h200/1b-torchao-rowwise"),
+    (removed("baselines"), "diff --git main", 1, "1 removed: h200/1b-torchao-rowwise"),
+    (None, "diff --git=no-such-branch", 2, "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("change", "arguments", "code", "says"), COMMANDS)
+def test_what_a_command_says_and_its_exit_code(run, project, change, arguments, code, says):
+    if change is not None:
+        change(project)
+    seen, out, err = run(*arguments.split())
+    assert says in " ".join((out + err).split())
     assert seen == code
-
-
-@pytest.mark.usefixtures("committed")
-def test_the_tolerance_of_a_speedup_is_the_case_s_own_and_never_the_file_s(run, project):
-    write_baseline(project / "baselines", later(speed=faster(-0.03)))
-    assert run("diff")[0] == 1
-    (project / "wide.py").write_text(SUITE.replace('"rowwise")', '"rowwise", tolerance=0.08)'))
-    assert run("diff", "--suite", "wide.py")[0] == 0
-
-
-@pytest.mark.usefixtures("committed")
-def test_diff_finds_what_was_removed_and_compares_nothing_with_a_redefined_case(run, project):
-    path = write_baseline(project / "baselines", replace(of_case(speed=faster(-0.5)), case_hash="other"))
-    code, out, _ = run("diff", "--git", "main")
-    assert code == 0
-    assert "is new (the case was redefined: its old numbers are not compared)" in out
-    path.unlink()
-    write_baseline(project / "baselines", of_case(Case("8b", "torchao", "rowwise")))
-    code, out, _ = run("diff", "--git", "main")
-    assert code == 1
-    assert "worse: h200/1b-torchao-rowwise" in out
-    shutil.rmtree(project / "baselines")
-    code, out, _ = run("diff", "--git", "main")
-    assert (code, "1 removed: h200/1b-torchao-rowwise" in out) == (1, True), "a folder that is gone has lost all"
-    code, _, err = run("diff", "--git=no-such-branch")
-    assert (code, "cannot be read" in err) == (2, True)
