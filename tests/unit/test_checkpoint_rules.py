@@ -46,7 +46,6 @@ STUDENT = [0.04307, 0.04107, 0.04349, 0.04258], [0.04, 0.03852, 0.04028, 0.03955
 NOT_COMPARED = "states of random generators and buffers that are not persistent are not compared"
 DECIDED = [  # transfers, verdict, code, what the message says
     ([losses([0.021, 0.019], [0.0215, 0.0193])], PASS, None, "2 weights bit-equal"),
-    ([losses([1900.0, 1850.0], [1903.0, 1854.0])], PASS, None, ""),
     ([losses([60.0, 60.25], [60.25, 60.5])], PASS, None, ""),  # a loss in bfloat16
     # In nats, and below a loss of 1 as a share of the largest; to either side.
     ([by(STEPS, -0.052)], FAIL, K.DOES_NOT_GO_ON, ""),
@@ -58,7 +57,6 @@ DECIDED = [  # transfers, verdict, code, what the message says
     # A model may be given what it computed itself: other inputs count only where the losses differ.
     ([losses(STEPS, STEPS, inputs=([1, 2], [1, 3]))], PASS, None, ""),
     ([losses(STEPS, OTHER, inputs=([1, 2], [1, 3]))], INVALID, K.DATA_NOT_CARRIED, ""),
-    ([transfer(), transfer(logit_distance=math.nan)], INVALID, K.SOURCE_NOT_FINITE, ""),
     ([own(4, 8)], PASS, None, NOT_COMPARED),
     ([own(0, 4)], FAIL, K.STATE_LOST, "count 4 -> 0"),
 ]
