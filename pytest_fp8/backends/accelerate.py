@@ -53,9 +53,19 @@ class ThroughAccelerate(Backend):
         return []
 
     def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case) -> Prepared:
+        """With an Accelerator, of one process or of one of several ranks, as ``accelerate launch`` makes it: with the
+        plugin of the way to parallelize, and with nothing more."""
+        from accelerate import Accelerator
+
         forget_accelerate()
-        accelerator = make_accelerator(case.parallel, on_cpu(model), self.mixed_precision, self.handlers(case))
-        return self.prepare_with(accelerator, model, make_optimizer(model), case)
+        how, cpu, handlers = way(case.parallel), on_cpu(model), self.handlers(case)
+        plugins = how.plugins()
+        made = Accelerator(cpu=cpu, mixed_precision=self.mixed_precision, kwargs_handlers=handlers, **plugins)
+        # Plugins set them for the whole process.
+        for variable in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
+            os.environ.pop(variable, None)
+        how.join_accelerate(made, plugins)
+        return self.prepare_with(made, model, make_optimizer(model), case)
 
     def prepare_with(
         self, accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, case: Case
@@ -182,18 +192,3 @@ def forget_accelerate() -> None:
     if state is not None:
         state.AcceleratorState._reset_state(reset_partial_state=True)
         state.GradientState._reset_state()
-
-
-def make_accelerator(parallel: str, cpu: bool, mixed_precision: str, handlers: list[Any]) -> Any:
-    """An Accelerator, of one process or of one of several ranks, as ``accelerate launch`` makes it: with the plugin of
-    the way to parallelize, and with nothing more."""
-    from accelerate import Accelerator
-
-    how = way(parallel)
-    plugins = how.plugins()
-    accelerator = Accelerator(cpu=cpu, mixed_precision=mixed_precision, kwargs_handlers=handlers, **plugins)
-    # Plugins set them for the whole process.
-    for variable in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
-        os.environ.pop(variable, None)
-    how.join_accelerate(accelerator, plugins)
-    return accelerator

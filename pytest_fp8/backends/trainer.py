@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -34,15 +35,14 @@ if TYPE_CHECKING:
 ALL_GATHER = "enable_fsdp_float8_all_gather"
 """torchao's name of the option ``fp8_all_gather``. It wraps the weights for FSDP2, which makes them new parameters that
 an optimizer made before does not hold. Accelerate switches it on by default, with or without FSDP."""
-PREFIX = "ACCELERATE_"
 OPTIONS = {
-    "fp8_format": "FP8_FORMAT",
-    "amax_history_len": "FP8_AMAX_HISTORY_LEN",
-    "amax_compute_algo": "FP8_AMAX_COMPUTE_ALGO",
-    "margin": "FP8_MARGIN",
-    "fp8_all_gather": "FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER",
+    "fp8_format": "ACCELERATE_FP8_FORMAT",
+    "amax_history_len": "ACCELERATE_FP8_AMAX_HISTORY_LEN",
+    "amax_compute_algo": "ACCELERATE_FP8_AMAX_COMPUTE_ALGO",
+    "margin": "ACCELERATE_FP8_MARGIN",
+    "fp8_all_gather": "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER",
 }
-"""Recipe option -> the variable that Accelerate reads it from, without its prefix."""
+"""Recipe option -> the variable that Accelerate reads it from."""
 
 
 class ThroughTrainer(ThroughAccelerate):
@@ -52,20 +52,21 @@ class ThroughTrainer(ThroughAccelerate):
     """What Accelerate calls the library: ``TE`` or ``AO``. It refuses ``te``."""
 
     def environment(self, case: Case) -> dict[str, str]:
-        return fp8_environment(self.fp8_backend, case.full_options)
+        options = {OPTIONS[name]: str(value) for name, value in case.full_options.items()}
+        return {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": self.fp8_backend, **options}
 
     def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case) -> Prepared:
-        asked = self.environment(case)
-        users = self.users_trainer
-        with trainer(model, make_optimizer, case, asked) if users is None else nullcontext(users) as of_model:
-            self.adjust(of_model.accelerator, case)
-            optimizer = of_model.create_optimizer() if users is None else make_optimizer(model)
-            prepared = self.prepare_with(of_model.accelerator, model, optimizer, case)
-            prepared.asked = asked[PREFIX + "MIXED_PRECISION"]
-            return _with_loss(of_model, case, prepared)
-
-    def adjust(self, accelerator: Any, case: Case) -> None:
-        """Ask the Trainer's Accelerator for what no variable can ask for."""
+        trainer = self.users_trainer
+        if trainer is None:
+            forget_accelerate()
+            with launched(self.environment(case), on_cpu(model)):
+                trainer = plain_trainer(model, case)
+        prepared = self.prepare_with(trainer.accelerator, model, make_optimizer(model), case)
+        prepared.asked = "fp8"
+        # A user's own model keeps the loss that came with it, as a Trainer that overrides compute_loss would.
+        if case.model != OWN:
+            prepared.loss_of = partial(loss_of, trainer)
+        return prepared
 
 
 class TrainerTransformerEngine(ThroughTrainer, AccelerateTransformerEngine):
@@ -86,34 +87,31 @@ class TrainerTorchAO(ThroughTrainer, AccelerateTorchAO):
     parallel = ()
     fp8_backend = "AO"
 
-    def adjust(self, accelerator: Any, case: Case) -> None:
+    def prepare_with(
+        self, accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, case: Case
+    ) -> Prepared:
         """No variable asks for emulation, which a CPU needs: Accelerate's configuration is replaced by the same one
         emulated, before anything is converted."""
         handler = accelerator.ao_recipe_handler
         if case.emulated and handler is not None:
             handler.config = replace(handler.config, emulate=True)
+        return super().prepare_with(accelerator, model, optimizer, case)
 
     def recipe_in_force(self, module: torch.nn.Module) -> dict[str, Any]:
         config: Any = getattr(module, "config", None)
         return {**super().recipe_in_force(module), "fp8_all_gather": getattr(config, ALL_GATHER, False)}
 
 
-def fp8_environment(library: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that ask Accelerate for FP8 by ``library`` (``TE`` or ``AO``) with the recipe's options."""
-    asked = {"MIXED_PRECISION": "fp8", "FP8_BACKEND": library}
-    asked.update({OPTIONS[name]: str(value) for name, value in options.items()})
-    return {PREFIX + name: value for name, value in asked.items()}
+def launched(asked: Mapping[str, str], cpu: bool) -> AbstractContextManager[None]:
+    """The environment of ``accelerate launch``: the variables ``asked``, and no others that ask for a precision."""
+    decide = ("ACCELERATE_FP8_", "ACCELERATE_MIXED_PRECISION")
+    others = {name: value for name, value in os.environ.items() if not name.startswith(decide)}
+    on = {"ACCELERATE_USE_CPU": "true"} if cpu else {}
+    return patch.dict(os.environ, {**others, **asked, **on}, clear=True)
 
 
-@contextmanager
-def trainer(
-    model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, asked: Mapping[str, str]
-) -> Iterator[Any]:
-    """A Trainer made under the environment ``asked``, which is restored afterwards.
-
-    It is given the optimizer, as ``optimizers=`` lets users do: the reference arm's, so that both train alike. Its
-    output folder is a temporary one, and no integration reports anything.
-    """
+def plain_trainer(model: torch.nn.Module, case: Case) -> Any:
+    """A Trainer of a model that comes without one, which reports to no integration."""
     from transformers import Trainer, TrainingArguments
 
     from pytest_fp8.zoo.training import loss_of_logits
@@ -124,49 +122,22 @@ def trainer(
     def loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
         return next_token_loss(outputs.logits, labels)
 
-    forget_accelerate()
-    with accelerate_environment(asked), tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder,
-            bf16=False,
-            fp16=False,
-            use_cpu=on_cpu(model),
-            report_to=[],
-            save_strategy="no",
-            disable_tqdm=True,
-        )
-        config = getattr(model, "config", None)
-        caches = getattr(config, "use_cache", None)
-        made = Trainer(
-            model=model,
-            args=arguments,
-            optimizers=(make_optimizer(model), None),
-            compute_loss_func=loss if case.model != OWN else None,
-        )
-        if config is not None and caches is not None:
-            # The Trainer switches the model's cache off, and the plain reference keeps what build() gave.
-            config.use_cache = caches
-        yield made
+    # It saves nothing: its folder is the arm's own.
+    arguments = TrainingArguments(tempfile.gettempdir(), report_to=[])
+    config: Any = getattr(model, "config", None)
+    caches = getattr(config, "use_cache", None)
+    made = Trainer(model, arguments, compute_loss_func=loss if case.model != OWN else None)
+    if caches is not None:
+        # The Trainer switches the model's cache off, and the plain reference keeps what build() gave.
+        config.use_cache = caches
+    return made
 
 
-def _with_loss(made: Any, case: Case, prepared: Prepared) -> Prepared:
-    """Compute forward pass and loss as the Trainer's own step does. A user's own model keeps the loss that came with
-    it, as a subclass of Trainer that overrides ``compute_loss`` would."""
-
-    def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        with made.compute_loss_context_manager():
-            # A copy: the Trainer removes the labels from the batch it is given.
-            return made.compute_loss(model, dict(batch))  # type: ignore[no-any-return]
-
-    prepared.loss_of = loss_of if case.model != OWN else None
-    return prepared
-
-
-def accelerate_environment(asked: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Set the variables ``asked`` while the context is open, and unset all others that ask for a precision."""
-    decide = (PREFIX + "FP8_", PREFIX + "MIXED_PRECISION")
-    others = {name: value for name, value in os.environ.items() if not name.startswith(decide)}
-    return patch.dict(os.environ, {**others, **asked}, clear=True)
+def loss_of(trainer: Any, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    """Forward pass and loss as in the Trainer's own step."""
+    with trainer.compute_loss_context_manager():
+        # A copy: the Trainer removes the labels from the batch it is given.
+        return trainer.compute_loss(model, dict(batch))  # type: ignore[no-any-return]
 
 
 # -- a user's own Trainer: transformers' own, TRL's SFTTrainer, or another class of it ---------------------------------
@@ -188,7 +159,8 @@ class OfTrainer:
     """One arm's Trainer: the one of the model that was built first, which is the live one."""
 
     def __init__(self, own: Workload, backend: Backend, case: Case, device: torch.device) -> None:
-        self.own, self.backend, self.device, self.asked = own, backend, device, backend.environment(case)
+        self.own, self.backend = own, backend
+        self.asked, self.cpu = backend.environment(case), device.type == "cpu"
         self.live: Any = None
 
     def build(self) -> torch.nn.Module:
@@ -199,7 +171,7 @@ class OfTrainer:
         assert self.own.trainer is not None
         if self.live is None:
             forget_accelerate()
-        with self._environment():
+        with launched(self.asked, self.cpu):
             made = self.own.trainer(self.own.build())
         if not isinstance(made, Trainer):
             raise WorkloadError("no_trainer", kind=type(made).__name__)
@@ -216,12 +188,9 @@ class OfTrainer:
         import torch
 
         examples, arguments = self.data.dataset, self.live.args
-        return tuple(
-            self.data.collate_fn(
-                [examples[index] for index in torch.randint(len(examples), (arguments.train_batch_size,)).tolist()]
-            )
-            for _ in range(arguments.gradient_accumulation_steps)
-        )
+        size = arguments.gradient_accumulation_steps, arguments.train_batch_size
+        drawn = torch.randint(len(examples), size).tolist()
+        return tuple(self.data.collate_fn([examples[index] for index in part]) for part in drawn)
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         """The Trainer's own, at its ``learning_rate``, without its schedule."""
@@ -235,7 +204,13 @@ class OfTrainer:
         import torch
 
         trainer, arguments = self.live, self.live.args
-        trainer.compute_loss_context_manager = lambda: _both(trainer, precision)
+
+        @contextmanager
+        def around() -> Iterator[None]:
+            with type(trainer).compute_loss_context_manager(trainer), precision():
+                yield
+
+        trainer.compute_loss_context_manager = around
         parts, items = trainer.get_batch_samples(iter(batch), len(batch), arguments.device)
         trainer.current_gradient_accumulation_steps = len(parts)
         # Copies: a Trainer may take the labels out of the inputs that it is given.
@@ -245,17 +220,3 @@ class OfTrainer:
         optimizer.step()
         model.zero_grad()
         return loss
-
-    @contextmanager
-    def _environment(self) -> Iterator[None]:
-        """That of ``accelerate launch`` with the backend's recipe; else one that says nothing of FP8."""
-        cpu = {"ACCELERATE_USE_CPU": "true"} if self.device.type == "cpu" else {}
-        with accelerate_environment({**self.asked, **cpu}):
-            yield
-
-
-@contextmanager
-def _both(trainer: Any, precision: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    """The Trainer's own context around its forward pass, and the arm's inside."""
-    with type(trainer).compute_loss_context_manager(trainer), precision():
-        yield

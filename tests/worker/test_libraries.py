@@ -27,7 +27,7 @@ from pytest_fp8.backends.accelerate import (
     keep_out_of_compiled_code,
 )
 from pytest_fp8.backends.linears import reason_to_skip
-from pytest_fp8.backends.trainer import by_trainer, fp8_environment
+from pytest_fp8.backends.trainer import by_trainer
 from pytest_fp8.codes import R
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.layers.check import check_layers
@@ -70,8 +70,8 @@ def test_what_accelerate_is_meant_to_convert_with_each_library():
 
 
 def test_every_option_of_the_recipe_is_in_the_environment():
-    options = Case("1b", "trainer_te", "delayed", {"margin": 2, "amax_compute_algo": "max"}).full_options
-    assert fp8_environment("TE", options) == {
+    case = Case("1b", "trainer_te", "delayed", {"margin": 2, "amax_compute_algo": "max"})
+    assert backend("trainer_te").environment(case) == {
         "ACCELERATE_MIXED_PRECISION": "fp8",
         "ACCELERATE_FP8_BACKEND": "TE",
         "ACCELERATE_FP8_FORMAT": "HYBRID",
