@@ -22,27 +22,22 @@ class Tokens(NamedTuple):
     labels: Any
 
 
-class Named(NamedTuple):
-    x: Any
-    y: Any
-
-
 @dataclasses.dataclass(frozen=True)
 class Frozen:
-    x: Any
-    y: Any = None
+    input_ids: Any
+    labels: Any
 
 
 class Plain:
-    def __init__(self, x, y=None):
-        self.x, self.y = x, y
+    def __init__(self, input_ids, labels):
+        self.input_ids, self.labels = input_ids, labels
 
 
 class Easy(dict):
     """Each entry is an attribute as well, as in EasyDict."""
 
-    def __init__(self, x, y=None):
-        self.x, self.y = x, y
+    def __init__(self, input_ids, labels):
+        self.input_ids, self.labels = input_ids, labels
 
     def __setattr__(self, name, value):
         super().__setattr__(name, value)
@@ -51,49 +46,33 @@ class Easy(dict):
     __setitem__ = __setattr__
 
 
-def encoding(x, y=None):
-    return UserDict({"x": x, "y": y})
-
-
-@pytest.mark.parametrize("kind", [Named, Frozen, Plain, encoding, Easy])
-def test_a_holder_of_tensors_is_copied_with_its_class_and_its_other_values(kind):
-    def held(batch, name):
-        return getattr(batch, name) if hasattr(batch, name) else batch[name]
-
-    given = kind(torch.ones(2), {"inner": [kind(torch.zeros(3), "text"), 7, None]})
-    made = with_tensors(given, lambda tensor: tensor + 1)
-    assert type(made) is type(given)
-    assert made is not given
-    assert held(made, "x").tolist() == [2, 2]
-    inner, *rest = held(made, "y")["inner"]
-    assert (held(inner, "x").tolist(), held(inner, "y"), rest) == ([1, 1, 1], "text", [7, None])
-    assert held(given, "x").tolist() == [1, 1], "the user's own batch stays as it is"
-    assert [name for name, _ in tensors_of(given)] == ["x", "y.inner.0.x"]
+@pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict, SimpleNamespace, Tokens, Frozen, Plain, Easy])
+def test_any_of_them_is_padded_as_a_copy_of_its_class(kind):
+    tokens = torch.ones(1, 3, dtype=torch.long)
+    given = kind(input_ids=tokens, labels=tokens)
+    padded = pad_to_multiple(given, 4)
+    assert type(padded) is kind
+    assert [part.tolist() for _, part in tensors_of(padded)] == [[[1, 1, 1, 0]], [[1, 1, 1, -100]]]
+    assert [part.shape for _, part in tensors_of(given)] == [(1, 3)] * 2, "the user's own batch stays as it is"
 
 
 def test_what_holds_no_tensor_and_what_holds_itself_stay_themselves():
-    model, own = torch.nn.Linear(2, 2), Plain("text")
-    around = Plain(torch.ones(1))
-    around.y = around
+    model, own = torch.nn.Linear(2, 2), Plain("text", None)
+    around = Plain(torch.ones(1), {"inner": [Plain(torch.zeros(3), "text"), 7]})
+    around.itself = around
     made = with_tensors({"model": model, "own": own, "around": around}, lambda tensor: tensor + 1)
     assert made["model"] is model
     assert made["own"] is own
-    assert made["around"].x.tolist() == [2]
-    assert [name for name, _ in tensors_of(around)] == ["x"]
-
-
-@pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict, SimpleNamespace, Tokens])
-def test_any_of_them_is_padded(kind):
-    tokens = torch.ones(1, 3, dtype=torch.long)
-    padded = pad_to_multiple(kind(input_ids=tokens, labels=tokens), 4)
-    assert type(padded) is kind
-    assert [part.tolist() for _, part in tensors_of(padded)] == [[[1, 1, 1, 0]], [[1, 1, 1, -100]]]
+    assert made["around"].input_ids.tolist() == [2]
+    inner, seven = made["around"].labels["inner"]
+    assert (inner.input_ids.tolist(), inner.labels, seven) == ([1, 1, 1], "text", 7)
+    assert [name for name, _ in tensors_of(around)] == ["input_ids", "labels.inner.0.input_ids"]
 
 
 # -- padding ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rows", "seq", "wanted"), [(3, 21, 32), (4, 21, 24), (16, 21, 21), (2, 16, 16), (1, 1, 16)])
+@pytest.mark.parametrize(("rows", "seq", "wanted"), [(3, 21, 32), (16, 21, 21), (1, 1, 16)])
 def test_the_sequence_is_padded_to_the_next_multiple(rows, seq, wanted):
     batch = {
         "input_ids": torch.ones(rows, seq, dtype=torch.long),
