@@ -38,7 +38,7 @@ from pytest_fp8.zoo.shapes import SHAPES
 pytestmark = pytest.mark.slow
 
 CASE = Case("micro", "transformer_engine", "delayed", compile=False, activation_checkpointing=True)
-LAYERS = 14
+SMALL = replace(SHAPES["micro"], tied=True)
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,7 @@ def test_the_librarys_reentrant_checkpointing_is_seen(calls):
     workload = Workload(build=reentrant, batch=tokens, loss=lambda model, batch: model(**batch).loss)
     server = ArmServer(spec(OWN, workload=workload.ship()))
     evidence = from_plain(LayersEvidence, server.answer("layers", {}))
-    assert sum("recompute" in call.owed for call in evidence.calls) == LAYERS
+    assert sum("recompute" in call.owed for call in evidence.calls) == 14
     assert all("dgrad" in call.owed for call in evidence.calls if "recompute" in call.owed)
 
 
@@ -167,17 +167,12 @@ def test_a_model_without_a_switch_for_recomputation_says_what_to_do():
 
 # -- the decoder with fused projections beside the plain one -----------------------------------------------------------
 
-SMALL = replace(SHAPES["micro"], tied=True)
-HEAD = "lm_head.weight"
-
 
 @pytest.fixture(scope="module", autouse=True)
 def library_of_fused():
     with te_stand_in.installed(), pytest.MonkeyPatch.context() as patch:
         patch.setitem(SHAPES, "small", SMALL)
         yield
-    # An engine freezes what is alive when it has warmed up.
-    gc.unfreeze()
 
 
 def plain(**config):
@@ -195,18 +190,9 @@ def plain(**config):
     return model
 
 
-def prepared(model, recipe="current"):
-    case = Case("small", "te_fused", recipe, compile=False)
+def prepared(model):
+    case = Case("small", "te_fused", "current", compile=False)
     return backend("te_fused").prepare(model, lambda m: torch.optim.SGD(m.parameters()), case)
-
-
-def both(dtype=torch.float32, **config):
-    one, other = plain(**config).to(dtype), plain(**config).to(dtype)
-    return one, prepared(other).model
-
-
-def two_rows():
-    return torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_seed(1))
 
 
 # -- the model --------------------------------------------------------------------------------------------------------
@@ -218,8 +204,10 @@ def two_rows():
     ids=["2q1kv", "4q2kv"],
 )
 def test_a_fused_model_computes_what_the_plain_one_does(heads, dtype, apart):
-    one, fused = both(dtype, num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=64 // heads[0])
-    expected, seen = (model(input_ids=two_rows()).logits for model in (one, fused))
+    sizes = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": 64 // heads[0]}
+    one, fused = plain(**sizes).to(dtype), prepared(plain(**sizes).to(dtype)).model
+    tokens = torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_seed(1))
+    expected, seen = (model(input_ids=tokens).logits for model in (one, fused))
     torch.testing.assert_close(seen, expected, rtol=apart, atol=apart)
 
 
@@ -297,7 +285,7 @@ def test_checkpoints_are_interchangeable(fused, reference, forth, store, optimiz
     source, target = (fused, reference) if forth else (reference, fused)
     curve(source, seed=2, steps=3)
     saved = roundtrip.save(source, tmp_path, store, optimizer)
-    assert HEAD not in saved.digests, "stored once, under the embedding's name"
+    assert "lm_head.weight" not in saved.digests, "stored once, under the embedding's name"
     assert not any("qkv" in key or "gate_up" in key for key in saved.digests)
     loaded = roundtrip.load(target, tmp_path, store, optimizer, seed=4)
     assert not loaded.refused, loaded
