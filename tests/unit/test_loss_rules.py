@@ -200,13 +200,10 @@ FOUND = [  # evidence, verdict, code, what the message says besides
     (lambda: decided(bf16=off(math.nan)), INVALID, C.REFERENCE_NOT_FINITE, "from step 1"),
     (lambda: decided(arm(wobble=0.0)), FAIL, C.BIT_EQUAL, "3 seeds"),
     (lambda: decided(each(arm(0.5), data=1)), FAIL, D.OTHER_DATA, "00000001 (FP8)"),
-    (lambda: decided(*[of_losses(lambda s, t: 0.0)] * 2), INVALID, C.CONSTANT, "0 in all"),
     (lambda: decided(*[each(of_losses(lambda s, t: 2.28), eps=2**-7)] * 2), INVALID, C.CONSTANT, "2.28 in all"),
     # Learning.
-    (lambda: moves(down=Moved(4096, 0.0, 0.0)), FAIL, C.WEIGHTS_STAND_STILL, "where 0.0% had a gradient: down"),
     (lambda: decided(off(0.2, movement={**MOVES, "down": Moved(4096, 0.0, 1.0)})), FAIL, C.WEIGHTS_STAND_STILL, "1 of"),
     (lambda: slow(Moved(10**6, 0.077, 1.0)), NOT_EXERCISED, C.SMALL_STEPS, "7.7% after 20 steps"),
-    (lambda: slow(Moved(10**6, 0.0, 1.0)), NOT_EXERCISED, C.SMALL_STEPS, "0.0%"),
     (lambda: slow(Moved(10**6, 0.0, 0.0)), NOT_EXERCISED, C.SMALL_STEPS, "0.0%"),
     (flat, NOT_EXERCISED, C.NOTHING_LEARNT, "by 0.0"),
     (lambda: decided(signed(0.05), signed(), noisy=signed(0.1)), NOT_EXERCISED, C.NOTHING_LEARNT, "falls"),
@@ -225,7 +222,6 @@ FOUND = [  # evidence, verdict, code, what the message says besides
     # FP8 that is off: in the last step of a seed, its backward pass alone, one step, one layer.
     (lambda: products((0, 15), (0, 30)), FAIL, C.FP8_LOST, "0 in FP8 and 15 others in step 19, seed 2"),
     (lambda: products((14, 1), None), FAIL, C.FP8_LOST, "0 in FP8 and 0 others in step 19"),
-    (lambda: calls([14] * 3 + [0] + [14] * 16, [0] * 3 + [14] + [0] * 16), FAIL, C.FP8_LOST, "in 1 of 20 steps: 3"),
     (lambda: calls([14] * 18 + [13] * 2, [0] * 18 + [1] * 2), FAIL, C.FP8_LOST, "step 18, seed 1; fewer in FP8 in 2"),
     (lambda: looks(*[0.001] * 8, share=EXACT_ONCE), FAIL, C.TOO_EXACT, "0.3% of that error in step 5"),
     (lambda: looks(*WRONG_ONCE), FAIL, C.RARE_PRODUCT, "40.0% in step 6, seed 1; 1 of 13"),
@@ -235,8 +231,6 @@ FOUND = [  # evidence, verdict, code, what the message says besides
     (lambda: decided(off(0.2, movement=LITTLE), arm(wobble=0.0, moves=LITTLE)), FAIL, C.HIGHER, ""),
     (lambda: decided(arm(0.001, wobble=0.02)), INCONCLUSIVE, C.MORE_SEEDS, "of 3 seeds"),
     (lambda: gap(2.0, 0.965, wobble=0.001, start=4.0), INCONCLUSIVE, C.LOWER, ""),
-    (lambda: gap(2.0, 0.8, 0.02, wobble=0.001, start=4.0), INCONCLUSIVE, C.LOWER, ""),
-    (lambda: gap(0.5, 1.4, 0.5), INCONCLUSIVE, C.TOO_NOISY, "noise moves BF16's own end"),
     (lambda: gap(0.5, 4.0, math.nan), INCONCLUSIVE, C.TOO_NOISY, ""),
     (lambda: gap(0.5, 4.0, 0.5), FAIL, C.HIGHER, "at most a quarter"),
 ]
@@ -247,7 +241,7 @@ def test_what_is_broken_is_named(decision, verdict, code, says):
     verdict_of(decision(), verdict, code, says)
 
 
-SKIPS, OWN_RATES = {"stepped": [1, 0, 1, 1]}, {"rates": [[1e-3], *[[2e-3]] * 4]}
+OWN_RATES = {"rates": [[1e-3], *[[2e-3]] * 4]}
 # A loss near 60 has one bfloat16 in each 0.25: equal losses with other norms are two precisions.
 NORMS = each(arm(wobble=0.0), gradient_norms=[1.0] * 20)
 SOUND = {
@@ -255,22 +249,16 @@ SOUND = {
     "an expert rests with one seed": lambda: one(1, movement={**MOVES, "down": Moved(4096, 0.0, 0.0)}),
     "a weight of few elements stands still": lambda: still("norm", Moved(64, 0.9, 1.0)),
     "one that hardly moves in BF16": lambda: still("embed", Moved(10**5, 0.04, 1.0)),
-    "rows without a gradient": lambda: slow(Moved(4096, 0.99, 1.0), embed=Moved(10**6, 0.003, 0.003)),
     "both arms reach zero": to_zero,
     "equal losses": lambda: decided(each(NORMS, gradient_norms=[1.1] * 20), NORMS),
-    "one course": course,
-    "a schedule that looks at the loss skips": lambda: course(noisy=replace(COURSE, **SKIPS), **SKIPS),
-    "or sets rates": lambda: course(noisy=replace(COURSE, **OWN_RATES), **OWN_RATES),
+    "a schedule that looks at the loss sets rates": lambda: course(noisy=replace(COURSE, **OWN_RATES), **OWN_RATES),
     "gradients are cleared at a step's start": lambda: course(bf16=replace(COURSE, left=["up", "expert"]), left=["up"]),
-    "the same start": again,
     "a start with sums in another order": lambda: again(0.0, 0.001, -0.002, 0.001, noise=0.004),
     "a rate of the weights": lambda: again(course=Course(rates=[[1e-3 * (1 + 2**-9)]])),
-    "an expert rests": lambda: calls([14] * 10 + [9] * 10, [0] * 20),
     "values that take the digits of all others": lambda: looks(*WRONG_ONCE, rough=1.8),
     "a layer that does more than multiply": lambda: looks(*[0.3] * 6, 0.9, 0.9),
     "experts that rest in the last step": lambda: products((10, 1), (20, 2)),
     "a last step that was not watched": lambda: products(None, None),
-    "a lower loss within the least margins": lambda: gap(2.0, 0.985, wobble=0.001, start=4.0),
     "a lower loss within noise": lambda: gap(2.0, 0.96, 0.02, wobble=0.001, start=4.0),
     "a loss about zero": about_zero,
 }
@@ -402,11 +390,6 @@ def test_the_reference_trains_its_first_steps_again_and_with_noise_where_these_d
     assert [(s, n) for name, s, n, _, noise in arms.asked if n == START and noise is None] == [(0, START)]
     assert arms.noisy() == [(0, START)] * (4 if by else 0)
     assert (check_loss(evidence).verdict is INVALID) is bool(by)
-
-
-def test_seeds_that_scatter_are_added_up_to_the_largest_number():
-    arms = CurvePair(lambda seed, steps, **how: losses((-1) ** seed * 0.1)(seed, steps, **how), losses(), seeds=2)
-    assert len(arms.evidence().fp8) == MAX_LOSS_SEEDS
 
 
 def test_no_further_seed_is_asked_after_one_that_none_can_mend():
