@@ -15,18 +15,20 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gate.noise import CONDITIONS, QUIET, fit
 from benchmarks.gate.recordings import histories, load
 from benchmarks.gate.simulate import (
     ALONE,
     BESIDE,
     BUILD_SECONDS,
     CHANGES,
+    CONDITIONS,
     OURS,
+    QUIET,
     SHARED,
     TODAY,
     Plan,
     Tally,
+    fit,
     replay,
     run,
     wilson,

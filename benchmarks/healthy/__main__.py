@@ -21,7 +21,7 @@ from pathlib import Path
 # The runner of the controls stands with the suites.
 sys.path.insert(0, str(Path(__file__).parents[2] / "suites"))
 
-from benchmarks.healthy import batches, habits, huggingface, models, own_fp8, suspicious, training  # noqa: F401
+from benchmarks.healthy import habits, models, own_fp8, training  # noqa: F401
 from benchmarks.healthy.sound import CATALOGUE, Sound
 from control_runner import ControlRunner
 from pytest_fp8.arms.pool import ArmPool

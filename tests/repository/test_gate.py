@@ -11,9 +11,8 @@ import pytest
 
 from benchmarks.gate import simulate
 from benchmarks.gate.__main__ import main
-from benchmarks.gate.noise import Condition, draw, fit
 from benchmarks.gate.recordings import BASELINES, from_recording, histories, load, record
-from benchmarks.gate.simulate import TODAY, gated, ours, replay
+from benchmarks.gate.simulate import TODAY, Condition, draw, fit, gated, ours, replay
 from helpers.fakes import H200, SUITE, install
 from pytest_fp8 import Case
 from pytest_fp8.stats.components import MEASURED
