@@ -41,58 +41,29 @@ OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory")
 
 
 class HeldRank(Rank):
-    """The connection to one process that trains."""
+    """The connection to one process that trains. The command's end is its end, and what ends it ends them all."""
 
     def __init__(self, script: ScriptProcess, connection: Connection, told: Mapping[str, Any]) -> None:
-        self.log, self.folder = script.log, script.folder
-        self.pid = int(told["pid"])
-        self._script = weakref.proxy(script)
+        assert script.process is not None
+        self.log, self.folder, self._process = script.log, script.folder, script.process
+        self.pid, self.close = int(told["pid"]), script.finalizer
         self._talk_over(connection)
-        # What ends one rank ends them all.
-        self.close = script.finalizer
-
-    @property
-    def alive(self) -> bool:
-        return self._script.exit_code() is None
-
-    def exit_code(self) -> int | None:
-        return self._script.exit_code(seconds=5)  # type: ignore[no-any-return]
 
 
 class ScriptProcess(ArmProcess):
     """A script that is asked what an arm is asked. It runs until it is warm, and then as far as requests let it."""
 
+    folder = log = Path()
+    process: subprocess.Popen[bytes] | None = None
+    """The command's."""
+
     def __init__(self, environment: ArmEnvironment | None = None) -> None:
         """Starts nothing yet: an arm is a command with its arguments."""
         super().__init__(environment=environment, ranks=0)
         self._environment, self._in = environment, "that its command trains"
-        self._folder = new_folder("arm-")
+        self.folder = new_folder("arm-")
+        self.log = self.folder / "log"
         self.listener = socket.socket(socket.AF_UNIX)
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def folder(self) -> Path:
-        return self._folder
-
-    @property
-    def log(self) -> Path:
-        return self._folder / "log"
-
-    @property
-    def alive(self) -> bool:
-        return self.exit_code() is None
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid if self._process is not None else 0
-
-    def exit_code(self, seconds: float = 0.0) -> int | None:
-        """Of the command; ``None`` while it runs."""
-        assert self._process is not None
-        if seconds:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(seconds)
-        return self._process.poll()
 
     def start_build(self, spec: ArmSpec) -> None:
         """Start the command. :meth:`receive` waits until it is held."""
@@ -107,7 +78,7 @@ class ScriptProcess(ArmProcess):
         env = self._env(script, spec.device)
         with open(self.log, "wb") as log:
             try:
-                self._process = subprocess.Popen(
+                self.process = subprocess.Popen(
                     self.command,
                     cwd=self._cwd(),
                     stdin=subprocess.DEVNULL,
@@ -119,7 +90,7 @@ class ScriptProcess(ArmProcess):
             except OSError as error:
                 by_hand = f"run it by hand in the project's folder: {shlex.join(self.command)}"
                 raise self._error(R.NOT_STARTED, f"did not start: {error}", by_hand) from None
-        self.finalizer = weakref.finalize(self, end_of_process, self._process, self.listener, self.folder)
+        self.finalizer = weakref.finalize(self, end_of_process, self.process, self.listener, self.folder)
 
     def _env(self, script: Script, device: str) -> dict[str, str]:
         """The user's own variables, and those by which the observer is found. Base's code comes first on its path."""
@@ -144,11 +115,11 @@ class ScriptProcess(ArmProcess):
         return os.path.normpath(Path(tree, os.path.relpath(os.getcwd(), here))) if tree else None
 
     def receive(self, timeout: float = REQUEST_SECONDS) -> Any:
-        if self._asked == "build" and not self.ranks:
+        if not self.ranks:
             self._connect(timeout)
             # The rule for several ranks is that of a build.
             self.send("describe")
-            return super().receive(BUILD_SECONDS)
+            timeout = BUILD_SECONDS
         return super().receive(timeout)
 
     def _connect(self, timeout: float) -> None:
@@ -165,8 +136,10 @@ class ScriptProcess(ArmProcess):
                     raise self._ended_with(self._error(R.BAD_VALUE, said, mark))
                 found[told["rank"]] = HeldRank(self, connection, told)
                 continue
-            if why := self._not_held():
-                raise self._ended_with(why)
+            assert self.process is not None
+            exit_code = self.process.poll()
+            if exit_code is not None or self._failed():
+                raise self._ended_with(self._ended(exit_code, "before it was held at a step"))
             if time.monotonic() > deadline:
                 began = any(True for _ in evidence_in(self.folder))
                 what = "it began to train and waits, or its steps repeat in no order" if began else "it makes no step"
@@ -180,12 +153,6 @@ class ScriptProcess(ArmProcess):
             return super()._raised(rank, answer)
         return self._error(W(answer["code"]), f"cannot be asked for {self._asked!r}: {answer['error']}")
 
-    def _not_held(self) -> ArmError | None:
-        """Why the script will never be held; ``None`` while it may be."""
-        if self.exit_code() is None and not self._failed():
-            return None
-        return self._ended(self.exit_code(), "before it was held at a step")
-
     def _failed(self) -> list[Mapping[str, Any]]:
         """What the observer said that gave up in processes of the script."""
         return [each for each in evidence_in(self.folder) if each["state"] == FAILED]
@@ -196,7 +163,9 @@ class ScriptProcess(ArmProcess):
             code, reason = W(each["code"]), each["reason"]
         if code is W.TOO_SHORT and exit_code is None:
             # Told as it ends, before its exit code says whether it crashed.
-            exit_code = self.exit_code(seconds=ENDING_SECONDS)
+            assert self.process is not None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                exit_code = self.process.wait(ENDING_SECONDS)
         if any(word in tail_of(self.log) for word in OUT_OF_MEMORY):
             return self._error(R.OUT_OF_MEMORY, "ran out of GPU memory", "a smaller batch in both arms")
         if code is None and exit_code == 0:
@@ -223,7 +192,7 @@ class ScriptProcess(ArmProcess):
 
     def close(self) -> None:
         """End the script and all that it started. Safe to call twice."""
-        if self._process is None:
+        if self.process is None:
             self.listener.close()
             remove(self.folder)
         else:

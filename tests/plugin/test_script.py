@@ -324,7 +324,7 @@ def test_a_script_that_crashes_in_its_first_steps_is_not_told_as_too_short(tmp_p
     told = SimpleNamespace(
         _failed=lambda: [{"code": W.TOO_SHORT, "reason": "it ended after 3 steps"}],
         _error=lambda code, *words: code,
-        exit_code=lambda seconds: 1,
+        process=SimpleNamespace(wait=lambda seconds: 1),
         log=tmp_path / "log",
         ranks=[],
         command=["python", "train.py"],
