@@ -53,18 +53,12 @@ class ThroughAccelerate(Backend):
         return []
 
     def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case) -> Prepared:
-        """With an Accelerator, of one process or of one of several ranks, as ``accelerate launch`` makes it: with the
-        plugin of the way to parallelize, and with nothing more."""
-        from accelerate import Accelerator
-
         forget_accelerate()
-        how, cpu, handlers = way(case.parallel), on_cpu(model), self.handlers(case)
-        plugins = how.plugins()
-        made = Accelerator(cpu=cpu, mixed_precision=self.mixed_precision, kwargs_handlers=handlers, **plugins)
+        given = {"cpu": on_cpu(model), "mixed_precision": self.mixed_precision, "kwargs_handlers": self.handlers(case)}
+        made = way(case.parallel).accelerator(**given)
         # Plugins set them for the whole process.
         for variable in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
             os.environ.pop(variable, None)
-        how.join_accelerate(made, plugins)
         return self.prepare_with(made, model, make_optimizer(model), case)
 
     def prepare_with(

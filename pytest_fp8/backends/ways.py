@@ -48,12 +48,12 @@ class Way:
 
     # -- through Accelerate, which parallelizes the model by itself ---------------------------------------------------
 
-    def plugins(self) -> dict[str, Any]:
-        """What an ``Accelerator`` is given for it, as ``accelerate launch`` does."""
-        return {}
+    def accelerator(self, **given: Any) -> Any:
+        """An Accelerator of one rank, with its plugin, as ``accelerate launch`` makes it. On a CPU, where Accelerate
+        ignores plugins, its state is set as on a GPU."""
+        from accelerate import Accelerator
 
-    def join_accelerate(self, accelerator: Any, plugins: dict[str, Any]) -> None:
-        """Set an Accelerator's state as it sets it on a GPU: on a CPU it ignores plugins."""
+        return Accelerator(**given)
 
     def prepare(self, accelerator: Any, prepared: Prepared) -> Prepared:
         """What ``accelerator.prepare(model, optimizer)`` makes of these."""
@@ -86,8 +86,9 @@ class Fsdp2(Way):
             fully_shard(block, mesh=on)
         return prepared
 
-    def plugins(self) -> dict[str, Any]:
+    def accelerator(self, **given: Any) -> Any:
         from accelerate import FullyShardedDataParallelPlugin
+        from accelerate.utils import DistributedType
 
         # Accelerate refuses torchao with its loading on rank 0 alone.
         plugin = FullyShardedDataParallelPlugin(
@@ -95,15 +96,11 @@ class Fsdp2(Way):
         )
         # Set by the plugin, and another way to ask for FSDP.
         os.environ.pop("ACCELERATE_USE_FSDP", None)
-        return {"fsdp_plugin": plugin}
-
-    def join_accelerate(self, accelerator: Any, plugins: dict[str, Any]) -> None:
-        from accelerate.utils import DistributedType
-
-        if accelerator.device.type == "cpu":
-            plugin = plugins["fsdp_plugin"]
-            plugin.set_mixed_precision(accelerator.mixed_precision)
-            accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
+        made = super().accelerator(fsdp_plugin=plugin, **given)
+        if made.device.type == "cpu":
+            plugin.set_mixed_precision(made.mixed_precision)
+            made.state.distributed_type, made.state.fsdp_plugin = DistributedType.FSDP, plugin
+        return made
 
 
 class Own(Way):

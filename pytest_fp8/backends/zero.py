@@ -141,26 +141,23 @@ class Zero3(Way):
             parameter.partition()
         on_their_way.clear()
 
-    def plugins(self) -> dict[str, Any]:
+    def accelerator(self, **given: Any) -> Any:
         from accelerate import DeepSpeedPlugin
+        from accelerate.utils import DistributedType
+        from transformers.integrations import unset_hf_deepspeed_config
 
         plugin = DeepSpeedPlugin(zero_stage=3, zero3_init_flag=False)
         # Without a DataLoader Accelerate asks for a number. DeepSpeed prints with it, and does nothing else.
         plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
-        return {"deepspeed_plugin": plugin}
-
-    def join_accelerate(self, accelerator: Any, plugins: dict[str, Any]) -> None:
-        from accelerate.utils import DistributedType
-        from transformers.integrations import unset_hf_deepspeed_config
-
-        if accelerator.device.type == "cpu":
-            plugin = plugins["deepspeed_plugin"]
-            plugin.set_mixed_precision(accelerator.mixed_precision)
+        made = super().accelerator(deepspeed_plugin=plugin, **given)
+        if made.device.type == "cpu":
+            plugin.set_mixed_precision(made.mixed_precision)
             # Private: what Accelerate calls on a GPU. A CPU that takes DeepSpeed's plugin would replace it.
             plugin.select(_from_accelerator_state=True)
-            accelerator.state.distributed_type, accelerator.state.deepspeed_plugins = DistributedType.DEEPSPEED, plugin
+            made.state.distributed_type, made.state.deepspeed_plugins = DistributedType.DEEPSPEED, plugin
         # transformers would part each further model as it is built. An arm goes back to the weights of a whole one.
         unset_hf_deepspeed_config()
+        return made
 
     def prepare(self, accelerator: Any, prepared: Prepared) -> Prepared:
         """``accelerator.backward()`` would step, too: between these two calls of its, gradients are read here."""
