@@ -132,7 +132,7 @@ def start(folder: str) -> None:
     spec = importlib.util.spec_from_file_location("injected", file)
     injected = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(injected)
-    injected.FOLDER = folder
+    injected.FOLDER, injected.Waiting.waits = folder, False
     injected.observe(sys.modules["torch.optim.optimizer"])
 
 

@@ -226,9 +226,11 @@ def test_a_torch_that_is_too_old_is_named(tmp_path, version):
     """A stand-in for torch: what is not supported is not even called."""
     home = tmp_path / "torch" / "optim"
     home.mkdir(parents=True)
-    (tmp_path / "torch/__init__.py").write_text(f"__version__ = {version!r}\nfrom torch.optim import optimizer\n")
+    (tmp_path / "torch/__init__.py").write_text(f"__version__ = {version!r}\nfrom torch.optim import optimizer, sgd\n")
     (home / "__init__.py").write_text("")
-    (home / "optimizer.py").write_text("def register_optimizer_step_pre_hook(hook):\n    print('registered')\n")
+    hook = "def register_optimizer_step_pre_hook(hook):\n    print('registered')\n"
+    (home / "optimizer.py").write_text(f"{hook}class Optimizer:\n    pass\n")
+    (home / "sgd.py").write_text("")
     (tmp_path / "old.py").write_text("import torch\n")
     done, told = watch(tmp_path, sys.executable, tmp_path / "old.py")
     supported = version == "2.11.0"

@@ -18,35 +18,23 @@ OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 11)
 
 
 class Waiting:
-    """A finder that leaves all imports to the others, and adds one call to the end of the import of ``TARGET``."""
+    """A finder that finds nothing. At each import it looks whether ``TARGET`` is there, and then calls ``observe``."""
+
+    waits = True
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != TARGET:
-            return None
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        try:
-            import importlib.util
-
-            spec = importlib.util.find_spec(name)  # type: Any
-            execute = spec.loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                execute(module)
-                try:
-                    observe(module)
-                except Exception as error:
-                    say("FP8-W09", "the observer did not start: {!r}".format(error))  # noqa: UP032
-
-            spec.loader.exec_module = exec_module
-            return spec
-        except Exception:
-            # The usual finders, which are asked next, do the import or raise what the script would have seen.
-            return None
+        # The class comes after all that the observer takes of the module, which may still be on its way.
+        if self.waits and hasattr(sys.modules.get(TARGET), "Optimizer"):
+            self.waits = False
+            try:
+                observe(sys.modules[TARGET])
+            except Exception as error:
+                say("FP8-W09", "the observer did not start: {!r}".format(error))  # noqa: UP032
+        return None
 
 
 def observe(module: Any) -> None:
-    """Have the observer start with the first step of an optimizer. ``module``: :data:`TARGET`, just imported."""
+    """Have the observer start with the first step of an optimizer. ``module``: :data:`TARGET`."""
     torch = sys.modules["torch"]
     version = getattr(torch, "__version__", "0")
     if sys.version_info[:2] < OLDEST_PYTHON or tuple(map(int, version.split(".")[:2])) < OLDEST_TORCH:
