@@ -165,7 +165,7 @@ class Pairs:
         if self._pool is None:
             from pytest_fp8.arms.pool import ArmPool
 
-            self._pool = ArmPool(gpus.detect()[0])
+            self._pool = ArmPool(gpus.detect()[0], running(self.cases, self.settings))
             self._pool.stopwatch.tell = self.waiting
         return self._pool
 

@@ -219,10 +219,11 @@ NULL = replace(Case("1b", "bf16", "none"), questions=("speedup",), chip="hopper"
 """BF16 against BF16: what the gate reads where there is no difference."""
 
 GROUPS = {
-    "core": "torchao's three recipes and Transformer Engine's three, on tiny, 1B and 8B",
+    "core": "torchao's three recipes and Transformer Engine's three, on tiny and 1B",
+    "large": "the same recipes on 8B",
     "hugging_face": "through Accelerate and the Trainer",
     "unsloth": "Unsloth's load_in_fp8, and Accelerate on its model",
-    "variants": "fused layers, adapters on a base in FP8, recomputed activations, float32 weights under autocast",
+    "variants": "fused layers, adapters on a base in FP8, recomputed activations, autocast, BF16 against BF16",
     "own": "users' own loop and models",
     "published": "8B as torchao and torchtitan publish it, on one, two, four and eight GPUs",
     "parallel": "two GPUs: FSDP2 with 16 of 8B's layers, ZeRO-3 with 8, DDP with 1B",
@@ -242,6 +243,8 @@ def group_of(case: Case) -> str:
         return "own"
     if case.id in _CORE:
         return "core"
+    if case.id in _LARGE:
+        return "large"
     if case.backend.startswith("unsloth"):
         return "unsloth"
     if case.backend.startswith(("accelerate_", "trainer_")):
@@ -249,4 +252,5 @@ def group_of(case: Case) -> str:
     return "variants"
 
 
-_CORE = {case.id for case in [*HOPPER, NULL]}
+_CORE = {case.id for case in [*TINY, *ONE_B]}
+_LARGE = {case.id for case in EIGHT_B}

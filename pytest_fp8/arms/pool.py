@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -17,6 +18,7 @@ from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess, 
 from pytest_fp8.arms.scratch import CHECKPOINTS, new_folder, remove
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.arms.stopwatch import BUILD, Stopwatch
+from pytest_fp8.case import Case
 from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Gpu
@@ -36,6 +38,9 @@ own function, which may take some."""
 RECORDED = ("ledger", "numerics", "moved")
 """Steps that are recorded. On a GPU one arm after the other takes them: they are not compiled and keep products and
 operands in FP32, up to 1.85 times the memory that the arms' builds told (1B on an H100)."""
+TIMED = ("blocks", "busy", "alone")
+"""What a busy host would hold up: until then processes that were started ahead may import. A profile gives the times of
+kernels, which a host does not change."""
 IMPORT_SECONDS = 90.0
 """How long imports of processes that were started ahead may take. From a cold disk they took 30 s."""
 
@@ -63,6 +68,8 @@ class Arm:
     def request(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Any:
         """Ask the arm and wait ``timeout`` seconds for its answer. Raises :class:`ArmError`."""
         process = self.pool.live(self)
+        if operation in TIMED:
+            self.pool.end_imports()
         with self.pool.stopwatch.clock(self.label, operation):
             return process.request(operation, timeout, **arguments)
 
@@ -79,9 +86,10 @@ class Arm:
 class ArmPool:
     """All live arms of a session."""
 
-    def __init__(self, gpu: Gpu | None) -> None:
-        """``gpu``: where arms on ``cuda`` run; ``None`` if the session has arms on the CPU only."""
-        self.gpu = gpu
+    def __init__(self, gpu: Gpu | None, cases: Sequence[Case] = ()) -> None:
+        """``gpu``: where arms on ``cuda`` run; ``None`` if the session has arms on the CPU only. ``cases``: of the
+        session's tests, in their order."""
+        self.gpu, self.cases = gpu, cases
         self.stopwatch = Stopwatch()
         self.cache: dict[tuple[str, str], Any] = {}
         """What arms have answered, by (arm key, what was asked): used by every case that shares the arm."""
@@ -226,7 +234,6 @@ class ArmPool:
                     facts = process.receive(BUILD_SECONDS)
                 self._processes[arm.key] = process
                 self.facts[arm.key] = facts
-            self._end_imports()
         except ArmError as error:
             if error.code is R.OUT_OF_MEMORY and len(arms) == 1 and not self._processes:
                 self._too_large[arms[0].key] = error
@@ -237,9 +244,9 @@ class ArmPool:
                     process.close()
 
     def _start_build(self, arm: Arm) -> ArmProcess:
-        process = self._ahead.pop(_kind(arm), None) if arm.environment is None else None
+        process = self._ahead.pop(_kind(arm.spec.case), None) if arm.environment is None else None
         if process is None or not self._has_imported(process):
-            process = self._new_process(arm.spec, arm.environment)
+            process = self._new_process(arm.spec.case, arm.spec.device, arm.environment)
         try:
             process.start_build(replace(arm.spec, first_step=arm.facts.get("first_step", "")))
         except BaseException:
@@ -248,21 +255,29 @@ class ArmPool:
         return process
 
     def _start_ahead(self) -> None:
-        """Start processes that import the libraries of the pair's arms: for its fresh processes, and for later cases of
-        one backend. Those of other libraries end."""
+        """Start processes that import the libraries of the pair, whose speed is asked of fresh processes, too, and of
+        the next case. Those of other libraries end."""
         # Another checkout's arm takes none, and a script is no process that waits.
-        wanted = [arm for arm in self._pair if arm.spec.device == "cuda" and arm.environment is None]
-        kinds = {_kind(arm): arm.spec for arm in wanted if arm.spec.case.backend not in SCRIPTS}
+        pair = [arm.spec.case for arm in self._pair if arm.environment is None]
+        timed = any(case.asks("speedup") for case in pair)
+        wanted = [*(pair if timed else ()), *self._next(pair)]
+        kinds = {_kind(case): case for case in wanted if case.needs_gpu and case.backend not in SCRIPTS}
         for kind in self._ahead.keys() - kinds.keys():
             self._ahead.pop(kind).close()
-        for kind, spec in kinds.items():
+        for kind, case in kinds.items():
             # One that cannot be started is started when it is wanted, and its own test tells why it cannot be.
             with contextlib.suppress(ArmError):
                 if kind not in self._ahead:
-                    self._ahead[kind] = self._new_process(spec)
+                    self._ahead[kind] = self._new_process(case, "cuda")
                     self._ahead[kind].start_import()
 
-    def _end_imports(self) -> None:
+    def _next(self, pair: Sequence[Case]) -> list[Case]:
+        """Of the arms of the case after this pair's those that are not of the pair."""
+        after = [case for before, case in pairwise(self.cases) if pair and before.id == pair[-1].id]
+        alive = {case.digest() for case in pair}
+        return [arm for case in after for arm in (case.reference(), case) if arm.digest() not in alive]
+
+    def end_imports(self) -> None:
         """Wait until nothing is imported any more: that would hold up the hosts of arms that are timed."""
         for kind in [kind for kind, process in self._ahead.items() if not self._has_imported(process)]:
             del self._ahead[kind]
@@ -277,16 +292,14 @@ class ArmPool:
             process.close()
         return process.alive
 
-    def _new_process(self, spec: ArmSpec, environment: ArmEnvironment | None = None) -> ArmProcess:
-        if spec.case.backend in SCRIPTS:
-            from pytest_fp8.script.process import ScriptProcess
+    def _new_process(self, case: Case, device: str, environment: ArmEnvironment | None = None) -> ArmProcess:
+        with told_as_arm_error(case.id):
+            if case.backend in SCRIPTS:
+                from pytest_fp8.script.process import ScriptProcess
 
-            with told_as_arm_error(spec.name):
                 return ScriptProcess(environment)
-        how = spec.case.backend, environment, self.gpu is None and spec.device == "cpu"
-        with told_as_arm_error(spec.name):
-            return ArmProcess(*how, spec.device, spec.case.gpus)
+            return ArmProcess(case.backend, environment, self.gpu is None and device == "cpu", device, case.gpus)
 
 
-def _kind(arm: Arm) -> tuple[str, int]:
-    return arm.spec.case.backend, arm.spec.case.gpus
+def _kind(case: Case) -> tuple[str, int]:
+    return case.backend, case.gpus

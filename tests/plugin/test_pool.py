@@ -92,6 +92,8 @@ def test_peaks_that_were_too_large_at_once_are_not_tried_at_once_again(world, or
 
 
 def test_processes_wait_with_their_libraries_and_none_imports_beside_an_arm(world, monkeypatch):
+    """Those of a pair whose speed is asked, and of the next case's arms; those of no other library. What is timed waits
+    for their imports, and nothing else does."""
     real = FakeProcess.receive
 
     def receive(self, timeout=0):
@@ -104,23 +106,29 @@ def test_processes_wait_with_their_libraries_and_none_imports_beside_an_arm(worl
 
     monkeypatch.setattr(FakeProcess, "receive", receive)
     monkeypatch.setattr(FakeProcess, "start_import", lambda self: setattr(self, "answer_due", True))
-    pool = ArmPool(H200)
-    [pair] = pairs(pool, "1b", "tensorwise")
+    tiny = Case("tiny", "torchao", "tensorwise", questions=("layers", "loss"))
+    one, other = Case("1b", "torchao", "tensorwise"), Case("1b", "transformer_engine", "current")
+    pool = ArmPool(H200, [tiny, one, other])
+
+    def waiting():
+        return [process.backend for process in spares(world)]
+
+    PairArms(tiny, pool, None).start()
+    assert waiting() == ["bf16", "torchao"], "of the next case: nothing of this one is timed"
+    pair = PairArms(one, pool, None)
     pair.start()
-    waiting = spares(world)
-    assert [process.backend for process in waiting] == ["bf16", "torchao"]
-    assert not any(process.answer_due for process in waiting)
-    assert {process.pid for process in waiting} < pool.pids
+    assert sorted(waiting()) == ["bf16", "torchao", "transformer_engine"]
+    assert {process.pid for process in spares(world)} < pool.pids
+    pair.fp8.request("memory")
+    assert any(process.answer_due for process in spares(world))
+    pair.fp8.request("busy", steps=2)
+    assert not any(process.answer_due for process in spares(world))
+    assert sorted(waiting()) == ["bf16", "torchao"], "its arm says why it cannot be had"
+    ahead = spares(world)
     pair.renew()
-    assert all(process.spec is not None for process in waiting), "the fresh arms"
-    world.fails[pair.case.id] = R.ARM_RAISED
-    for _ in range(2):
-        with pytest.raises(ArmError):
-            pair.renew()
-    assert any(process.answer_due for process in spares(world)), "a build that failed waits for none"
-    te = PairArms(Case("1b", "transformer_engine", "current"), pool, None)
-    te.start()
-    assert [process.backend for process in spares(world)] == ["bf16"], "its arm says why it cannot be had"
+    assert all(process.spec is not None for process in ahead), "the fresh arms"
+    PairArms(other, pool, None).start()
+    assert sorted(waiting()) == ["bf16", "transformer_engine"]
     pool.close()
     assert not spares(world)
 
