@@ -1,14 +1,20 @@
-"""The marker: how its arguments multiply and go before each other, and the order of a case's tests."""
+"""The marker: how its arguments multiply and go before each other, the order of a case's tests, and cases for which
+there is no GPU, or a slice of one."""
+
+from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
+from helpers.fakes import H100, H200, install
 from helpers.marks import TWICE, collect, ids
 from pytest_fp8 import Case
+from pytest_fp8 import gpu as gpus
 from pytest_fp8.codes import R
 from pytest_fp8.errors import SettingsError
-from pytest_fp8.markers import ARGUMENTS, cases_of
+from pytest_fp8.markers import ARGUMENTS, cases_of, why_not
 from pytest_fp8.options import Settings
 
 BACKENDS, RECIPES = ["torchao", "accelerate_torchao"], ["tensorwise", "rowwise"]
@@ -169,3 +175,25 @@ def test_a_mark_that_nothing_reads_is_told(pytester):
     result = pytester.runpytest("-W", "default")
     result.stdout.fnmatch_lines([f"*{R.MARK_UNREAD}*"])
     assert result.parseoutcomes()["warnings"] == 2
+
+
+# -- a host with too few GPUs, and slices of one ---------------------------------------------------------------------
+
+
+DECLARED = Settings(gpu="h200")
+
+
+def test_too_few_gpus_say_what_helps(monkeypatch):
+    install(monkeypatch, H200)
+    case = Case("tiny", "torchao", "tensorwise", gpus=2, parallel="ddp")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert "CUDA programs see 1; -k 'not ddp.2' leaves such cases out" in why_not(case, DECLARED)[0]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert not why_not(case, DECLARED)[0]
+
+
+def test_a_slice_of_a_gpu_is_none_of_its_kind():
+    sliced = replace(H100, name="NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+    assert sliced.key == "nvidia-h100-80gb-hbm3-mig-1g-10gb"
+    assert not gpus.is_kind(sliced, "h100")
+    assert gpus.is_kind(sliced, "hopper")

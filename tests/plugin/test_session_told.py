@@ -1,16 +1,21 @@
-"""What a report tells of a session beside its verdicts: that nothing ran, what was left, what failed by itself."""
+"""What a session tells: in its report, beside its verdicts; while it waits for arms; in pytest-benchmark's table; and
+at which line a failure is shown."""
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from helpers.fakes import H200, SUITE, install
 from pytest_fp8.cli import main
+from pytest_fp8.report import progress
 from pytest_fp8.report.files import read_report
 
 ONE = """
@@ -204,3 +209,173 @@ def test_a_session_that_is_killed_leaves_a_journal_from_which_its_page_is_writte
     rows = {name: {q: each.verdict for q, each in row.decisions.items()} for name, row in report.entries.items()}
     assert rows["tiny-torchao-rowwise"] == {"layers": "PASS", "memory": "NOT_EXERCISED"}
     assert report.open_tests.keys() == {"tiny-torchao-tensorwise"}
+
+
+# -- a line now and then, while it waits -----------------------------------------------------------------------------
+
+
+SLOW_ARMS = """
+    import sys, time
+    sys.path.insert(0, {tests!r})
+    import pytest
+    from helpers.fakes import H200, FakeProcess, install
+    from pytest_fp8.report import progress
+
+    install(pytest.MonkeyPatch(), H200)
+    receive = FakeProcess.receive
+    FakeProcess.receive = lambda self, timeout=0: time.sleep(0.4) or receive(self, timeout)
+    progress.APART_SECONDS = 0.15
+"""
+WAITING = """
+    import pytest
+    from pytest_fp8 import Case
+
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_other(number):
+        print("printed")
+
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")], question="layers")
+    def test_layers(fp8_pair):
+        print("printed")
+        fp8_pair.assert_layers()
+
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")], question="memory")
+    def test_memory(fp8_pair):
+        pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("apart", "told"), [(0.15, True), (9, False)])
+def test_a_long_wait_has_a_line_and_a_short_one_none(monkeypatch, apart, told):
+    monkeypatch.setattr(progress, "APART_SECONDS", apart)
+    lines = []
+    follows = progress.Progress(lines.append)
+    follows.test("test_control[dgrad-x2]", None)
+    with follows.waiting("micro-bf16-emulated", "save_checkpoint"):
+        time.sleep(0.3)
+    said = [line.partition(",")[0] for line in lines[:1]]
+    assert said == ["fp8: test_control[dgrad-x2]: save checkpoint of micro-bf16-emulated"] * told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("args", [("-q",), ("-p", "no:terminal"), ()])
+def test_it_says_nothing_when_quiet_without_a_reporter_and_under_xdist(pytester, args):
+    config = pytester.parseconfigure(*args)
+    if not args:
+        config.pluginmanager.register(object(), "dsession")
+    assert progress.follow(config) is None
+
+
+@pytest.mark.slow
+@pytest.mark.oldest
+def test_a_log_has_whole_lines_between_those_of_pytest(pytester):
+    pytester.makeconftest(SLOW_ARMS.format(tests=str(Path(__file__).parents[1])))
+    pytester.makepyfile(test_suite=WAITING)
+    own = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-v", timeout=60).stdout.str()
+    told = [line for line in own.splitlines() if "fp8: tiny-torchao-rowwise" in line]
+    assert all(re.fullmatch(r"fp8: \S+ layers: (build|ledger) of .*, \d s; 0:0\d in all", line) for line in told)
+    assert len(told) >= 2, own
+    assert "\x1b" not in own
+    assert re.search(r"^test_suite\.py::test_layers\[tiny-torchao-rowwise\] PASSED +\[ *\d+%\]$", own, re.M), own
+
+
+# -- step times in pytest-benchmark's table, and none where that plugin is off ---------------------------------------
+
+
+TIMED = """
+    import pytest
+    from pytest_fp8 import Case
+
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
+    def test_faster(fp8_pair):
+        fp8_pair.assert_faster()
+"""
+
+
+@pytest.fixture
+def timed(pytester, monkeypatch):
+    pytest.importorskip("pytest_benchmark")
+    install(monkeypatch, H200)
+    # The inner run is not distributed, whatever the outer one is.
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    pytester.makepyfile(TIMED)
+    return pytester
+
+
+def test_both_arms_of_a_case_are_a_group(timed):
+    result = timed.runpytest("--benchmark-json=out.json")
+    result.stdout.fnmatch_lines(["*benchmark 'tiny-torchao-rowwise': 2 tests*", "*tiny-torchao-rowwise?fp8?*"])
+    rows = json.loads((timed.path / "out.json").read_text())["benchmarks"]
+    assert {row["name"] for row in rows} == {"tiny-torchao-rowwise[bf16]", "tiny-torchao-rowwise[fp8]"}
+    rounds = {row["stats"]["rounds"] for row in rows}
+    assert len(rounds) == 1, "as many blocks of the one arm as of the other"
+    assert rounds.pop() == 12, "two entries for each of the first six ABBA blocks, which settle it"
+    assert rows[0]["stats"]["median"] == pytest.approx(0.1, rel=0.01), "seconds"
+
+
+@pytest.mark.parametrize("arguments", [("--benchmark-disable",), ("-p", "no:benchmark")])
+def test_none_where_it_is_off(timed, arguments):
+    result = timed.runpytest(*arguments)
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("*benchmark 'tiny*")
+
+
+# -- where a failure is shown, and how the clone runs without the plugin ---------------------------------------------
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.oldest
+def test_an_error_is_shown_at_the_line_that_asked(pytester):
+    pytester.makepyfile("from pytest_fp8.gpu import known\ndef test_mine():\n    known('x100')")
+    result = pytester.runpytest("-p", "no:benchmark")
+    result.stdout.fnmatch_lines(
+        [
+            ">       known('x100')",
+            "E  *SettingsError: FP8-R01: *",
+            "*.py:3: SettingsError",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*errors.py*")
+
+
+WRONG = "from pytest_fp8 import Workload\n{}Workload(build=lambda: None, batch=lambda: None)\n"
+
+
+@pytest.mark.parametrize(("where", "line"), [("def test_mine():\n    ", 3), ("", 2)], ids=["in a test", "in a module"])
+def test_a_workload_with_a_wrong_signature_is_one_short_error(pytester, where, line):
+    pytester.makepyfile(WRONG.format(where))
+    result = pytester.runpytest("-p", "no:benchmark", "-rN")
+    result.stdout.fnmatch_lines([f"*.py:{line}:*" if not where else f"*.py:{line}: SettingsError"])
+    result.stdout.fnmatch_lines(
+        ["E  *SettingsError: FP8-R33: the workload's batch= is no function that can be called as it will be"]
+    )
+    result.stdout.no_fnmatch_line("*During handling*")
+    result.stdout.no_fnmatch_line("*workload.py*")
+    assert len(result.outlines) < 32
+
+
+def test_a_test_that_is_skipped_names_its_own_line_and_what_runs_here(pytester):
+    pytester.makepyfile("import pytest\n\n@pytest.mark.fp8(recipe='rowwise')\ndef test_mine(fp8_pair): pass")
+    result = pytester.runpytest("-rs", "-p", "no:benchmark")
+    if "no NVIDIA GPU" not in result.stdout.str():
+        pytest.skip("needs a machine without a GPU")
+    result.stdout.fnmatch_lines(["SKIPPED * test_a_test_*.py:3: *emulated=True in its mark runs it on the CPU"])
+
+
+def test_the_clone_runs_without_the_plugin():
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:fp8",
+        "-p",
+        "no:cacheprovider",
+        "tests/unit/test_plain.py",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr

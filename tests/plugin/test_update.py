@@ -1,13 +1,15 @@
-"""--fp8-update: what is stored, what is refused and left to the byte; and baselines that a session does not find."""
+"""--fp8-update: what is stored, what is refused and left to the byte; baselines that a session does not find; and runs
+of a part, cut short or of chosen tests alone."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
 
-from helpers.fakes import H200, install
+from helpers.fakes import H200, SUITE, install
 from helpers.sessions import FILE, sessions, update, with_baselines
 from pytest_fp8.baselines.store import load_baseline
 from pytest_fp8.ci import ci_variable
@@ -195,3 +197,59 @@ def test_where_base_has_none_at_all_those_of_the_checkout_are_read(suite, monkey
     result = suite.runpytest("--fp8-gpu=h200", "--fp8-base=main")
     result.stdout.fnmatch_lines(["*; stored baselines: those in baselines, since it has none there"])
     result.stdout.no_fnmatch_line("*no baseline for*")
+
+
+# -- runs of a part --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [("-k", "layers"), ("test_orphan.py",), ("--maxfail=1",)])
+def test_a_run_of_a_part_names_no_orphans(stored, monkeypatch, arguments):
+    (stored.path / "baselines/h200/tiny-torchao-gone.json").write_text((stored.path / FILE).read_text())
+    stored.makepyfile(test_orphan=SUITE)
+    install(monkeypatch, H200, nan_at=3)
+    result = stored.runpytest("--fp8-gpu=h200", *arguments)
+    result.stdout.no_fnmatch_line("*orphaned*")
+
+
+CUT_SHORT = """
+    @pytest.fixture(autouse=True)
+    def cut_short(request):
+        if request.node.name == "test_loss[tiny-te-current]":
+            {how}
+"""
+
+
+@pytest.mark.nightly_beyond(2)
+@pytest.mark.parametrize(
+    "how", ["raise KeyboardInterrupt", "pytest.fail('first of all')", "pytest.exit('enough', returncode=3)"]
+)
+@pytest.mark.parametrize("marked", [True, False], ids=["questions", "no questions"])
+def test_a_case_that_an_interrupted_run_half_asked_is_not_stored(pytester, monkeypatch, capfd, how, marked):
+    install(monkeypatch, H200)
+    tests = SUITE if marked else re.sub(', question="[a-z]+"', "", SUITE)
+    assert ("question" in tests) is marked
+    pytester.makepyfile(tests + CUT_SHORT.format(how=how))
+    pytester.inline_run(*update(), "-x", no_reraise_ctrlc=True)
+    assert [path.stem for path in (pytester.path / "baselines/h200").glob("*.json")] == ["tiny-torchao-rowwise"]
+    if "exit" not in how:
+        # pytest itself writes no summary after pytest.exit with a status of its own.
+        assert "tiny-te-current was not updated: the run was cut short" in capfd.readouterr().out
+
+
+def test_skipped_tests_and_failures_elsewhere_do_not_cut_a_case_short(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    pytester.makepyfile(
+        SUITE
+        + """
+    @pytest.mark.skip(reason="not today")
+    @pytest.mark.fp8(cases=CASES, question="checkpoints")
+    def test_checkpoints(fp8_pair): ...
+
+    def test_something_else():
+        assert False
+
+    def test_never_reached(): ...
+    """
+    )
+    pytester.runpytest(*update(), "-x")
+    assert len(list((pytester.path / "baselines/h200").glob("*.json"))) == 2

@@ -101,3 +101,32 @@ def test_a_journal_holds_all_but_a_line_that_was_cut_off(tmp_path):
     with path.open("a") as file:
         file.write(json.dumps(told.to_lines()[-1])[:40])
     assert read_report(tmp_path).open_tests == {"case": ["u"]}
+
+
+def test_one_partial_worker_makes_the_run_partial():
+    told = Told()
+    assert told.partial, "a suite's controls alone, which are of no case"
+    told.collected({"a1": "a"})
+    told.ended("a1", "a")
+    assert not told.partial
+    told.collected({"a1": "a"}, partial=True)
+    assert told.partial
+
+
+def test_rows_stand_in_the_order_of_their_tests_whichever_worker_ends_first():
+    for order in ("ab", "ba"):
+        told = Told()
+        told.collected({"test_b": "b", "test_a": "a"})
+        for case in order:
+            told.notes.begin(f"test_{case}")
+            told.answer(case, passed("fine").answer("layers"))
+        assert list(told.entries) == ["b", "a"]
+
+
+def test_open_are_the_tests_that_no_worker_ran():
+    told = Told()
+    for _ in range(3):
+        told.collected({"a1": "a", "a2": "a", "b1": "b"})
+    told.ended("a1", "a")
+    told.ended("b1", "b", "skipped", "not today", ran=False)
+    assert told.open_tests == {"a": ["a2"]}
