@@ -375,7 +375,7 @@ def test_the_clone_runs_without_the_plugin():
         "no:fp8",
         "-p",
         "no:cacheprovider",
-        "tests/unit/test_plain.py",
+        "tests/unit/test_answers.py",
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
