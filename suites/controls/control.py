@@ -94,6 +94,14 @@ class Control(Engine):
     def converted(self, model: Any) -> None:
         """Break the converted model."""
 
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        made = super().make_optimizer()
+        self.optimizer_made(made)
+        return made
+
+    def optimizer_made(self, made: torch.optim.Optimizer) -> None:
+        """Break the optimizer, in place."""
+
     def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
         self.now = step
         self.before_step(seed, step)

@@ -177,15 +177,6 @@ class Loop(Control):
         model.does = self.does
 
 
-class Optimizers(Control):
-    """The optimizer is changed in place, by ``optimizer_made``, once it is made."""
-
-    def make_optimizer(self) -> torch.optim.Optimizer:
-        made = super().make_optimizer()
-        self.optimizer_made(made)  # type: ignore[attr-defined]
-        return made
-
-
 class Patched(Control):
     """The function ``patches`` of a library is replaced by ``instead``, which is given it first."""
 
@@ -203,7 +194,6 @@ WAYS: dict[str, type[Control]] = {
     **dict.fromkeys(("forward", "layers"), Forwards),
     **dict.fromkeys(("by", "environment"), Converts),
     "does": Loop,
-    "optimizer_made": Optimizers,
     "instead": Patched,
 }
 """What a row states -> the way that it is."""
