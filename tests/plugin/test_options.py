@@ -40,30 +40,30 @@ def test_values_of_an_ini_table_have_types(pytester):
     assert (settings.strict, settings.report_dir) == (True, pytester.path / "my folder")
 
 
-@pytest.mark.parametrize("flag", VALUED)
-def test_a_value_that_is_given_and_empty_is_refused(pytester, flag):
-    """As in ``--fp8-gpu=$GPU`` with a variable that nobody set: the gate would ask nothing."""
-    pytester.makepyfile("def test_mine(): pass")
-    typed = pytester.runpytest(f"{flag}=")
-    assert typed.ret == pytest.ExitCode.USAGE_ERROR
-    typed.stderr.fnmatch_lines([f"*{flag} is given and empty"])
+CANNOT_WRITE = ("*seen: *Error*", "*next: *--fp8-report=DIR*")
+REFUSED = {
+    # As in ``--fp8-gpu=$GPU`` with a variable that nobody set: the gate would ask nothing.
+    **{f"{flag}=": [f"*{flag} is given and empty"] for flag in VALUED},
+    "--fp8-report=baselines/report": ["*the report is to be written into the folder of the baselines"],
+    "--fp8-report=a_file/below": ["*the report cannot be written to *a_file/below", *CANNOT_WRITE],
+    "--fp8-report=/proc/nope": ["*the report cannot be written to */proc/nope", *CANNOT_WRITE],
+    "--fp8-base=nope": ["*git revision 'nope' of this project cannot be checked out*", "*next: *"],
+    "--fp8-update=x --fp8-base=main": ["*exclude each other*"],
+    "--fp8-gpu=x100": [
+        "*--fp8-gpu=x100: no GPU with FP8 of that name is known*",
+        *(f"*expected:*{name}*" for name in KINDS),
+    ],
+}
 
 
-def test_a_report_among_the_baselines_is_refused(pytester):
-    pytester.makepyfile("def test_mine(): pass")
-    result = pytester.runpytest("--fp8-report=baselines/report")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*the report is to be written into the folder of the baselines"])
-
-
-@pytest.mark.parametrize("below", ["a_file/below", "/proc/nope"])
-def test_a_report_that_cannot_be_written_is_refused_at_the_start(pytester, below):
+@pytest.mark.parametrize("given", REFUSED)
+def test_what_no_session_can_do_is_refused_before_a_test_runs(pytester, given):
     pytester.makefile("", a_file="")
     pytester.makepyfile("def test_mine(): print('it ran')")
-    result = pytester.runpytest(f"--fp8-report={below}", "-s")
+    result = pytester.runpytest(*given.split(), "-s")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    says = f"*the report cannot be written to *{below}"
-    result.stderr.fnmatch_lines([says, "*seen: *Error*", "*next: *--fp8-report=DIR*"])
+    for line in REFUSED[given]:
+        result.stderr.fnmatch_lines([line])
     result.stdout.no_fnmatch_line("*it ran*")
 
 
@@ -86,30 +86,9 @@ def test_a_base_that_nothing_is_timed_beside_is_noted(pytester):
     pytester.runpytest("--fp8-base=HEAD", "--co").stdout.no_fnmatch_line("*beside the base*")
 
 
-def test_a_base_that_is_not_there_is_said_at_once_on_any_machine(pytester):
-    pytester.makepyfile("def test_mine(): print('it ran')")
-    result = pytester.runpytest("--fp8-base=nope", "-s")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*git revision 'nope' of this project cannot be checked out*", "*next: *"])
-    result.stdout.no_fnmatch_line("*it ran*")
-
-
 def test_a_reason_is_stored_as_one_line_of_plain_text(pytester):
     assert settings_of(pytester, "--fp8-update=a\tb\n" + "c" * 900).reason.startswith("a b ccc")
     assert len(settings_of(pytester, "--fp8-update=" + "c" * 900).reason) <= 500
-
-
-def test_an_update_is_gated_on_no_base(pytester):
-    result = pytester.runpytest("--fp8-update=x", "--fp8-base=main")
-    result.stderr.fnmatch_lines(["*exclude each other*"])
-
-
-def test_an_unknown_gpu_is_refused_with_the_known_ones(pytester):
-    result = pytester.runpytest("--fp8-gpu=x100")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--fp8-gpu=x100: no GPU with FP8 of that name is known*"])
-    for name in KINDS:
-        result.stderr.fnmatch_lines([f"*expected:*{name}*"])
 
 
 @pytest.mark.oldest
