@@ -1,4 +1,5 @@
-"""A small model of a user's own as an arm on the CPU, and whether processes are still there."""
+"""A small model of a user's own as an arm on the CPU, whether processes are still there, and cases of two ranks with
+gloo."""
 
 from __future__ import annotations
 
@@ -93,3 +94,26 @@ def running(pid):
 def all_end(*pids, seconds=15):
     """Whether all these processes end within that time."""
     return ends(lambda: any(map(running, pids)), seconds)
+
+
+def micro(parallel="", backend="torchao", **more):
+    recipe = "none" if backend.endswith("bf16") else "tensorwise"
+    several = {"gpus": 2, "parallel": parallel} if parallel else {}
+    return Case("micro", backend, recipe, emulated=True, **several, **more)
+
+
+def own(parallel="ddp", backend="torchao", **functions):
+    workload = Workload(**{"build": make_model, "batch": make_batch, "loss": square, **functions})
+    case = Case("own", backend, "tensorwise", emulated=True, gpus=2, parallel=parallel, compile=parallel != "zero3")
+    return ArmSpec(case, "cpu", workload.ship("a test"), threads=1)
+
+
+def rank():
+    import torch.distributed as dist
+
+    return dist.get_rank()
+
+
+def two_ranks():
+    """Processes of two ranks that are no arm yet, forked, for the time of a ``with``."""
+    return closing(ArmProcess(fork=True, device="cpu", ranks=2))

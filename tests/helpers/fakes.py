@@ -28,6 +28,8 @@ import pytest_fp8.pair
 import pytest_fp8.report.page
 import pytest_fp8.report.terminal  # noqa: F401
 from helpers.fake_answers import FakeAnswers
+from pytest_fp8 import Case
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Conditions, Gpu
@@ -208,3 +210,20 @@ def install(monkeypatch: Any, gpu: Gpu | None, **world: Any) -> World:
     monkeypatch.setattr("pytest_fp8.plan.conditions", lambda *_: Conditions(1980, (), FakeProcess.world.strangers))
     monkeypatch.setattr("pytest_fp8.recipes.BackendFacts.available", lambda self: (True, ""))
     return FakeProcess.world
+
+
+GIB = 2**30
+
+
+def pairs(pool, model, *recipes):
+    return [PairArms(Case(model, "torchao", recipe), pool, None) for recipe in recipes]
+
+
+def built(world):
+    """The live processes that are arms."""
+    return [process for process in world.processes if process.alive and process.spec is not None]
+
+
+def spares(world):
+    """The live processes that were started ahead and are no arm yet."""
+    return [process for process in world.processes if process.alive and process.spec is None]

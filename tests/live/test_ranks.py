@@ -18,8 +18,7 @@ import torch.distributed.algorithms._checkpoint.checkpoint_wrapper
 import torch.distributed.fsdp
 import torch.nn.parallel  # noqa: F401
 
-from helpers.arms import all_end, call, square
-from helpers.ranks import micro, own, rank, two_ranks
+from helpers.arms import all_end, call, micro, own, rank, square, two_ranks
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms import process
 from pytest_fp8.arms.process import ArmProcess

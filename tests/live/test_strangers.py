@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers.fakes import H200, install
-from helpers.later_arms import pairs, spares
+from helpers.fakes import H200, install, pairs, spares
 from pytest_fp8 import gpu as gpus
 from pytest_fp8.arms.environment import arm_env
 from pytest_fp8.arms.pool import ArmPool

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.fakes import H100, H200, FakeProcess, install, timed
-from helpers.later_arms import built
+from helpers.fakes import H100, H200, FakeProcess, built, install, timed
 from pytest_fp8 import ArmError, Case, Verdict, Workload
 from pytest_fp8.arms.environment import ArmEnvironment
 from pytest_fp8.arms.pair import PairArms

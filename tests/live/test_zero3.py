@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from helpers.ranks import micro, own
+from helpers.arms import micro, own
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.shipping import ship, unship

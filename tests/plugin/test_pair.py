@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.baselines import baseline
-from helpers.fakes import H200, FakeProcess, install
-from helpers.later_arms import pairs
+from helpers.fakes import H200, FakeProcess, install, pairs
 from pytest_fp8 import ArmError, Case, CheckFailed, Verdict
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers.fakes import H100, H200, FakeProcess, install
-from helpers.later_arms import GIB, built, pairs, spares
+from helpers.fakes import GIB, H100, H200, FakeProcess, built, install, pairs, spares
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool

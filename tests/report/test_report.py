@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from helpers.baselines import mutants
 from helpers.fakes import H200, SUITE, install
-from helpers.mutants import mutants
 from helpers.report_data import HOSTILE, NAME, case_of, report_of, said, write_journal
 from pytest_fp8.cli import main
 from pytest_fp8.codes import R

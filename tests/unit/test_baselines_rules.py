@@ -14,8 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from helpers.baselines import GOOD, LATER, baseline, edit, read, session
-from helpers.mutants import mutants
+from helpers.baselines import GOOD, LATER, baseline, edit, mutants, read, session
 from pytest_fp8 import Case
 from pytest_fp8.baselines.record import MAX_SESSIONS, Baseline, to_text
 from pytest_fp8.baselines.review import compare_histories, compare_metric, revise, tampering

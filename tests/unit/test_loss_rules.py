@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.curve_pair import CurvePair
 from helpers.evidence import arm_ledger, curves, verdict_of
-from helpers.stand_in import StandIn
+from helpers.stand_in import CurvePair, StandIn
 from pytest_fp8 import Verdict
 from pytest_fp8.baselines.store import load_baseline
 from pytest_fp8.codes import C, D

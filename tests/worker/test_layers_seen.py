@@ -20,10 +20,9 @@ from torch.nn import Linear, functional
 from torch.utils.checkpoint import checkpoint
 
 from helpers import own_fp8
-from helpers.closures import closing, lbfgs, sam
 from helpers.evidence import verdict_of
 from helpers.loops import CASE, build, judge, judge_both, ledgers, loop, routed, serve, squares
-from helpers.nets import by_torchao, net
+from helpers.nets import by_torchao, closing, lbfgs, net, sam
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import L
 from pytest_fp8.questions.ledger.compare import compare

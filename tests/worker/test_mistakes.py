@@ -14,9 +14,8 @@ pytest.importorskip("torchao")
 import torch
 from torch import nn
 
-from helpers.closures import lbfgs
 from helpers.loops import CASE, build, loop, serve, squares
-from helpers.nets import by_torchao, net
+from helpers.nets import by_torchao, lbfgs, net
 from pytest_fp8.codes import R
 from pytest_fp8.worker.checkpoint import stores
 from pytest_fp8.worker.error_trace import known_cause, telling_line, trace_of

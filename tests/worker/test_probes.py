@@ -19,9 +19,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from helpers.arms import spec, square
-from helpers.closures import closing, lbfgs
 from helpers.loops import batch, loop
-from helpers.nets import net
+from helpers.nets import closing, lbfgs, net
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends.torchao import torchao_config

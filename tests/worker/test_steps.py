@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from helpers.arms import make_model
-from helpers.closures import closing, lbfgs, sam
 from helpers.loops import CASE, batch, build, loop, serve, squares
-from helpers.nets import by_torchao, net
+from helpers.nets import by_torchao, closing, lbfgs, net, sam
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.floats import of_text
