@@ -114,6 +114,22 @@ def autocast_in_the_step(model, batch, optimizer, precision):
     return loss.detach()
 
 
+@of("step")
+def conflicting_gradients(model, batch, optimizer, precision):
+    """Two losses by torch.autograd.grad(); the second's part against the first is left out (PCGrad)."""
+    with precision():
+        made = model(batch).float()
+        losses = [(made[:, :32] - batch[:, :32].sin()).square().mean(), (made - batch.cos()).square().mean()]
+    weights = list(model.parameters())
+    one, other = (torch.autograd.grad(loss, weights, retain_graph=True) for loss in losses)
+    against = sum((a * b).sum().float() for a, b in zip(one, other, strict=True)).clamp(max=0)
+    against = against / sum(a.square().sum().float() for a in one)
+    for weight, a, b in zip(weights, one, other, strict=True):
+        weight.grad = a + b - (against * a).to(a.dtype)
+    finish(optimizer)
+    return sum(losses).detach()
+
+
 @of("step", batch=lambda step: torch.randint(1 << 30, ()))
 def loop_that_loads_its_own_data(model, batch, optimizer, precision):
     """The step draws its batches from a loader of its own; what batch(step) gives is not used."""

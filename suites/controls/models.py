@@ -247,6 +247,18 @@ def looped(model: Any, batch: Tensor, optimizer: Any, precision: Any) -> Tensor:
     return total
 
 
+def by_hand(model: Any, batch: Tensor, optimizer: Any, precision: Any) -> Tensor:
+    """A step that gives each weight its gradient by itself, from ``torch.autograd.grad()``."""
+    with precision():
+        loss = (model(batch) - batch).float().pow(2).mean()
+    weights = list(model.parameters())
+    for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+        weight.grad = gradient
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
 def rows(step: int) -> Tensor:
     """128 rows: halves and quarters are multiples of 16."""
     return torch.randn(128, 32)
@@ -260,3 +272,4 @@ def shifted_rows(step: int) -> Tensor:
 LOOPED = Workload(build=build_looped, batch=rows, step=looped)
 RECOMPUTING = Workload(build=build_recomputing, batch=rows, step=looped)
 SHIFTED = Workload(build=build_looped, batch=shifted_rows, step=looped)
+BY_HAND = _own("by-hand", 20, build_looped, rows, step=by_hand)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, control, micro, tiny, torch
-from controls.models import PADDED, STUDENT, WIDE
+from controls.models import BY_HAND, PADDED, STUDENT, WIDE
 from controls.ways import (
     MIDDLE,
     Forwards,
@@ -272,6 +272,14 @@ fault(
     "all gradients are four times as large",
     about="multiplied by 4.",
     converted=lambda arm, model: model.get_output_embeddings().register_forward_hook(_four_times),
+)
+fault(
+    "gradients-by-hand-x4",
+    N.GRADIENT_TIMES,
+    "the same, where the step takes them from torch.autograd.grad()",
+    about="multiplied by 4.",
+    converted=lambda arm, model: model.register_forward_hook(_four_times),
+    **BY_HAND,
 )
 # Less than FP8 itself moves gradients, and no product shows it.
 _less = on_gradients(lambda arm: weights(arm)[2:3], lambda dw: 0.9 * dw)

@@ -113,7 +113,7 @@ def _gradients(engine: Engine, seed: int) -> tuple[GradientSketches, dict[str, A
         seed_generators(RANDOM + seed)
         sketches = GradientSketches(engine)
         with unchanged(engine), sketches.watching():
-            loss = engine.step(batch, sketches.in_phase if engine.case.gpus > 1 else nullcontext)
+            loss = engine.step(batch, sketches.in_phase)
         engine.park()
         return sketches, sketches.noted(batch, loss)
 

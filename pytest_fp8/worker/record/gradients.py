@@ -29,7 +29,8 @@ class GradientSketches:
     whenever it was accumulated; the last one counts.
 
     By hooks of the parameters and not of the optimizer, because a step of the user's own clips gradients before that.
-    With several ranks at the end of each backward pass, when most ways have reduced them; of a sharded one the whole.
+    What a step sets by itself, as from ``torch.autograd.grad()``, is noted when the optimizer is given it. With several
+    ranks at the end of each backward pass, when most ways have reduced them; of a sharded one the whole.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -55,6 +56,10 @@ class GradientSketches:
 
     @contextmanager
     def in_phase(self, name: str) -> Iterator[None]:
+        if name == "optimizer" and self._engine.case.gpus == 1:
+            for each, parameter in reversed(list(self._engine.model.named_parameters())):
+                if parameter.requires_grad and id(parameter) not in self._reached:
+                    self._note(each, parameter)
         yield
         if name == "backward" and self._engine.case.gpus > 1:
             for each, parameter in self._engine.model.named_parameters():
