@@ -250,7 +250,7 @@ def looped(model: Any, batch: Tensor, optimizer: Any, precision: Any) -> Tensor:
 def by_hand(model: Any, batch: Tensor, optimizer: Any, precision: Any) -> Tensor:
     """A step that gives each weight its gradient by itself, from ``torch.autograd.grad()``."""
     with precision():
-        loss = (model(batch) - batch).float().pow(2).mean()
+        loss: Tensor = (model(batch) - batch).float().pow(2).mean()
     weights = list(model.parameters())
     for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
         weight.grad = gradient
