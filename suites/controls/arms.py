@@ -50,9 +50,9 @@ def _sets(name: str, value: Any) -> Any:
     return _each_block(lambda block: setattr(block, name, value))
 
 
-def _clips(arm: Any, model: Any) -> None:
-    """The loop's bound of gradients is another one in each arm."""
-    model.bound = 0.01 if arm.fp8_layers() else 0.1
+def _clips(bound: float, reference: float) -> Any:
+    """The loop's bound of gradients in the FP8 arm and in the reference."""
+    return lambda arm, model: setattr(model, "bound", bound if arm.fp8_layers() else reference)
 
 
 def _own_norm(block: Any) -> None:
@@ -82,7 +82,8 @@ fault("other-data", D.OTHER_DATA, "the FP8 arm trains on other data", training_b
 # 1.96 times as fast on an H200.
 fault("half-batch-step", D.OTHER_WORK, "the FP8 arm's step trains on half of each batch", does="half in the step")
 # The same operators run, and AdamW divides by what is common to all gradients.
-fault("clips-harder", D.OTHER_CLIPPING, "another bound of clipping", Loop, converted=_clips, breaks=BOTH)
+fault("clips-harder", D.OTHER_CLIPPING, "another bound of clipping", Loop, converted=_clips(0.01, 0.1), breaks=BOTH)
+fault("clips-alone", D.OTHER_WORK, "one arm clips its gradients", Loop, converted=_clips(0, 0.01), breaks=REFERENCE)
 # 2.88 times as fast on an H200 where the rest is float32.
 fault("tf32-one-arm", D.OTHER_SWITCH, "TF32 is switched on in the FP8 arm alone", Loop, converted=_tf32)
 fault(
