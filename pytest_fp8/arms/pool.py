@@ -293,7 +293,7 @@ class ArmPool:
         return process.alive
 
     def _new_process(self, case: Case, device: str, environment: ArmEnvironment | None = None) -> ArmProcess:
-        with told_as_arm_error(case.id):
+        with told_as_arm_error(f"{case.id} on {device}"):
             if case.backend in SCRIPTS:
                 from pytest_fp8.script.process import ScriptProcess
 
