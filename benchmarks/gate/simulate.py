@@ -3,14 +3,13 @@
 Today's rules see what their users give them: the FP8 step times of one run of one process, held against those of one
 earlier run. Ours sees both arms, several processes, and asks for more while it is undecided.
 
-The noise model, fitted to what was measured, and the traces that are drawn from it.
-
-A block's log time is: the arm's own + the session's (a part common to both arms, and a part that moves the ratio) + the
-process's (likewise) + the block's + what the condition adds. The block's part is resampled: from recordings whole
-stretches of neighbouring ABBA blocks are taken out of one process, all four times of each, so that autocorrelation,
-slow drift, tails and what the arms have in common stay as they were. Where only the log ratios of six blocks per
-process are known (stored baselines), standardised residuals of all such cases are pooled and drawn one by one, scaled
-to the case's own spread; each block then has the spread of the log ratio, half the squared sum of four.
+The noise model is fitted to what was measured, and traces are drawn from it. A block's log time is: the arm's own + the
+session's (a part common to both arms, and a part that moves the ratio) + the process's (likewise) + the block's + what
+the condition adds. The block's part is resampled: from recordings whole stretches of neighbouring ABBA blocks are taken
+out of one process, all four times of each, so that autocorrelation, slow drift, tails and what the arms have in common
+stay as they were. Where only the log ratios of six blocks per process are known (stored baselines), standardised
+residuals of all such cases are pooled and drawn one by one, scaled to the case's own spread; each block then has the
+spread of the log ratio, half the squared sum of four.
 
 The session's and the process's parts are normal, with the spread that the plugin's own estimate of variance components
 finds in the same data: a handful of processes show a spread and not a shape.
@@ -123,7 +122,7 @@ class Trace:
 
     @property
     def log_ratios(self) -> Floats:
-        """(trials, processes, blocks), as ``rules.speed.log_ratios`` makes them."""
+        """(trials, processes, blocks), as ``stats.estimate.log_ratios`` makes them."""
         return (np.log(self.bf16) - np.log(self.fp8)).mean(axis=-1)
 
 

@@ -32,15 +32,15 @@ CONTEXT_BYTES = int(1.5 * GIB)
 """The CUDA context and the libraries' workspaces of one process."""
 FILL = 0.92
 """Share of the GPU's memory in which two peaks fit at once."""
-ALONE = ("blocks", "busy", "layers", "memory", "alone", "call")
+TIMED = ("blocks", "busy", "alone")
+"""What a busy host would hold up: until then processes that were started ahead may import. A profile gives the times of
+kernels, which a host does not change."""
+ALONE = (*TIMED, "layers", "memory", "call")
 """What is asked while no other arm works: what is timed or weighed, the profile that gives kernels' times, and a user's
 own function, which may take some."""
 RECORDED = ("ledger", "numerics", "moved")
 """Steps that are recorded. On a GPU one arm after the other takes them: they are not compiled and keep products and
 operands in FP32, up to 1.85 times the memory that the arms' builds told (1B on an H100)."""
-TIMED = ("blocks", "busy", "alone")
-"""What a busy host would hold up: until then processes that were started ahead may import. A profile gives the times of
-kernels, which a host does not change."""
 IMPORT_SECONDS = 90.0
 """How long imports of processes that were started ahead may take. From a cold disk they took 30 s."""
 
