@@ -186,10 +186,12 @@ def suite(pytester):
 
 @pytest.fixture
 def stored(suite, monkeypatch):
-    """The same with baselines."""
-    from helpers.sessions import with_baselines
+    """The same after a first update, with its baselines."""
+    from helpers.fakes import H200, install, update
 
-    return with_baselines(suite, monkeypatch)
+    install(monkeypatch, H200)
+    assert suite.runpytest(*update()).ret == 0
+    return suite
 
 
 @pytest.fixture(scope="session")

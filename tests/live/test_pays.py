@@ -159,7 +159,7 @@ def test_an_arm_that_cannot_be_built_is_said_and_is_no_error(ask, monkeypatch):
 
 def test_layers_that_are_in_fp8_all_the_same_are_no_proof(ask, monkeypatch):
     pair, _ = ask(alone=UP_LOSES)
-    monkeypatch.setattr("helpers.fake_answers.fnmatchcase", lambda name, pattern: False)
+    monkeypatch.setattr("helpers.fakes.fnmatchcase", lambda name, pattern: False)
     assert "layers.0.up_proj is in FP8 all the same" in pair.where_it_pays().headline
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.fakes import A100, B200, H100, H200, L40S, SUITE, FakeProcess, install
-from helpers.sessions import CHECKPOINTS, UPDATE
+from helpers.fakes import A100, B200, H100, H200, L40S, SUITE, FakeProcess, asks, install, update
 from pytest_fp8 import Case, markers
 from pytest_fp8.codes import C, L, M, R, S
 from pytest_fp8.markers import one_of_each
@@ -27,7 +26,7 @@ GATE = ("--fp8-gpu=h200",)
 
 @pytest.fixture
 def suite(pytester):
-    pytester.makepyfile(SUITE + CHECKPOINTS)
+    pytester.makepyfile(SUITE + asks("checkpoints"))
     return pytester
 
 
@@ -61,7 +60,7 @@ def test_without_baselines_a_session_says_what_was_not_exercised(suite, monkeypa
 @pytest.mark.oldest
 def test_an_update_writes_and_a_second_run_passes_against_it(suite, monkeypatch):
     world = install(monkeypatch, H200)
-    first = suite.runpytest(*UPDATE)
+    first = suite.runpytest(*update())
     assert first.ret == 0
     first.stdout.fnmatch_lines(["wrote baselines/h200/tiny-torchao-rowwise.json"])
     stored = json.loads((suite.path / "baselines/h200/tiny-te-current.json").read_text())
@@ -89,7 +88,7 @@ CHANGES = [
 
 def test_what_changed_since_the_baseline_fails_its_own_test_or_asks_for_a_new_one(suite, monkeypatch):
     install(monkeypatch, H200)
-    assert suite.runpytest(*UPDATE, "-k", "rowwise").ret == 0
+    assert suite.runpytest(*update(), "-k", "rowwise").ret == 0
     for change, test, says in CHANGES:
         install(monkeypatch, H200, **change)
         result = suite.runpytest(*GATE, "--fp8-strict", "-k", f"{test} and rowwise")
@@ -120,7 +119,7 @@ def test_an_update_is_refused_where_it_would_hold_nothing(suite, monkeypatch, wo
             self.world.speedup = next(spread, 1.2)
 
         monkeypatch.setattr(FakeProcess, "start_build", build)
-    result = suite.runpytest(*UPDATE, "-k", chosen)
+    result = suite.runpytest(*update(), "-k", chosen)
     assert result.ret == 1
     result.stdout.fnmatch_lines([f"*{says}*"])
     assert not list((suite.path / "baselines").rglob("*.json"))

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.fakes import H100, H200, install
-from helpers.marks import TWICE, collect, ids
+from helpers.fakes import H100, H200, TWICE, install
 from pytest_fp8 import Case
 from pytest_fp8 import gpu as gpus
 from pytest_fp8.codes import R
@@ -18,6 +17,19 @@ from pytest_fp8.markers import ARGUMENTS, cases_of, why_not
 from pytest_fp8.options import Settings
 
 BACKENDS, RECIPES = ["torchao", "accelerate_torchao"], ["tensorwise", "rowwise"]
+
+
+def collect(pytester, mark, *arguments):
+    """A session of one test. A wrong mark does not interrupt it: pytest would write out where it was, for half a second
+    that nobody reads."""
+    pytester.makepyfile(f"import pytest\nimport pytest_fp8\n{mark}\ndef test_mine(fp8_case): pass")
+    return pytester.runpytest("--strict-markers", "--continue-on-collection-errors", *arguments)
+
+
+def ids(pytester, code):
+    pytester.makepyfile(f"import pytest\n{code}")
+    lines = pytester.runpytest("--collect-only", "-q").outlines
+    return [line.split("[")[1].rstrip("]") for line in lines if "::" in line]
 
 
 @pytest.mark.oldest

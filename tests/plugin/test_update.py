@@ -9,14 +9,19 @@ import shutil
 
 import pytest
 
-from helpers.fakes import H200, SUITE, install
-from helpers.sessions import FILE, sessions, update, with_baselines
+from helpers.fakes import H200, SUITE, install, update
 from pytest_fp8.baselines.store import load_baseline
 from pytest_fp8.ci import ci_variable
 from pytest_fp8.codes import R
 
 SPEED = ("-k", "(test_speedup or test_layers) and rowwise")
 GATE = ("--fp8-gpu=h200", "-k", "test_speedup and rowwise")
+FILE = "baselines/h200/tiny-torchao-rowwise.json"
+
+
+def sessions(suite):
+    """The stored sessions, the oldest first."""
+    return json.loads((suite.path / FILE).read_text())["sessions"]
 
 
 def committed(suite):
@@ -193,7 +198,7 @@ def test_a_case_that_base_has_no_baseline_of_is_said_to_have_none_there(stored):
 def test_where_base_has_none_at_all_those_of_the_checkout_are_read(suite, monkeypatch):
     install(monkeypatch, H200)
     committed(suite)
-    with_baselines(suite, monkeypatch)
+    assert suite.runpytest(*update()).ret == 0
     result = suite.runpytest("--fp8-gpu=h200", "--fp8-base=main")
     result.stdout.fnmatch_lines(["*; stored baselines: those in baselines, since it has none there"])
     result.stdout.no_fnmatch_line("*no baseline for*")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.marks import TWICE
+from helpers.fakes import TWICE
 from pytest_fp8 import Workload
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.shipping import identity, ship, unimportable_modules, unship
