@@ -7,8 +7,7 @@ import json
 
 import pytest
 
-from helpers.report_data import ORIGIN
-from helpers.told import Told
+from helpers.records import ORIGIN, Told
 from pytest_fp8.codes import C, R
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.report.files import read_report

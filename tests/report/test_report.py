@@ -11,7 +11,7 @@ import pytest
 
 from helpers.baselines import mutants
 from helpers.fakes import H200, SUITE, install
-from helpers.report_data import HOSTILE, NAME, case_of, report_of, said, write_journal
+from helpers.records import HOSTILE, NAME, case_of, report_of, said, write_journal
 from pytest_fp8.cli import main
 from pytest_fp8.codes import R
 from pytest_fp8.errors import Fp8Error

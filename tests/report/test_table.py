@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.report_data import HOSTILE, case_of, report_of, said
-from helpers.told import Told
+from helpers.records import HOSTILE, Told, case_of, report_of, said
 from pytest_fp8.codes import D, N, R, S
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.report.rows import Answer, Row

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.fakes import H200, SUITE, install
-from helpers.told import Told
+from helpers.records import Told
 from pytest_fp8.codes import L, R
 from pytest_fp8.report.files import read_report
 from pytest_fp8.verdicts import Decision, Verdict
