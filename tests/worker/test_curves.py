@@ -19,7 +19,7 @@ from pytest_fp8.worker import curve as curves
 from pytest_fp8.worker.record import probe
 from pytest_fp8.worker.record.probe import LOOKED_AT, StepLooks
 from pytest_fp8.worker.run.engine import Engine
-from pytest_fp8.worker.state.weights import moved_weights
+from pytest_fp8.worker.state.weights import ROUNDING, copy_values, moved_weights
 
 pytestmark = pytest.mark.slow
 
@@ -200,3 +200,19 @@ def test_weights_that_a_build_seeds_are_moved_by_the_seed_in_both_arms_alike():
         server.engine.restart(seed=3, jitter=True)
         weights.append([parameter.detach().float().clone() for parameter in server.engine.model.parameters()])
     assert all(fp8.equal(reference) for fp8, reference in zip(*weights, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("target", [torch.empty(40, 60), torch.empty(60, 40).t()], ids=["plain", "transposed"])
+def test_each_weight_is_moved_by_at_most_one_rounding_and_each_by_another(target, dtype):
+    def start(seed):
+        model = torch.nn.Linear(1, 1, bias=False)
+        model.weight = torch.nn.Parameter(target.to(dtype, copy=True))
+        copy_values(model, {"weight": torch.ones(40, 60, dtype=torch.bfloat16).to(dtype)}, seed)
+        return model.weight.detach()
+
+    found = start(0)
+    assert ROUNDING / 2 < (found.float() - 1).abs().max() <= ROUNDING
+    assert len(found.unique()) >= (2 if dtype is torch.bfloat16 else 2300), "as many ways as the type can show"
+    assert found.equal(start(0))
+    assert not found.equal(start(1))
