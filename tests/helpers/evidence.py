@@ -1,13 +1,15 @@
-"""Evidence written by hand: a healthy arm's, and changes to it."""
+"""Evidence written by hand: a healthy arm's, and changes to it; and two arms that a test answers for."""
 
 from __future__ import annotations
 
 import struct
 from base64 import b64encode
 from dataclasses import replace
+from types import SimpleNamespace
 
 from pytest_fp8 import Case, Verdict
 from pytest_fp8.codes import Code
+from pytest_fp8.plan import TwoArms
 from pytest_fp8.questions.checkpoints.evidence import Apart, Loaded, Resumed, Saved, Transfer
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
@@ -145,3 +147,29 @@ def transfer(saved_changes=None, loaded_changes=None, **changes):
 def trained(losses, data=1, inputs=(), **kept):
     """Steps after a checkpoint; ``kept``: what an arm keeps besides afterwards."""
     return Resumed(losses, data, list(inputs), kept)
+
+
+class StandIn(TwoArms):
+    """``reference`` and ``fp8`` have a ``request`` as arms do, and ``facts`` where something reads them."""
+
+    def __init__(self, case, reference, fp8=None):
+        pool = SimpleNamespace(
+            cache={},
+            gpu=None,
+            deaths={},
+            is_alive=lambda arm: True,
+            live=lambda arm: arm,
+            takes_turns=lambda arm: False,
+            tight=lambda *arms, recorded=False: True,
+        )
+        arms = [
+            SimpleNamespace(
+                key=name,
+                pid=name,
+                spec=SimpleNamespace(device="cpu"),
+                request=lambda operation, arm=arm, **how: arm.request(operation, **how),
+                facts=getattr(arm, "facts", {}),
+            )
+            for name, arm in (("reference", reference), ("fp8", fp8))
+        ]
+        super().__init__(case, pool, *arms)

@@ -8,8 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from helpers.evidence import trained, transfer, verdict_of
-from helpers.stand_in import StandIn
+from helpers.evidence import StandIn, trained, transfer, verdict_of
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import K
 from pytest_fp8.questions.checkpoints.carry import relative_distance, with_moved_reference

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.evidence import arm_ledger, curves, verdict_of
-from helpers.stand_in import CurvePair, StandIn
-from pytest_fp8 import Verdict
+from helpers.evidence import StandIn, arm_ledger, curves, verdict_of
+from pytest_fp8 import Case, Verdict
 from pytest_fp8.baselines.store import load_baseline
 from pytest_fp8.codes import C, D
-from pytest_fp8.questions.loss.check import check_loss, judge_gap
+from pytest_fp8.plain import to_plain
+from pytest_fp8.questions.loss.check import check_loss, judge_gap, loss_of
 from pytest_fp8.questions.loss.evidence import (
     RUNS_OF_ONE_CURVE,
     START,
@@ -344,6 +344,37 @@ def test_the_figures_are_of_the_gap_and_of_the_reference():
 # -- what is asked until the curves decide: seeds one by one, and noise where it is needed ----------------------------
 
 SEEDS = [0, 1, 2]
+
+
+class CurveArm:
+    def __init__(self, name, losses, asked, **more):
+        self.name, self.losses, self.asked, self.more = name, losses, asked, more
+
+    def request(self, operation, seed, steps, jitter=False, watch=False, noise=None):
+        assert operation == "curve"
+        assert watch == (self.name == "fp8")
+        self.asked.append((self.name, seed, steps, jitter, noise))
+        losses = list(self.losses(seed, steps, jitter=jitter, noise=noise))
+        return to_plain(Curve(seed, losses, [1.0 + (self.name == "fp8")] * steps, **self.more))
+
+
+class CurvePair:
+    """Arms whose losses two functions give, of ``seed`` and ``steps``, ``jitter`` and ``noise``; ``asked`` notes arm,
+    seed and steps, and jitter and noise."""
+
+    def __init__(self, fp8, bf16, seeds=3, **of_fp8):
+        self.case = Case("own", "torchao", "tensorwise", emulated=True, seeds=seeds)
+        self.asked = []
+        self.fp8, self.bf16 = CurveArm("fp8", fp8, self.asked, **of_fp8), CurveArm("bf16", bf16, self.asked)
+
+    def evidence(self):
+        """What is asked of these arms until their curves decide."""
+        arms = StandIn(self.case, self.bf16, self.fp8)
+        return arms.run(lambda: loss_of(arms, nats=True, steps=0))
+
+    def noisy(self):
+        """(seed, steps) of the reference's curves with noise."""
+        return [(seed, steps) for _, seed, steps, _, noise in self.asked if noise is not None]
 
 
 def losses(gap=0.0, spread=0.02, noise=0.0):

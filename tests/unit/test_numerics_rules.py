@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from helpers.evidence import CASE, layers_evidence, verdict_of
-from helpers.stand_in import StandIn
+from helpers.evidence import CASE, StandIn, layers_evidence, verdict_of
 from pytest_fp8 import Case, Verdict
 from pytest_fp8.casts import E4M3, E5M2, promised_casts
 from pytest_fp8.codes import C, D, N

@@ -7,27 +7,83 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("torchao")
+import json
+import tempfile
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from controls import checkpoints as saved
-from helpers.carried import CASE, carried, from_model, loss, through, with_model
-from helpers.evidence import verdict_of
-from helpers.loops import loop, serve
+from helpers.evidence import StandIn, verdict_of
+from helpers.loops import batch, build, loop, serve
 from helpers.nets import by_torchao
-from pytest_fp8 import Verdict
+from pytest_fp8 import Case, Verdict, Workload
+from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.codes import K, R
+from pytest_fp8.questions.checkpoints.carry import transfers_of
+from pytest_fp8.questions.checkpoints.check import check_checkpoints
 from pytest_fp8.worker import tensors as t
 from pytest_fp8.worker.checkpoint import stores
 from pytest_fp8.worker.checkpoint.state import StrayParameter, UnstorableStateError
+from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.tensors import digests
 from pytest_fp8.worker.training.step import WorkloadError, output_of
 
 pytestmark = pytest.mark.slow
 
 STORES = ("safetensors", "dcp")
+CASE = Case("own", "torchao", "tensorwise", emulated=True, name="carried", checkpoint_formats=("own",))
+
+
+class LiveArm:
+    """An arm that answers as through the pipe: plain data."""
+
+    def __init__(self, case, shipped):
+        self._server = ArmServer(ArmSpec(case, "cpu", shipped, threads=1))
+        self.facts = json.loads(json.dumps(self._server.describe()))
+
+    def request(self, operation, **arguments):
+        answer = self._server.answer(operation, arguments)
+        return answer if isinstance(answer, bytes) else json.loads(json.dumps(answer))
+
+
+class LivePair(StandIn):
+    def __init__(self, case, folder, workload):
+        shipped = workload.ship("a test")
+        super().__init__(case, LiveArm(case.reference(), shipped), LiveArm(case, shipped))
+        self._folder = folder
+
+    def folder(self, what):
+        return self._folder
+
+
+def carried(case=CASE, **parts):
+    """The decision of the checkpoint question; ``parts`` are those of the :class:`Workload`."""
+    workload = Workload(**{"build": build, "batch": batch, **parts})
+    with tempfile.TemporaryDirectory() as folder:
+        arms = LivePair(case, Path(folder), workload)
+        return check_checkpoints(arms.run(lambda: transfers_of(arms)))
+
+
+def through(*stores, **changes):
+    """The case through these stores."""
+    return replace(CASE, checkpoint_formats=stores, **changes)
+
+
+def loss(model, rows):
+    return (model(rows) - rows.sin()).float().pow(2).mean()
+
+
+def with_model(model, optimizer, folder):
+    torch.save([model.state_dict(), optimizer.state_dict()], folder / "x.pt")
+
+
+def from_model(model, optimizer, folder):
+    weights, state = torch.load(folder / "x.pt", weights_only=True)
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(state)
 
 
 def two_linears(kind=torch.nn.Sequential):
