@@ -1,14 +1,25 @@
 """Where two arms do not fit the GPU together, work goes by arm: how often each is built, in which order, and which
-questions get the error of one that fails."""
+questions get the error of one that fails. What real arms answer by turns, on a CPU, is what arms that stay answer."""
 
 from __future__ import annotations
 
+from collections import Counter
+from types import SimpleNamespace
+
 import pytest
 
-from helpers.fakes import H100, FakeProcess, asks, install
-from pytest_fp8 import ArmError
+from helpers.arms import CASE, all_end, make_batch, make_model, square
+from helpers.fakes import H100, FakeProcess, asks, built, install
+from pytest_fp8 import ArmError, Case, Verdict, Workload
+from pytest_fp8.arms.pair import PairArms
+from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.codes import R
 from pytest_fp8.options import FRESH_PAIRS
+from pytest_fp8.pair import Fp8Pair
+from pytest_fp8.plain import to_plain
+from pytest_fp8.report.record import CaseNotes, Notes
+from pytest_fp8.shipping import identity
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 SUITE = f"""
@@ -21,23 +32,13 @@ SUITE = f"""
     ]
 {asks("layers", "numerics", "loss", "speedup", "faster", "memory", "checkpoints")}"""
 REFERENCE, ARMS = "8b-bf16", [f"8b-torchao-{recipe}" for recipe in RECIPES]
+ANSWERED = {"layers", "numerics", "loss", "faster", "checkpoints"}
+"""Without a baseline the other two are not."""
 
 
-class Told:
-    """What a session's arms were asked to, in the order in which they were built."""
-
-    @property
-    def order(self):
-        return [arm for arm, _ in FakeProcess.world.residences]
-
-    @property
-    def asked(self):
-        """Those that were asked something, with their operations."""
-        return [(arm, operations) for arm, operations in FakeProcess.world.residences if operations]
-
-    @property
-    def alive(self):
-        return sum(process.alive and process.is_built for process in FakeProcess.world.processes)
+@pytest.fixture
+def world(monkeypatch):
+    return install(monkeypatch, H100)
 
 
 def run(pytester, *options, recipes=RECIPES[:1]):
@@ -45,41 +46,36 @@ def run(pytester, *options, recipes=RECIPES[:1]):
     return pytester.runpytest("--fp8-gpu=h100", *options)
 
 
-@pytest.fixture
-def told():
-    return Told()
+def asked(world):
+    """The arms that were asked something, with their operations, in the order in which they were built."""
+    return [(arm, operations) for arm, operations in world.residences if operations]
 
 
-def test_one_case_takes_three_builds_and_one_arm_is_resident(pytester, monkeypatch, told):
-    install(monkeypatch, H100)
-    result = run(pytester)
-    assert result.ret == 0
-    assert [arm for arm, _ in told.asked] == [REFERENCE, ARMS[0], REFERENCE]
-    assert told.order == [REFERENCE, ARMS[0], REFERENCE], "a build beside the other arm that finds no room is none"
-    assert told.alive == 0, "nothing is left"
+def failed(result):
+    """(what a test asked, its case) of those that failed, or whose set-up did."""
+    lines = [line.split("::test_")[1] for line in result.outlines if line.startswith(("FAILED", "ERROR "))]
+    return [tuple(line.split("]")[0].split("[")) for line in lines]
 
 
-def test_timing_comes_first_in_each_residence(pytester, monkeypatch, told):
-    install(monkeypatch, H100)
+def test_one_case_takes_three_builds_and_one_arm_is_resident(pytester, world):
+    assert run(pytester).ret == 0
+    assert [arm for arm, _ in asked(world)] == [REFERENCE, ARMS[0], REFERENCE]
+    assert len(world.residences) == 3, "a build beside the other arm that finds no room is none"
+    assert not built(world), "nothing is left"
+
+
+def test_timing_comes_first_in_each_residence_and_nothing_is_asked_twice(pytester, world):
     run(pytester, recipes=RECIPES)
-    for arm, operations in told.asked:
+    once = ("layers", "ledger", "numerics", "memory")
+    for number, (arm, operations) in enumerate(asked(world)):
         timed = max(index for index, operation in enumerate(operations) if operation == "blocks")
         others = [operation for operation in operations[:timed] if operation not in ("blocks", "park")]
-        between = arm == REFERENCE and told.asked[0][1] is not operations
         assert not {"layers", "ledger", "numerics"} & set(others), (arm, operations)
-        assert between or not others
-
-
-def test_nothing_is_asked_twice_of_the_reference(pytester, monkeypatch, told):
-    install(monkeypatch, H100)
-    run(pytester, recipes=RECIPES)
-    asked = [op for arm, operations in told.asked if arm == REFERENCE for op in operations]
-    for once in ("layers", "ledger", "numerics", "memory", "restart", "save"):
-        assert asked.count(once) == 1, once
-    assert asked.count("load") == 3, "each case's checkpoint"
-    for arm, operations in told.asked:
-        if arm != REFERENCE:
-            assert [operations.count(once) for once in ("layers", "ledger", "numerics", "memory")] == [1] * 4
+        assert not others or (arm == REFERENCE and number > 0)
+        assert arm == REFERENCE or [operations.count(each) for each in once] == [1] * 4
+    of_reference = Counter(op for arm, operations in asked(world) if arm == REFERENCE for op in operations)
+    assert [of_reference[each] for each in (*once, "restart", "save")] == [1] * 6
+    assert of_reference["load"] == 3, "each case's checkpoint"
 
 
 @pytest.mark.parametrize(
@@ -90,71 +86,60 @@ def test_nothing_is_asked_twice_of_the_reference(pytester, monkeypatch, told):
         ("speedup", [REFERENCE, ARMS[0], REFERENCE, ARMS[1], REFERENCE, ARMS[2], REFERENCE]),
     ],
 )
-def test_no_more_is_built_than_the_selected_tests_need(pytester, monkeypatch, told, named, order):
-    install(monkeypatch, H100)
+def test_no_more_is_built_than_the_selected_tests_need(pytester, world, named, order):
     run(pytester, "-k", named, recipes=RECIPES)
-    assert [arm for arm, _ in told.asked] == order
+    assert [arm for arm, _ in asked(world)] == order
 
 
-def test_an_update_measures_fresh_processes_and_times_each_first(pytester, monkeypatch, told):
-    install(monkeypatch, H100)
+def test_an_update_measures_fresh_processes_and_times_each_first(pytester, world):
     assert run(pytester, "--fp8-update=first").ret == 0
-    assert [arm for arm, _ in told.asked] == [REFERENCE, ARMS[0], REFERENCE] * FRESH_PAIRS
-    assert all(operations[0] == "blocks" for _, operations in told.asked)
+    assert [arm for arm, _ in asked(world)] == [REFERENCE, ARMS[0], REFERENCE] * FRESH_PAIRS
+    assert all(operations[0] == "blocks" for _, operations in asked(world))
 
 
-def fails(monkeypatch, operation, code, arm=ARMS[0]):
-    """The arm ends in an error of this code when it is asked that; one that died or hung ends its process."""
+@pytest.mark.parametrize(
+    ("operation", "code", "builds", "need"),
+    [
+        ("numerics", R.ARM_RAISED, 3, {"numerics"}),
+        ("numerics", R.OUT_OF_MEMORY, 3, {"numerics"}),
+        ("numerics", R.ARM_DIED, 4, {"numerics"}),
+        ("numerics", R.ARM_HUNG, 4, {"numerics"}),
+        ("blocks", R.ARM_RAISED, 3, {"speedup", "faster"}),
+        ("layers", R.ARM_RAISED, 3, {"layers", "numerics", "speedup", "faster"}),
+        ("save", R.ARM_RAISED, 3, {"checkpoints"}),
+        ("load", R.ARM_RAISED, 3, {"checkpoints"}),
+    ],
+)
+def test_an_arm_that_fails_in_one_question_answers_those_that_do_not_need_it(
+    pytester, monkeypatch, world, operation, code, builds, need
+):
+    """One that died or hung ends its process."""
     real = getattr(FakeProcess, operation)
 
     def failing(self, *arguments, **named):
-        if self.spec.case.id == arm:
+        if self.spec.case.id == ARMS[0]:
             if code in (R.ARM_DIED, R.ARM_HUNG):
                 self.close()
             raise ArmError(code, f"it {code.slug} while it was asked to {operation}")
         return real(self, *arguments, **named)
 
     monkeypatch.setattr(FakeProcess, operation, failing)
-
-
-@pytest.mark.parametrize(
-    ("code", "builds"), [(R.ARM_RAISED, 3), (R.OUT_OF_MEMORY, 3), (R.ARM_DIED, 4), (R.ARM_HUNG, 4)]
-)
-def test_an_arm_that_fails_in_one_question_answers_the_others(pytester, monkeypatch, told, code, builds):
-    install(monkeypatch, H100)
-    fails(monkeypatch, "numerics", code)
     result = run(pytester)
-    result.stdout.fnmatch_lines([f"*it {code.slug} while it was asked to numerics*", "*FAILED *test_numerics*"])
-    result.assert_outcomes(failed=1, passed=4)
-    assert len(told.order) == builds
-    assert told.alive == 0
+    result.stdout.fnmatch_lines([f"*it {code.slug} while it was asked to {operation}*"])
+    assert {question for question, _ in failed(result)} == need
+    result.assert_outcomes(failed=len(need), passed=len(ANSWERED - need))
+    assert len(world.residences) == builds
+    assert not built(world)
 
 
-@pytest.mark.parametrize("operation", ["blocks", "layers", "save", "load"])
-def test_what_several_questions_need_fails_each_of_them_and_no_other(pytester, monkeypatch, told, operation):
-    install(monkeypatch, H100)
-    fails(monkeypatch, operation, R.ARM_RAISED)
-    result = run(pytester)
-    need = {
-        "blocks": {"test_speedup", "test_faster"},
-        "layers": {"test_layers", "test_numerics", "test_speedup", "test_faster"},
-    }.get(operation, {"test_checkpoints"})
-    assert {line.split("::")[1].split("[")[0] for line in result.outlines if line.startswith("FAILED")} == need
-
-
-def test_an_arm_that_cannot_be_built_gives_all_questions_its_error(pytester, monkeypatch, told):
-    world = install(monkeypatch, H100)
+def test_an_arm_that_cannot_be_built_gives_all_questions_its_error(pytester, world):
     world.fails[ARMS[0]] = R.ARM_DIED
-    result = run(pytester, recipes=RECIPES[:2])
-    failed = [line for line in result.outlines if line.startswith(("FAILED", "ERROR "))]
-    assert len(failed) == 7
-    assert all(ARMS[0] in line for line in failed)
-    assert [arm for arm, _ in told.asked].count(ARMS[1]) == 1
-    assert told.alive == 0
+    assert [case for _, case in failed(run(pytester, recipes=RECIPES[:2]))] == [ARMS[0]] * 7
+    assert [arm for arm, _ in asked(world)].count(ARMS[1]) == 1
+    assert not built(world)
 
 
-def test_an_error_of_the_reference_is_no_evidence_for_the_next_case(pytester, monkeypatch, told):
-    install(monkeypatch, H100)
+def test_an_error_of_the_reference_is_no_evidence_for_the_next_case(pytester, monkeypatch, world):
     real, left = FakeProcess.memory, [1]
 
     def once(self):
@@ -164,8 +149,71 @@ def test_an_error_of_the_reference_is_no_evidence_for_the_next_case(pytester, mo
         return real(self)
 
     monkeypatch.setattr(FakeProcess, "memory", once)
-    result = run(pytester, recipes=RECIPES[:2])
-    failed = [line for line in result.outlines if line.startswith("FAILED")]
-    assert len(failed) == 1
-    assert ARMS[0] in failed[0]
-    assert "test_memory" in failed[0]
+    assert failed(run(pytester, recipes=RECIPES[:2])) == [("memory", ARMS[0])]
+
+
+# -- real arms, on a CPU ----------------------------------------------------------------------------------------------
+
+MICRO = Case("micro", "torchao", "tensorwise", emulated=True, steps=6, seeds=3)
+"""Its first look decides: two seeds would leave the loss open, and the arms take one turn more."""
+ASKED = ("layers", "numerics", "loss", "checkpoints")
+
+
+@pytest.fixture
+def builds(monkeypatch):
+    """How often each arm was built."""
+    pytest.importorskip("torchao")
+    seen = Counter()
+    start = ArmProcess.start_build
+    monkeypatch.setattr(ArmProcess, "start_build", lambda arm, spec: seen.update([spec.case.id]) or start(arm, spec))
+    return seen
+
+
+@pytest.fixture
+def pair_in(builds):
+    """``pair_in(case, ...)``: a pair in a pool of its own, whose arms take turns or stay."""
+    pools = []
+
+    def made(case, workload=None, turns=True):
+        shipped = workload.ship("a test") if workload is not None else None
+        pools.append(ArmPool(None))
+        arms = PairArms(case, pools[-1], shipped, identity(shipped) if shipped else "")
+        if turns:
+            arms.pool.separate(*arms.pair)
+        arms.start()
+        settings = SimpleNamespace(update=False, strict=False, processes=4)
+        notes = CaseNotes(Notes(), case.id, "a model")
+        return Fp8Pair(arms, settings, notes, None, "file.json", asked=ASKED), arms.pool
+
+    yield made
+    for pool in pools:
+        pool.close()
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_decisions_are_those_of_arms_that_stay(pair_in, builds):
+    (together, _), (turns, pool) = pair_in(MICRO, turns=False), pair_in(MICRO)
+    decisions = [[to_plain(getattr(pair, question)()) for question in ASKED] for pair in (together, turns)]
+    assert decisions[0] == decisions[1]
+    assert builds == {"micro-bf16-emulated": 1 + 2, MICRO.id: 1 + 1}
+    assert len(pool.pids) == 1
+
+
+def short_of_batches(step):
+    if step == 40:
+        raise RuntimeError("no batch 40")
+    return make_batch(step)
+
+
+@pytest.mark.slow
+def test_a_model_of_the_users_own_that_fails_in_one_question(pair_in, builds):
+    pair, pool = pair_in(CASE, Workload(make_model, short_of_batches, square))
+    with pytest.raises(ArmError, match="no batch 40"):
+        pair.loss()
+    assert pair.layers().figures.fp8_share
+    assert pair.checkpoints().verdict is Verdict.PASS
+    assert builds == {"own-bf16-emulated": 2, CASE.id: 1}
+    pids = pool.pids
+    pool.close()
+    assert all_end(*pids)
