@@ -1,29 +1,123 @@
-"""The marker: how its arguments multiply and go before each other, the order of a case's tests, and cases for which
-there is no GPU, or a slice of one."""
+"""A case and the mark that names it: what a case keeps, its id and digest, cases that cannot be; how a mark's arguments
+multiply and go before each other, the order of a case's tests, wrong marks and unread ones, and a slice of a GPU."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from fnmatch import fnmatch
 
 import pytest
 
-from helpers.fakes import H100, H200, TWICE, install
-from pytest_fp8 import Case
+from helpers.fakes import H100, TWICE
+from pytest_fp8 import Case, SettingsError
 from pytest_fp8 import gpu as gpus
+from pytest_fp8.baselines.store import baseline_path
 from pytest_fp8.codes import R
-from pytest_fp8.errors import SettingsError
-from pytest_fp8.markers import ARGUMENTS, cases_of, why_not
+from pytest_fp8.markers import ARGUMENTS, cases_of
 from pytest_fp8.options import Settings
 
-BACKENDS, RECIPES = ["torchao", "accelerate_torchao"], ["tensorwise", "rowwise"]
+# -- a case -----------------------------------------------------------------------------------------------------------
+
+USUAL = Case("1b", "te", "delayed")
+SHARDED = {"gpus": 2, "parallel": "fsdp2"}
 
 
-def collect(pytester, mark, *arguments):
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"options": {"amax_history_len": 16}}, "1b-te-delayed-amax_history_len.16"),
+        ({"batch": 8}, "1b-te-delayed-8x2048"),
+        ({"seq": 512}, "1b-te-delayed-4x512"),
+        ({"batch": 2, "seq": 8}, "1b-te-delayed-2x8"),
+        ({"gpus": 2, "parallel": "ddp"}, "1b-te-delayed-ddp.2"),
+        ({"backend": "torchao", "recipe": "tensorwise", **SHARDED}, "1b-torchao-tensorwise-fsdp2.2"),
+        ({"lora": 8, "lora_targets": ("q proj",)}, "1b-te-delayed-lora8.q_proj.89f8bc"),
+    ],
+)
+def test_what_changes_a_number_is_in_the_id_and_in_the_digest(fields, name):
+    other = replace(USUAL, **fields)
+    assert other.id == name
+    assert other.digest() != USUAL.digest()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"backend": "transformer_engine"}, {"options": {"margin": 0}}, {"chip": "hopper"}, {"tolerance": 0.1}]
+)
+def test_what_changes_no_number_is_in_neither(fields):
+    other = replace(USUAL, **fields)
+    assert (other.id, other.digest()) == (USUAL.id, USUAL.digest())
+    assert {USUAL: 1, replace(USUAL): 2} == {USUAL: 2}
+
+
+def test_the_digests_of_stored_baselines_stay():
+    alone = Case("1b", "torchao", "tensorwise")
+    assert alone.digest() == "6b917883fa056b2b"
+    assert replace(alone, **SHARDED).reference().id == "1b-bf16-fsdp2.2"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"backend": "torchao", "recipe": "rowwise", "gpus": 2},
+        {"backend": "torchao", "recipe": "rowwise", "parallel": "ddp"},
+        {"backend": "torchao", "recipe": "rowwise", "gpus": 2, "parallel": "fsdp3"},
+        {"backend": "torchao", "recipe": "rowwise", "gpus": 2, "parallel": "own"},
+        {"backend": "torchao", "recipe": "rowwise", "gpus": 3, "parallel": "ddp"},
+        {"backend": "torchao", "recipe": "rowwise", "gpus": 2, "parallel": "zero3"},
+        {"backend": "accelerate_te", "recipe": "delayed", "gpus": 2, "parallel": "ddp"},
+        {"backend": "torchao", "recipe": "tensorwise", "options": {"float8_all_gather": True}},
+        {"backend": "transformer_engine", "recipe": "current", "emulated": True},
+        {"backend": "transformer_engine", "recipe": "delayed", "options": {"amax_history_len": "16"}},
+        {"backend": "torchao", "recipe": "rowwise", "tolerance": 3},
+        {"backend": "torchao", "recipe": "rowwise", "chip": "volta"},
+        {"backend": "torchao", "recipe": "rowwise", "checkpoint_formats": ("dpc",)},
+        {"backend": "torchao", "recipe": "rowwise", "checkpoint_formats": ()},
+        {"backend": "torchao", "recipe": "rowwise", "checkpoint_formats": "dcp"},
+    ],
+)
+def test_a_case_that_cannot_be_is_refused(wrong):
+    with pytest.raises(SettingsError, match="expected"):
+        Case(model="tiny", **wrong)
+
+
+def test_emulated_cases_never_answer_for_speed_or_memory():
+    case = Case("tiny", "torchao", "rowwise", emulated=True)
+    assert not case.asks("speedup")
+    assert not case.asks("memory")
+    assert case.asks("loss")
+
+
+NAMES = ("größe", "grüße", "a b", "a_b", "a/b", "a__b", "vit", "vit.2", "v-1", "")
+
+
+def test_names_that_differ_give_ids_that_differ(tmp_path):
+    found = {name: Case("own", "torchao", "rowwise", name=name).id for name in NAMES}
+    assert len(set(found.values())) == len(NAMES)
+    for name, case in found.items():
+        assert baseline_path(tmp_path, "h200", case).stem == case, "it names a baseline"
+        assert case.startswith("own.gr__e.") == (name in ("größe", "grüße"))
+
+
+def test_one_case_has_one_id():
+    """1 is equal to True, and stands in an id as another word. A list becomes the tuple that a case keeps."""
+    assert Case("tiny", "torchao", "rowwise", questions=["layers"]).questions == ("layers",)
+    for option, value in (("float8_all_gather", 1), ("float8_all_gather", "True"), ("precompute_scale", 1.0)):
+        with pytest.raises(SettingsError, match=option):
+            Case("tiny", "torchao", "tensorwise", options={option: value}, gpus=2, parallel="fsdp2")
+    for option in ("amax_history_len", "margin"):
+        with pytest.raises(SettingsError, match=option):
+            Case("1b", "te", "delayed", options={option: True})
+
+
+# -- a mark -----------------------------------------------------------------------------------------------------------
+
+
+def collect(pytester, mark):
     """A session of one test. A wrong mark does not interrupt it: pytest would write out where it was, for half a second
     that nobody reads."""
     pytester.makepyfile(f"import pytest\nimport pytest_fp8\n{mark}\ndef test_mine(fp8_case): pass")
-    return pytester.runpytest("--strict-markers", "--continue-on-collection-errors", *arguments)
+    return pytester.runpytest("--strict-markers", "--continue-on-collection-errors")
 
 
 def ids(pytester, code):
@@ -32,29 +126,48 @@ def ids(pytester, code):
     return [line.split("[")[1].rstrip("]") for line in lines if "::" in line]
 
 
+BACKENDS, RECIPES = ["torchao", "accelerate_torchao"], ["tensorwise", "rowwise"]
+TWO_LISTS = f"@pytest.mark.fp8(backend={BACKENDS})\n@pytest.mark.fp8(recipe={RECIPES})\n"
+OF_A_MODULE = "pytestmark = pytest.mark.fp8(name='mine', recipe='rowwise')\n@pytest.mark.fp8(recipe='tensorwise')\n"
+ONE_BACKEND = "@pytest.mark.fp8(backend=['te', 'transformer_engine'], recipe='delayed')\n"
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize(
+    ("marks", "found"),
+    [
+        (TWO_LISTS, [f"own-{backend.replace('_', '.')}-{recipe}" for backend in BACKENDS for recipe in RECIPES]),
+        (OF_A_MODULE, ["own.mine-torchao-tensorwise"]),
+        (ONE_BACKEND, ["own-te-delayed"]),
+    ],
+    ids=["lists multiply", "a function goes before its module", "a value twice is one case"],
+)
+def test_the_cases_of_a_mark(pytester, marks, found):
+    assert sorted(ids(pytester, marks + "def test_mine(fp8_case): pass")) == sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("mark", "says"),
+    [
+        (
+            "@pytest.mark.fp8(recipe='rowwise')\n@pytest.mark.fp8(recipe='tensorwise')",
+            ["FP8-R24: two marks*test_mine give recipe=", "*next:*recipe=[[]*"],
+        ),
+        ("@pytest.mark.fp8('torchao')", ["*too many positional arguments*"]),
+    ],
+)
+def test_a_mark_that_is_wrong_is_an_error_of_its_test_and_shown_once(pytester, mark, says):
+    result = collect(pytester, mark)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(says)
+    assert sum(fnmatch(line, says[0]) for line in result.outlines) == 1
+    result.stdout.no_fnmatch_line(f"*{TWICE}*")
+
+
 @pytest.mark.oldest
 def test_a_user_s_own_empty_list_of_cases_is_skipped_as_pytest_does(pytester):
     result = collect(pytester, "@pytest.mark.parametrize('fp8_case', [], indirect=True)")
     result.assert_outcomes(skipped=1)
-
-
-@pytest.mark.oldest
-def test_lists_multiply_as_parametrize_does(pytester):
-    code = f"@pytest.mark.fp8(backend={BACKENDS})\n@pytest.mark.fp8(recipe={RECIPES})\n"
-    found = ids(pytester, code + "def test_mine(fp8_case): pass")
-    assert sorted(found) == sorted(f"own-{b.replace('_', '.')}-{r}" for b in BACKENDS for r in RECIPES)
-
-
-def test_two_marks_at_one_place_that_give_one_argument_are_refused(pytester):
-    result = collect(pytester, "@pytest.mark.fp8(recipe='rowwise')\n@pytest.mark.fp8(recipe='tensorwise')")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["FP8-R24: two marks*test_mine give recipe=", "*next:*recipe=[[]*"])
-
-
-@pytest.mark.oldest
-def test_the_mark_of_a_function_wins_over_that_of_its_module(pytester):
-    code = "pytestmark = pytest.mark.fp8(name='mine', recipe='rowwise')\n@pytest.mark.fp8(recipe='tensorwise')\n"
-    assert ids(pytester, code + "def test_mine(fp8_case): pass") == ["own.mine-torchao-tensorwise"]
 
 
 def test_the_marker_is_registered(pytester):
@@ -126,20 +239,6 @@ def test_a_mark_that_is_wrong_names_the_test_and_the_next_step(code, given, says
     assert error.value.next_step or error.value.expected
 
 
-def test_a_value_twice_in_a_list_is_one_case():
-    (case,) = cases_of(
-        "a_test", [(None, pytest.mark.fp8(backend=["te", "transformer_engine"], recipe="delayed").mark)], Settings()
-    )
-    assert case.id == "own-te-delayed"
-
-
-def test_a_mark_that_is_wrong_is_an_error_of_its_test_and_shown_once(pytester):
-    result = collect(pytester, "@pytest.mark.fp8('torchao')")
-    result.assert_outcomes(errors=1)
-    assert result.stdout.str().count("too many positional arguments") == 1
-    result.stdout.no_fnmatch_line(f"*{TWICE}*")
-
-
 @pytest.mark.oldest
 def test_a_test_that_names_no_case_says_how(pytester):
     pytester.makepyfile("def test_mine(fp8_pair): pass")
@@ -152,56 +251,30 @@ def test_a_test_that_names_no_case_says_how(pytester):
 
 
 @pytest.mark.oldest
-def test_a_mark_on_a_parameter_is_told(pytester):
+def test_a_mark_that_nothing_reads_is_told(pytester):
+    """On a parameter; or on a unittest's method, about whose arguments pytest asks no plugin."""
     pytester.makepyfile(
         """
-        import pytest
+        import unittest, pytest
 
         ROWWISE = pytest.param(2, marks=pytest.mark.fp8(name="large", recipe="rowwise"))
 
         @pytest.mark.fp8(emulated=True)
         @pytest.mark.parametrize("width", [1, ROWWISE])
         def test_mine(fp8_case, width): pass
-        """
-    )
-    pytester.runpytest("-Wignore").assert_outcomes(passed=2)
-    result = pytester.runpytest("--fp8-strict")
-    result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["*has a mark fp8 that is not read*", "*seen: *the mark on a parameter*"])
-
-
-def test_a_mark_that_nothing_reads_is_told(pytester):
-    """pytest asks no plugin about the arguments of a unittest's method."""
-    pytester.makepyfile(
-        """
-        import unittest, pytest
 
         class TestMine(unittest.TestCase):
             @pytest.mark.fp8(emulated=True)
-            def test_mine(self): ...
+            def test_method(self): ...
 
-        @pytest.mark.parametrize("x", [pytest.param(1, marks=pytest.mark.fp8(emulated=True))])
-        def test_other(x): ...
+        @pytest.mark.parametrize("width", [ROWWISE])
+        def test_other(width): ...
         """
     )
-    result = pytester.runpytest("-W", "default")
-    result.stdout.fnmatch_lines([f"*{R.MARK_UNREAD}*"])
-    assert result.parseoutcomes()["warnings"] == 2
-
-
-# -- a host with too few GPUs, and slices of one ---------------------------------------------------------------------
-
-
-DECLARED = Settings(gpu="h200")
-
-
-def test_too_few_gpus_say_what_helps(monkeypatch):
-    install(monkeypatch, H200)
-    case = Case("tiny", "torchao", "tensorwise", gpus=2, parallel="ddp")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert "CUDA programs see 1; -k 'not ddp.2' leaves such cases out" in why_not(case, DECLARED)[0]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert not why_not(case, DECLARED)[0]
+    assert pytester.runpytest("-Wdefault").parseoutcomes() == {"passed": 4, "warnings": 3}
+    result = pytester.runpytest("--fp8-strict")
+    result.stdout.fnmatch_lines([f"{R.MARK_UNREAD}: test_mine*", "*seen: *the mark on a parameter*"])
+    result.assert_outcomes(passed=1, errors=3)
 
 
 def test_a_slice_of_a_gpu_is_none_of_its_kind():
