@@ -13,6 +13,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy
 import pytest
 
 from helpers.fakes import TWICE
@@ -44,33 +45,8 @@ class Project:
         return self.width
 
 
-def of_a_dict(width):
-    settings = {"width": width}
-    return lambda: settings
-
-
-def of_a_dataclass(width):
-    settings = Settings(width)
-    return lambda: settings
-
-
-def of_an_array(width):
-    import numpy
-
-    data = numpy.full(3, width)
-    return lambda: data
-
-
-def of_a_method(width):
-    return Project(width).build
-
-
-def of_a_callable(width):
-    return Project(width)
-
-
-def of_a_partial(width):
-    return functools.partial(Project, width=width)
+def holding(value):
+    return lambda: value
 
 
 def of_a_class_in_a_class(width):
@@ -96,13 +72,22 @@ def name(build):
     return identity(Workload(build=build, batch=nothing).ship())
 
 
-@pytest.mark.parametrize(
-    "builder",
-    [of_a_dict, of_a_dataclass, of_an_array, of_a_method, of_a_callable, of_a_partial, of_a_class_in_a_class],
-)
-def test_workloads_that_differ_in_any_value_are_two_and_alike_ones_are_one(builder):
-    assert name(builder(1)) != name(builder(2))
-    assert name(builder(1)) == name(builder(1)), "a fixture makes them anew for each test"
+BUILDERS = {
+    "a dict": lambda width: holding({"width": width}),
+    "a dataclass": lambda width: holding(Settings(width)),
+    "an array": lambda width: holding(numpy.full(3, width)),
+    "a method": lambda width: Project(width).build,
+    "a callable": Project,
+    "a partial": lambda width: functools.partial(Project, width=width),
+    "a class in a class": of_a_class_in_a_class,
+    "what reads like a drawn name and is none": lambda width: holding(str(width) * 32),
+}
+
+
+@pytest.mark.parametrize("of", BUILDERS)
+def test_workloads_that_differ_in_any_value_are_two_and_alike_ones_are_one(of):
+    assert name(BUILDERS[of](1)) != name(BUILDERS[of](2))
+    assert name(BUILDERS[of](1)) == name(BUILDERS[of](1)), "a fixture makes them anew for each test"
 
 
 @pytest.mark.slow
@@ -110,8 +95,7 @@ def test_tensors_and_functions_of_autograd_count_by_what_they_are():
     import torch
 
     def of_a_tensor(value):
-        data = torch.full((3, 4), value, dtype=torch.bfloat16).t()
-        return lambda: data
+        return holding(torch.full((3, 4), value, dtype=torch.bfloat16).t())
 
     def of_a_function(value):
         class Scaled(torch.autograd.Function):
@@ -136,42 +120,28 @@ def test_tensors_and_functions_of_autograd_count_by_what_they_are():
     assert x.grad.tolist() == [3.0, 3.0]
 
 
-def test_what_reads_like_a_drawn_name_and_is_none_counts():
-    one, other = "0" * 32, "1" * 32
-    assert name(lambda: one) != name(lambda: other)
-
-
 # -- several models under one name --------------------------------------------------------------------------------
 
 MODELS = """
     import pytest
+    from torch import nn, randn
+    from torch.nn.functional import linear
     from pytest_fp8 import Workload
 
-    @pytest.fixture(params=[{"bypass": False}, {"bypass": True}], ids=["healthy", "broken"])
+    class Model(nn.Module):
+        def __init__(self, bypass):
+            super().__init__()
+            self.bypass, self.up, self.down = bypass, nn.Linear(64, 128), nn.Linear(128, 16)
+
+        def forward(self, x):
+            past = self.bypass and type(self.up) is not nn.Linear
+            h = linear(x, self.up.weight, self.up.bias) if past else self.up(x)
+            return self.down(h.relu()).square().mean()
+
+    @pytest.fixture(params=[False, True], ids=["healthy", "broken"])
     def fp8_workload(request):
-        settings = request.param
-
-        def build():
-            import torch
-
-            class Model(torch.nn.Module):
-                def __init__(self):
-                    super().__init__()
-                    self.up, self.down = torch.nn.Linear(64, 128), torch.nn.Linear(128, 16)
-
-                def forward(self, x):
-                    linear = torch.nn.functional.linear
-                    past = settings["bypass"] and type(self.up) is not torch.nn.Linear
-                    h = linear(x, self.up.weight, self.up.bias) if past else self.up(x)
-                    return self.down(h.relu()).square().mean()
-
-            return Model()
-
-        def batch(step):
-            import torch
-            return torch.randn(32, 64)
-
-        return Workload(build=build, batch=batch)
+        bypass = request.param
+        return Workload(build=lambda: Model(bypass), batch=lambda step: randn(32, 64))
 
     @pytest.mark.fp8(backend="torchao", recipe="tensorwise", emulated=True)
     def test_layers(fp8_pair):
@@ -290,14 +260,6 @@ def test_comments_layout_docstrings_and_neighbours_are_not(tmp_path, made):
     assert said(tmp_path, source) == made
 
 
-def one(step):
-    return 1
-
-
-def other(step):
-    return 2
-
-
 def test_a_library_s_function_and_what_has_no_source_count_by_their_names():
     space = {}
     exec("def made(): return 1", space)
@@ -306,7 +268,7 @@ def test_a_library_s_function_and_what_has_no_source_count_by_their_names():
     assert text_of(len) == "len"
     assert not is_library_file(f"{OURS}shipped/suites/workloads.py"), "the suites from a wheel have the clone's hashes"
     assert text_of(["/a/b/data", 1.5, None]) == text_of(["/c/data", 1.5, None])
-    assert text_of(functools.cache(one)) != text_of(functools.cache(other))
+    assert text_of(functools.cache(nothing)) != text_of(functools.cache(name))
 
 
 # -- how it travels ---------------------------------------------------------------------------------------------------
@@ -346,8 +308,9 @@ def elsewhere(text, *path):
     return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=120).stdout.strip()
 
 
-def test_an_ordinary_module_s_function_goes_by_its_name(project, tmp_path):
+def test_an_ordinary_module_s_function_goes_by_its_name_and_this_test_s_own_by_value(project, tmp_path):
     assert elsewhere(ship(project.build, "a function"), tmp_path) == "7"
+    assert elsewhere(ship(functools.partial(nothing, 9), "a function")) == "9"
 
 
 def test_a_module_that_is_found_nowhere_goes_by_value(project, tmp_path, monkeypatch):
@@ -356,10 +319,6 @@ def test_a_module_that_is_found_nowhere_goes_by_value(project, tmp_path, monkeyp
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
     monkeypatch.setattr(sys.modules["fp8_project"], "__path__", [])
     assert elsewhere(ship(plain.build, "a function")) == "8"
-
-
-def test_this_test_s_own_function_goes_by_value():
-    assert elsewhere(ship(functools.partial(nothing, 9), "a function")) == "9"
 
 
 def test_code_that_goes_by_value_keeps_the_name_of_its_file():

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("torchao")
 
-from helpers.loops import CASE, batch, build, loop, serve
+from helpers.loops import CASE, batch, build, loop, serve, squares
 from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.pool import Arm
 from pytest_fp8.codes import R
@@ -19,9 +19,7 @@ from pytest_fp8.worker.training.step import WorkloadError
 
 pytestmark = pytest.mark.slow
 
-
-def loss(model, rows):
-    return (model(rows) - rows).float().pow(2).mean()
+INDEXED = "batches[step % len(batches)]"
 
 
 @pytest.mark.parametrize(
@@ -68,20 +66,23 @@ def test_classes_defaults_and_open_arguments_are_fine(given):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "loss", "code", "words", "next_step"),
     [
-        (lambda step: iter([torch.ones(32, 32)]), "it gave a list_iterator"),
-        (lambda step: next(iter([])), "it gave StopIteration in step 0"),
+        (lambda step: iter([torch.ones(32, 32)]), squares, R.BAD_BATCH, "it gave a list_iterator", INDEXED),
+        (lambda step: next(iter([])), squares, R.BAD_BATCH, "it gave StopIteration in step 0", INDEXED),
+        (lambda step: (batch(step), batch(step)), None, R.NO_TENSOR, None, ""),
+        (lambda step: None, None, R.BAD_BATCH, None, ""),
     ],
 )
-def test_what_is_not_one_batch_is_named(given, words):
-    with pytest.raises(WorkloadError, match=words) as error:
+def test_what_is_not_one_batch_or_none_of_this_model_has_its_code(given, loss, code, words, next_step):
+    with pytest.raises((TypeError, WorkloadError), match=words) as error:
         serve(batch=given, loss=loss)
-    assert "batches[step % len(batches)]" in error.value.fp8_next
+    assert known_cause(error.value)[0] is code
+    assert next_step in known_cause(error.value)[2]
 
 
 def test_a_result_that_no_process_can_be_sent_is_named_as_one():
-    server = serve(loss=loss)
+    server = serve()
     with pytest.raises(TypeError, match="a generator, cannot be sent back") as error:
         server.call(ship(lambda model: (value for value in model.parameters()), "the function"))
     assert "list(...)" in error.value.fp8_next
@@ -94,29 +95,16 @@ def test_what_an_arm_is_asked_to_call_must_be_a_function_of_the_model(given):
 
 
 @pytest.mark.parametrize(
-    ("given", "code"),
-    [
-        (lambda step: (batch(step), batch(step)), R.NO_TENSOR),
-        (lambda step: None, R.BAD_BATCH),
-    ],
-)
-def test_a_batch_that_the_model_cannot_be_called_with_has_its_code(given, code):
-    with pytest.raises((TypeError, WorkloadError)) as error:
-        serve(batch=given, loss=None)
-    assert known_cause(error.value)[0] is code
-
-
-@pytest.mark.parametrize(
     ("given", "words", "next_step"),
     [
         (lambda: build().requires_grad_(False), "Net, of whose 10 parameters none is trained", "unfrozen in build"),
         (torch.nn.Sequential, "Sequential, of whose 0 parameters", "with its layers"),
     ],
 )
-@pytest.mark.parametrize("with_loss", [True, False])
-def test_a_model_that_cannot_be_trained_is_named_and_not_its_loss(given, words, next_step, with_loss):
+@pytest.mark.parametrize("loss", [squares, None])
+def test_a_model_that_cannot_be_trained_is_named_and_not_its_loss(given, words, next_step, loss):
     with pytest.raises(WorkloadError, match=words) as error:
-        serve(build=given, loss=loss if with_loss else None)
+        serve(build=given, loss=loss)
     assert next_step in error.value.fp8_next
     assert ".item()" not in error.value.fp8_cause
 
@@ -127,7 +115,7 @@ def test_a_model_that_is_frozen_in_part_is_fine():
         model.blocks.requires_grad_(True)
         return model
 
-    serve(build=partly, loss=loss)
+    serve(build=partly)
 
 
 def test_an_error_inside_the_model_stays_the_users_own():
@@ -148,7 +136,7 @@ def short_last(step):
     return batch(step)[: 13 if step == 5 else 96]
 
 
-@pytest.mark.parametrize("parts", [{"loss": loss}, {"step": loop()}], ids=["loss", "step"])
+@pytest.mark.parametrize("parts", [{}, {"step": loop()}], ids=["loss", "step"])
 def test_a_short_last_batch_is_named_with_its_rows_and_what_to_do(parts):
     server = serve(batch=short_last, **parts)
     server.curve(seed=1, steps=5)
@@ -174,10 +162,10 @@ def transposed():
 
 
 def test_rowwise_with_an_input_that_is_not_contiguous_says_what_to_do():
-    serve(CASE, build=transposed, loss=loss)
+    serve(CASE, build=transposed)
     rowwise = Case(model="own", backend="torchao", recipe="rowwise", emulated=True, name="loop")
     with pytest.raises(AssertionError) as error:
-        serve(rowwise, build=transposed, loss=loss)
+        serve(rowwise, build=transposed)
     code, _, next_step = known_cause(error.value)
     assert code is R.NOT_CONTIGUOUS
     assert "x.contiguous()" in next_step
