@@ -47,6 +47,7 @@ REFUSED = {
     "--fp8-report=baselines/report": ["*the report is to be written into the folder of the baselines"],
     "--fp8-report=a_file/below": ["*the report cannot be written to *a_file/below", *CANNOT_WRITE],
     "--fp8-report=/proc/nope": ["*the report cannot be written to */proc/nope", *CANNOT_WRITE],
+    "--fp8-update=x --fp8-baselines=a_file/below": ["*the baselines cannot be written to *a_file/below*"],
     "--fp8-base=nope": ["*git revision 'nope' of this project cannot be checked out*", "*next: *"],
     "--fp8-update=x --fp8-base=main": ["*exclude each other*"],
     "--fp8-gpu=x100": [

@@ -18,6 +18,7 @@ from pytest_fp8.cli import main
 from pytest_fp8.report import progress
 from pytest_fp8.report.files import read_report
 
+ROOT = Path(__file__).parents[2]
 ONE = """
     import pytest
     from pytest_fp8 import Case
@@ -35,9 +36,20 @@ ONE = """
 """
 
 
-def run(pytester, *arguments):
+FAKES = f"""
+    import sys, time
+    sys.path.insert(0, {str(ROOT / "tests")!r})
+    import pytest
+    from helpers.fakes import H200, FakeProcess, install
+
+    install(pytest.MonkeyPatch(), H200)
+"""
+"""The conftest of a session in a process of its own."""
+
+
+def run(pytester, *arguments, **how):
     """The session's result, its report and its summary."""
-    result = pytester.runpytest("--fp8-report=out", *arguments)
+    result = pytester.runpytest("--fp8-report=out", *arguments, **how)
     return result, read_report(pytester.path / "out"), (pytester.path / "out/summary.md").read_text()
 
 
@@ -56,21 +68,21 @@ def test_a_gate_without_its_gpu_leaves_a_report_that_says_so(pytester, monkeypat
     assert "driver not loaded" in (pytester.path / "out/index.html").read_text()
 
 
-def test_a_test_that_fails_beside_its_answers_is_in_the_summary(pytester, monkeypatch):
-    install(monkeypatch, H200)
-    pytester.makepyfile(ONE.format(after="assert decision.numbers['linears'] == -1"))
-    _, report, summary = run(pytester, "--fp8-gpu=h200")
-    assert [test.rpartition("::")[2] for test in report.failed_tests] == ["test_first[tiny-torchao-rowwise]"]
-    assert "1 test(s) failed with something else than an answer" in summary
-
-
 @pytest.mark.oldest
-def test_a_test_that_fails_with_its_answer_is_told_once(pytester, monkeypatch):
-    install(monkeypatch, H200, executed_roles=("fprop",))
-    pytester.makepyfile(ONE.format(after="pass"))
+@pytest.mark.parametrize(
+    ("roles", "after", "failed"),
+    [
+        (None, "assert decision.numbers['linears'] == -1", ["test_first[tiny-torchao-rowwise]"]),
+        (("fprop",), "pass", []),
+    ],
+    ids=["beside its answers", "with its answer"],
+)
+def test_a_test_that_fails_is_in_the_summary_unless_its_answer_is(pytester, monkeypatch, roles, after, failed):
+    install(monkeypatch, H200, executed_roles=roles)
+    pytester.makepyfile(ONE.format(after=after))
     _, report, summary = run(pytester, "--fp8-gpu=h200")
-    assert report.failed_tests == []
-    assert "something else" not in summary
+    assert [test.rpartition("::")[2] for test in report.failed_tests] == failed
+    assert re.findall(r"(\d+) test\(s\) failed with something else", summary) == ["1"] * len(failed)
 
 
 def test_no_case_passes_of_which_a_session_that_was_ended_left_tests(pytester, monkeypatch):
@@ -97,16 +109,11 @@ def test_no_case_passes_of_which_a_session_that_was_ended_left_tests(pytester, m
             fp8_pair.assert_layers()
         """
     )
-    pytester.inline_run("--fp8-report=out", "--fp8-gpu=h200", no_reraise_ctrlc=True)
-    report, summary = read_report(pytester.path / "out"), (pytester.path / "out/summary.md").read_text()
+    _, report, summary = run(pytester, "--fp8-gpu=h200", no_reraise_ctrlc=True)
     assert report.finished is False
-    assert {name: entry.open_tests for name, entry in report.entries.items()} == {
-        "tiny-torchao-rowwise": 0,
-        "tiny-torchao-tensorwise": 1,
-    }
-    assert {name: entry.verdict for name, entry in report.entries.items()} == {
-        "tiny-torchao-rowwise": "PASS",
-        "tiny-torchao-tensorwise": "UNFINISHED",
+    assert {name: (entry.open_tests, entry.verdict) for name, entry in report.entries.items()} == {
+        "tiny-torchao-rowwise": (0, "PASS"),
+        "tiny-torchao-tensorwise": (1, "UNFINISHED"),
     }
     assert summary.startswith("## FP8, not finished: 1 UNFINISHED, 1 PASS\n")
     assert "2 test(s) of 2 case(s) were not run, or not to their end: " in summary
@@ -116,8 +123,7 @@ def test_no_case_passes_of_which_a_session_that_was_ended_left_tests(pytester, m
 def test_the_end_of_a_session_after_its_last_fp8_test_is_told_too(pytester, monkeypatch):
     install(monkeypatch, H200)
     pytester.makepyfile(ONE.format(after="pass") + "\n    def test_third():\n        raise KeyboardInterrupt\n")
-    pytester.inline_run("--fp8-report=out", "--fp8-gpu=h200", no_reraise_ctrlc=True)
-    report, summary = read_report(pytester.path / "out"), (pytester.path / "out/summary.md").read_text()
+    _, report, summary = run(pytester, "--fp8-gpu=h200", no_reraise_ctrlc=True)
     assert (report.finished, report.open_tests) == (False, {})
     assert summary.startswith("## FP8, not finished: 1 NOT EXERCISED\n")
     assert "not finished: all FP8 tests ran" in summary
@@ -160,7 +166,7 @@ def test_a_fail_whose_exception_was_caught_is_told(pytester, monkeypatch, caught
 
 
 TWO = """
-    import os, pathlib, signal
+    import os, signal
     import pytest
     from pytest_fp8 import Case
 
@@ -172,7 +178,7 @@ TWO = """
     @pytest.mark.fp8(cases=[Case("tiny", "torchao", "tensorwise")])
     def test_under_way(fp8_pair):
         fp8_pair.assert_layers()
-        {then}
+        os.kill(int(os.environ.get("CONTROLLER", os.getpid())), signal.SIGKILL)
 """
 
 
@@ -182,17 +188,8 @@ def test_a_session_that_is_killed_leaves_a_journal_from_which_its_page_is_writte
     if workers:
         pytest.importorskip("xdist")
         monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    tests = str(Path(__file__).parents[1])
-    pytester.makeconftest(
-        f"""
-        import sys
-        sys.path.insert(0, {tests!r})
-        import pytest
-        from helpers.fakes import H200, install
-        install(pytest.MonkeyPatch(), H200)
-        """
-    )
-    pytester.makepyfile(TWO.format(then="os.kill(int(os.environ.get('CONTROLLER', os.getpid())), signal.SIGKILL)"))
+    pytester.makeconftest(FAKES)
+    pytester.makepyfile(TWO)
     monkeypatch.setenv("CONTROLLER", "")
     command = "import os, sys, pytest; os.environ['CONTROLLER'] = str(os.getpid()); sys.exit(pytest.main(sys.argv[1:]))"
     done = subprocess.run(
@@ -215,13 +212,8 @@ def test_a_session_that_is_killed_leaves_a_journal_from_which_its_page_is_writte
 
 
 SLOW_ARMS = """
-    import sys, time
-    sys.path.insert(0, {tests!r})
-    import pytest
-    from helpers.fakes import H200, FakeProcess, install
     from pytest_fp8.report import progress
 
-    install(pytest.MonkeyPatch(), H200)
     receive = FakeProcess.receive
     FakeProcess.receive = lambda self, timeout=0: time.sleep(0.4) or receive(self, timeout)
     progress.APART_SECONDS = 0.15
@@ -230,18 +222,13 @@ WAITING = """
     import pytest
     from pytest_fp8 import Case
 
-    @pytest.mark.parametrize("number", [1, 2])
-    def test_other(number):
+    def test_other():
         print("printed")
 
     @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")], question="layers")
     def test_layers(fp8_pair):
         print("printed")
         fp8_pair.assert_layers()
-
-    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")], question="memory")
-    def test_memory(fp8_pair):
-        pass
 """
 
 
@@ -270,7 +257,7 @@ def test_it_says_nothing_when_quiet_without_a_reporter_and_under_xdist(pytester,
 @pytest.mark.slow
 @pytest.mark.oldest
 def test_a_log_has_whole_lines_between_those_of_pytest(pytester):
-    pytester.makeconftest(SLOW_ARMS.format(tests=str(Path(__file__).parents[1])))
+    pytester.makeconftest(FAKES + SLOW_ARMS)
     pytester.makepyfile(test_suite=WAITING)
     own = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-v", timeout=60).stdout.str()
     told = [line for line in own.splitlines() if "fp8: tiny-torchao-rowwise" in line]
@@ -283,14 +270,7 @@ def test_a_log_has_whole_lines_between_those_of_pytest(pytester):
 # -- step times in pytest-benchmark's table, and none where that plugin is off ---------------------------------------
 
 
-TIMED = """
-    import pytest
-    from pytest_fp8 import Case
-
-    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
-    def test_faster(fp8_pair):
-        fp8_pair.assert_faster()
-"""
+RECIPE = ("-k", "faster and rowwise")
 
 
 @pytest.fixture
@@ -299,12 +279,12 @@ def timed(pytester, monkeypatch):
     install(monkeypatch, H200)
     # The inner run is not distributed, whatever the outer one is.
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    pytester.makepyfile(TIMED)
+    pytester.makepyfile(SUITE)
     return pytester
 
 
 def test_both_arms_of_a_case_are_a_group(timed):
-    result = timed.runpytest("--benchmark-json=out.json")
+    result = timed.runpytest("--benchmark-json=out.json", *RECIPE)
     result.stdout.fnmatch_lines(["*benchmark 'tiny-torchao-rowwise': 2 tests*", "*tiny-torchao-rowwise?fp8?*"])
     rows = json.loads((timed.path / "out.json").read_text())["benchmarks"]
     assert {row["name"] for row in rows} == {"tiny-torchao-rowwise[bf16]", "tiny-torchao-rowwise[fp8]"}
@@ -316,44 +296,34 @@ def test_both_arms_of_a_case_are_a_group(timed):
 
 @pytest.mark.parametrize("arguments", [("--benchmark-disable",), ("-p", "no:benchmark")])
 def test_none_where_it_is_off(timed, arguments):
-    result = timed.runpytest(*arguments)
-    result.assert_outcomes(passed=1)
+    result = timed.runpytest(*arguments, *RECIPE)
+    result.assert_outcomes(passed=1, deselected=9)
     result.stdout.no_fnmatch_line("*benchmark 'tiny*")
 
 
 # -- where a failure is shown, and how the clone runs without the plugin ---------------------------------------------
 
 
-ROOT = Path(__file__).parents[2]
+WRONG = "Workload(build=lambda: None, batch=lambda: None)"
 
 
 @pytest.mark.oldest
-def test_an_error_is_shown_at_the_line_that_asked(pytester):
-    pytester.makepyfile("from pytest_fp8.gpu import known\ndef test_mine():\n    known('x100')")
-    result = pytester.runpytest("-p", "no:benchmark")
-    result.stdout.fnmatch_lines(
-        [
-            ">       known('x100')",
-            "E  *SettingsError: FP8-R01: *",
-            "*.py:3: SettingsError",
-        ]
-    )
-    result.stdout.no_fnmatch_line("*errors.py*")
-
-
-WRONG = "from pytest_fp8 import Workload\n{}Workload(build=lambda: None, batch=lambda: None)\n"
-
-
-@pytest.mark.parametrize(("where", "line"), [("def test_mine():\n    ", 3), ("", 2)], ids=["in a test", "in a module"])
-def test_a_workload_with_a_wrong_signature_is_one_short_error(pytester, where, line):
-    pytester.makepyfile(WRONG.format(where))
+@pytest.mark.parametrize(
+    ("source", "place", "says"),
+    [
+        ("from pytest_fp8.gpu import known\ndef test_mine():\n    known('x100')", "3: SettingsError", "FP8-R01: "),
+        (f"from pytest_fp8 import Workload\ndef test_mine():\n    {WRONG}", "3: SettingsError", "FP8-R33: *batch="),
+        (f"from pytest_fp8 import Workload\n{WRONG}", "2: *", "FP8-R33: *batch="),
+    ],
+    ids=["of the package", "of a workload in a test", "of a workload in a module"],
+)
+def test_an_error_is_short_and_shown_at_the_line_that_asked(pytester, source, place, says):
+    pytester.makepyfile(source)
     result = pytester.runpytest("-p", "no:benchmark", "-rN")
-    result.stdout.fnmatch_lines([f"*.py:{line}:*" if not where else f"*.py:{line}: SettingsError"])
-    result.stdout.fnmatch_lines(
-        ["E  *SettingsError: FP8-R33: the workload's batch= is no function that can be called as it will be"]
-    )
-    result.stdout.no_fnmatch_line("*During handling*")
-    result.stdout.no_fnmatch_line("*workload.py*")
+    for line in (f"E  *SettingsError: {says}*", f"*.py:{place}", f"*{source.splitlines()[-1].strip()}"):
+        result.stdout.fnmatch_lines([line])
+    for line in ("*During handling*", "*workload.py*", "*errors.py*"):
+        result.stdout.no_fnmatch_line(line)
     assert len(result.outlines) < 32
 
 

@@ -140,14 +140,6 @@ def test_an_update_that_stores_nothing_fails_and_says_why(stored, monkeypatch):
     result.stdout.fnmatch_lines(["*nothing was stored: needs a GPU with FP8 tensor cores: no NVIDIA GPU (fake)*"])
 
 
-def test_a_folder_that_cannot_be_made_is_a_usage_error_at_the_start(suite, monkeypatch):
-    install(monkeypatch, H200)
-    (suite.path / "a_file").write_text("")
-    result = suite.runpytest(*update(), "--fp8-baselines=a_file/below")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*the baselines cannot be written to *a_file/below*"])
-
-
 # -- missing, of no case, taken another way -----------------------------------------------------------------------
 
 
