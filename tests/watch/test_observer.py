@@ -56,20 +56,18 @@ def small():
     return names["Model"]().bfloat16(), names["train"]
 
 
-def losses(capsys, steps=8):
+def losses():
     """What the training prints, and its last weights."""
-    model, train = small()
-    train(model, torch.optim.AdamW(model.parameters()), steps=steps)
-    return capsys.readouterr().out, [parameter.detach().clone() for parameter in model.parameters()]
+    (model, train), printed = small(), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        train(model, torch.optim.AdamW(model.parameters()))
+    return printed.getvalue(), [parameter.detach().clone() for parameter in model.parameters()]
 
 
 @pytest.fixture(scope="module")
 def alone():
     """:func:`losses` of a run that nobody watches."""
-    (model, train), printed = small(), io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        train(model, torch.optim.AdamW(model.parameters()))
-    return printed.getvalue(), list(model.parameters())
+    return losses()
 
 
 def backward(model, number):
@@ -82,9 +80,9 @@ def same(one, other):
     return one[0] == other[0] and all(map(torch.equal, one[1], other[1]))
 
 
-def test_watched_and_unwatched_are_equal_to_the_bit(start, evidence, capsys, alone):
+def test_watched_and_unwatched_are_equal_to_the_bit(start, evidence, alone):
     start()
-    assert same(losses(capsys), alone)
+    assert same(losses(), alone)
     assert evidence()["state"] == "finished"
     assert judge(evidence()).verdict == "ON"
 
@@ -100,7 +98,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_of_the_observer_leaves_the_training_as_it_was(start, evidence, capsys, alone, monkeypatch, name):
+def test_a_fault_of_the_observer_leaves_the_training_as_it_was(start, evidence, alone, monkeypatch, name):
     """All of it is called by one function, which ends the observation."""
 
     def fault(*given):
@@ -108,7 +106,7 @@ def test_a_fault_of_the_observer_leaves_the_training_as_it_was(start, evidence, 
 
     monkeypatch.setattr(*FAULTS[name], fault)
     end = start()
-    assert same(losses(capsys), alone)
+    assert same(losses(), alone)
     end()
     assert not torch._C._autograd._profiler_enabled()
     if name not in ("in writing", "at the end"):
@@ -117,7 +115,7 @@ def test_a_fault_of_the_observer_leaves_the_training_as_it_was(start, evidence, 
         assert judge(evidence()).why.code is W.NOT_OBSERVED
 
 
-def test_gradients_of_several_passes_and_two_optimizers(start, evidence, capsys):
+def test_gradients_of_several_passes_and_two_optimizers(start, evidence):
     """Muon beside AdamW: two optimizers are one step."""
     model, _ = small()
     blocks, rest = list(model.blocks.parameters()), [*model.embed.parameters(), *model.lm_head.parameters()]
