@@ -15,7 +15,6 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.codes import R
 from pytest_fp8.plan import FP8, REFERENCE, Ask
-from pytest_fp8.questions.asks import layers_of, memory_of
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.loss.check import loss_of
 
@@ -149,17 +148,6 @@ def test_processes_wait_with_their_libraries_and_none_imports_beside_an_arm(worl
     assert sorted(waiting()) == ["bf16", "transformer_engine"]
     pool.close()
     assert not spares(world)
-
-
-# -- what cases share -------------------------------------------------------------------------------------------------
-
-
-def test_what_was_learned_of_a_reference_is_asked_once(pool_on):
-    one, two = pairs(pool_on(H200), "1b", "tensorwise", "rowwise")
-    for pair in (one, two):
-        pair.start()
-    assert one.run(lambda: layers_of(REFERENCE)) is two.run(lambda: layers_of(REFERENCE))
-    assert one.run(memory_of).bf16 is two.run(memory_of).bf16
 
 
 def test_what_a_shared_reference_saves_for_one_case_is_not_overwritten_for_another(pool_on, monkeypatch):

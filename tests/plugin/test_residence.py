@@ -57,15 +57,12 @@ def failed(result):
     return [tuple(line.split("]")[0].split("[")) for line in lines]
 
 
-def test_one_case_takes_three_builds_and_one_arm_is_resident(pytester, world):
-    assert run(pytester).ret == 0
-    assert [arm for arm, _ in asked(world)] == [REFERENCE, ARMS[0], REFERENCE]
-    assert len(world.residences) == 3, "a build beside the other arm that finds no room is none"
+def test_each_case_builds_its_arm_and_the_reference_once_more_times_first_and_asks_nothing_twice(pytester, world):
+    assert run(pytester, recipes=RECIPES).ret == 0
+    order = [REFERENCE, ARMS[0], REFERENCE, ARMS[1], REFERENCE, ARMS[2], REFERENCE]
+    assert [arm for arm, _ in asked(world)] == order
+    assert len(world.residences) == len(order), "a build beside the other arm that finds no room is none"
     assert not built(world), "nothing is left"
-
-
-def test_timing_comes_first_in_each_residence_and_nothing_is_asked_twice(pytester, world):
-    run(pytester, recipes=RECIPES)
     once = ("layers", "ledger", "numerics", "memory")
     for number, (arm, operations) in enumerate(asked(world)):
         timed = max(index for index, operation in enumerate(operations) if operation == "blocks")
