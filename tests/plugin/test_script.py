@@ -159,11 +159,6 @@ FALLING = [3.0 - 0.02 * step for step in range(40)]
 NOISY = [[loss + 0.001 * math.sin(9 * step + seed) for step, loss in enumerate(FALLING)] for seed in range(4)]
 
 
-def losses(fp8, bf16):
-    arms = ({seed: Curve(seed, told, [0.0] * len(told)) for seed, told in enumerate(arm)} for arm in (fp8, bf16))
-    return LossEvidence(*arms)
-
-
 @pytest.mark.parametrize(
     ("fp8", "bf16", "verdict", "code"),
     [
@@ -179,7 +174,8 @@ def losses(fp8, bf16):
 )
 def test_losses(fp8, bf16, verdict, code):
     """One seed says nothing of a gap; four do."""
-    decision = check_losses(losses(fp8, bf16))
+    curves = [{seed: Curve(seed, told, [0.0] * len(told)) for seed, told in enumerate(arm)} for arm in (fp8, bf16)]
+    decision = check_losses(LossEvidence(*curves))
     assert (decision.verdict.value, decision.code) == (verdict, code)
 
 

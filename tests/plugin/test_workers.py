@@ -85,21 +85,21 @@ def test_workers_tests_are_told_of_without_any_option(host):
     result.stdout.fnmatch_lines(["*= FP8 =*", "12 not run: needs a GPU*"])
 
 
-@pytest.mark.oldest
 @pytest.mark.slow
-def test_each_worker_has_a_gpu_and_each_case_a_worker(host):
-    result, seen = host(2, "-n2", "--fp8-gpu=h200")
+@pytest.mark.parametrize(
+    ("gpus", "seen_by"),
+    [
+        pytest.param(2, {("gw0", "GPU-0"), ("gw1", "GPU-1")}, marks=pytest.mark.oldest),
+        pytest.param(5, {("gw0", "GPU-0,GPU-1"), ("gw1", "GPU-2,GPU-3")}, marks=pytest.mark.nightly),
+    ],
+)
+def test_workers_have_disjoint_sets_of_gpus_and_each_case_a_worker(host, gpus, seen_by):
+    result, seen = host(gpus, "-n2", "--fp8-gpu=h200")
     result.assert_outcomes(passed=12)
     assert len(seen) == 12
-    assert {(note["worker"], note["gpu"], note["arms see"]) for note in seen} == {
-        ("gw0", "NVIDIA H200", "GPU-0"),
-        ("gw1", "NVIDIA H200", "GPU-1"),
-    }
-    of_case = {note["case"]: set() for note in seen}
-    for note in seen:
-        of_case[note["case"]].add(note["worker"])
-    assert len(of_case) == 6
-    assert all(len(workers) == 1 for workers in of_case.values())
+    assert {note["gpu"] for note in seen} == {"NVIDIA H200"}
+    assert {(note["worker"], note["arms see"]) for note in seen} == seen_by
+    assert len({note["case"] for note in seen}) == len({(note["case"], note["worker"]) for note in seen}) == 6
 
 
 @pytest.mark.parametrize(
@@ -148,13 +148,6 @@ def test_too_few_gpus_fail_on_a_declared_runner_and_are_a_reason_elsewhere(host,
     auto, _ = host(1, "-rs")
     auto.assert_outcomes(passed=1, skipped=1)
     auto.stdout.fnmatch_lines([TOO_FEW])
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_workers_have_disjoint_sets_of_gpus(host):
-    _, seen = host(5, "-n2", "--fp8-gpu=h200")
-    assert {(note["worker"], note["arms see"]) for note in seen} == {("gw0", "GPU-0,GPU-1"), ("gw1", "GPU-2,GPU-3")}
 
 
 @pytest.mark.parametrize(
