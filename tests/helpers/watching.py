@@ -1,9 +1,8 @@
-"""Small training scripts, and ``pytest-fp8 watch`` run on them."""
+"""What small training scripts begin with, and a process that runs them, watched, in forks of one that has torch."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -100,30 +99,12 @@ torch.manual_seed(0)
 torch.set_num_threads(1)
 '''
 """What the scripts begin with: FP8 through ``torch._scaled_mm``, which a CPU has, without a library to import."""
-HEALTHY = "model = Model().bfloat16()\ntrain(model, torch.optim.AdamW(model.parameters()))\n"
-
-
-def script(folder: Path, text: str, name: str = "train.py") -> Path:
-    """A script that begins with :data:`OWN_FP8`."""
-    path = folder / name
-    path.write_text(OWN_FP8 + text)
-    return path
 
 
 def environment(**more: str) -> dict[str, str]:
     """Few steps are timed; nothing asks for FP8 from outside."""
     quiet = {"FP8_WATCH_STEPS": "2", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     return {**os.environ, **quiet, "PYTHONPATH": str(ROOT), **more}
-
-
-def watch(folder: Path, *command: str | Path, options: tuple[str, ...] = (), **more: str):
-    """(the ended process, its JSON or ``None``) of ``pytest-fp8 watch`` on a command of Python's arguments."""
-    file = folder / "watched.json"
-    line = [sys.executable, "-m", "pytest_fp8.cli", "watch", *options, "--json", str(file), "--", *map(str, command)]
-    done = subprocess.run(
-        line, cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=300, check=False
-    )
-    return done, json.loads(file.read_text()) if file.exists() else None
 
 
 def start(folder: str) -> None:

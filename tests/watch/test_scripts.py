@@ -3,6 +3,7 @@ says of scripts that lose FP8."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.watching import HEALTHY, OWN_FP8, environment, script, watch
+from helpers.watching import OWN_FP8, environment
 from pytest_fp8.codes import W
 from pytest_fp8.watch import FOLDER
 from pytest_fp8.watch.command import answer, evidence_in
@@ -20,6 +21,7 @@ from pytest_fp8.watch.report import groups, plain, report
 
 pytestmark = pytest.mark.slow
 
+HEALTHY = "model = Model().bfloat16()\ntrain(model, torch.optim.AdamW(model.parameters()))\n"
 RANKS = """
 import os, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -28,6 +30,23 @@ model = nn.parallel.DistributedDataParallel(Model().bfloat16())
 train(model, torch.optim.AdamW(model.parameters()))
 dist.destroy_process_group()
 """
+
+
+def script(folder, text):
+    """A script that begins with :data:`OWN_FP8`."""
+    path = folder / "train.py"
+    path.write_text(OWN_FP8 + text)
+    return path
+
+
+def watch(folder, *command, options=(), **more):
+    """(the ended process, its JSON or ``None``) of ``pytest-fp8 watch`` on a command of Python's arguments."""
+    file = folder / "watched.json"
+    line = [sys.executable, "-m", "pytest_fp8.cli", "watch", *options, "--json", str(file), "--", *map(str, command)]
+    done = subprocess.run(
+        line, cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=300, check=False
+    )
+    return done, json.loads(file.read_text()) if file.exists() else None
 
 
 def by_shell(path):
@@ -283,7 +302,6 @@ def around(self, x):
 
 
 Block.forward = around
-model = Model().bfloat16()
 """
 RECOMPUTED = """
 from torch.utils.checkpoint import checkpoint
@@ -313,14 +331,13 @@ for block in model.blocks:
     block.up, block.down = converted(block.up), converted(block.down)
 train(model, optimizer)
 """
-MODEL = "model = Model().bfloat16()\n"
 FAILURES = {
     "nothing read it": (PLAIN + RUN, "OFF", [W.NOTHING_READ_IT]),
     "a filter's typo": (PLAIN + CONVERT + TYPO + RUN, "ON", [W.LEFT_OUT]),
     "converted too late": (PLAIN + CONVERT + TOO_LATE, "ON", [W.CONVERTED_TOO_LATE]),
-    "no wgrad": ("Float8Linear.roles = ('fprop', 'dgrad')\n" + MODEL + RUN, "ON", [W.FORWARD_ALONE]),
+    "no wgrad": ("Float8Linear.roles = ('fprop', 'dgrad')\n" + HEALTHY, "ON", [W.FORWARD_ALONE]),
     "stored alone": (STORED + RUN, "OFF", [W.STORED_ONLY]),
-    "stepped around": (AROUND + RUN, "ON", [W.STEPPED_AROUND]),
+    "stepped around": (AROUND + HEALTHY, "ON", [W.STEPPED_AROUND]),
     "recomputed": (RECOMPUTED, "ON", [W.RECOMPUTED_OTHERWISE]),
 }
 
