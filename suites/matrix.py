@@ -233,24 +233,17 @@ GROUPS = {
 
 def group_of(case: Case) -> str:
     """The group of a case, or an empty string for an emulated one on one process."""
-    if case.id in {each.id for each in PUBLISHED}:
-        return "published"
-    if case.gpus > 1:
-        return "parallel"
-    if case.emulated:
-        return ""
-    if case.model == OWN_MODEL:
-        return "own"
-    if case.id in _CORE:
-        return "core"
-    if case.id in _LARGE:
-        return "large"
-    if case.backend.startswith("unsloth"):
-        return "unsloth"
-    if case.backend.startswith(("accelerate_", "trainer_")):
-        return "hugging_face"
-    return "variants"
+    groups = {
+        "published": case.id in _PUBLISHED,
+        "parallel": case.gpus > 1,
+        "": case.emulated,
+        "own": case.model == OWN_MODEL,
+        "core": case.id in _CORE,
+        "large": case.id in _LARGE,
+        "unsloth": case.backend.startswith("unsloth"),
+        "hugging_face": case.backend.startswith(("accelerate_", "trainer_")),
+    }
+    return next((name for name, holds in groups.items() if holds), "variants")
 
 
-_CORE = {case.id for case in [*TINY, *ONE_B]}
-_LARGE = {case.id for case in EIGHT_B}
+_PUBLISHED, _CORE, _LARGE = ({case.id for case in cases} for cases in (PUBLISHED, TINY + ONE_B, EIGHT_B))
