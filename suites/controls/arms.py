@@ -1,39 +1,23 @@
-"""Controls of arms that differ in more than FP8: in their work, switches, precision, randomness, optimizer or state."""
+"""Controls of arms that differ in more than FP8: in their work, switches, precision, randomness, optimizer or state;
+and of what is trained: bad values, weights that stand still, curves that do not begin anew."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
-from controls.control import BOTH, REFERENCE, micro, torch
+from controls.control import BOTH, REFERENCE, control, micro, torch
 from controls.models import RECOMPUTING, SHIFTED, STUDENT
-from controls.ways import Loop, fault, on_gradients, through_e4m3
-from pytest_fp8.codes import D, L
+from controls.ways import Loop, in_e4m3, on_gradients, weights
+from pytest_fp8.codes import C, D, L
 
 # -- work, switches, precision ----------------------------------------------------------------------------------------
 
 
-def other_data(further: Callable[[], int]) -> Callable[..., Any]:
-    """A ``training_batch`` of the seed that is larger by ``further()``."""
-    return lambda arm, seed, step, whole=False: arm.setup.training_batch(seed + further(), step, whole)
-
-
-def _tf32(arm: Any, model: Any) -> None:
-    torch.set_float32_matmul_precision("high")
-
-
-def _without_autocast(arm: Any) -> Any:
-    """What is not in FP8, as the head, attention and norms, then runs in float32."""
-    return arm.backend.precision(arm.case)
-
-
-def _in_bf16(arm: Any, model: Any) -> None:
-    """Autocast would leave float32 weights as they are."""
-    model.to(torch.bfloat16)
-
-
-def _in_eval(arm: Any, model: Any) -> None:
-    model.eval()
+def _each_block(change: Callable[[Any], Any]) -> Any:
+    """A ``converted`` that changes each block."""
+    return lambda arm, model: [change(block) for block in model.blocks]
 
 
 def _head_in_float32(arm: Any, model: Any) -> None:
@@ -41,25 +25,9 @@ def _head_in_float32(arm: Any, model: Any) -> None:
     head.forward = lambda x: torch.nn.functional.linear(x.float(), head.weight.float(), head.bias.float())
 
 
-def _each_block(change: Any) -> Any:
-    """A ``converted`` that changes each block."""
-    return lambda arm, model: [change(block) for block in model.blocks]
-
-
-def _sets(name: str, value: Any) -> Any:
-    return _each_block(lambda block: setattr(block, name, value))
-
-
-def _clips(bound: float, reference: float) -> Any:
-    """The loop's bound of gradients in the FP8 arm and in the reference."""
-    return lambda arm, model: setattr(model, "bound", bound if arm.fp8_layers() else reference)
-
-
 def _own_norm(block: Any) -> None:
-    class Norm(torch.nn.LayerNorm):
-        pass
-
-    block.norm.__class__ = Norm
+    """A class of the user's own."""
+    block.norm.__class__ = type("Norm", (torch.nn.LayerNorm,), {})
     block.norm.eps = 0.02
 
 
@@ -77,66 +45,57 @@ def _seeds(block: Any) -> None:
 
 
 AUTOCAST = micro(autocast=True)
-_other = other_data(lambda: 1000)
-fault("other-data", D.OTHER_DATA, "the FP8 arm trains on other data", training_batch=_other, question="loss")
-# 1.96 times as fast on an H200.
-fault("half-batch-step", D.OTHER_WORK, "the FP8 arm's step trains on half of each batch", does="half in the step")
-# The same operators run, and AdamW divides by what is common to all gradients.
-fault("clips-harder", D.OTHER_CLIPPING, "another bound of clipping", Loop, converted=_clips(0.01, 0.1), breaks=BOTH)
-fault("clips-alone", D.OTHER_WORK, "one arm clips its gradients", Loop, converted=_clips(0, 0.01), breaks=REFERENCE)
-# 2.88 times as fast on an H200 where the rest is float32.
-fault("tf32-one-arm", D.OTHER_SWITCH, "TF32 is switched on in the FP8 arm alone", Loop, converted=_tf32)
-fault(
-    "no-autocast", D.OTHER_SWITCH, "autocast in the reference alone", precision_context=_without_autocast, case=AUTOCAST
+FAILS: dict[str, Any] = {"verdicts": ("FAIL",)}
+control("other-data", D.OTHER_DATA, "the FP8 arm trains on other data")(
+    draws=lambda arm, seed, step: (seed + 1000, step), question="loss"
 )
-fault(
-    "weights-in-bf16", L.WEIGHT_CAST, "the conversion casts float32 weights to BF16", converted=_in_bf16, case=AUTOCAST
+# 1.96 times as fast on an H200.
+control("half-batch-step", D.OTHER_WORK, "the FP8 arm's step trains on half of each batch")(settings={"rows": 64})
+# The same operators run, and AdamW divides by what is common to all gradients.
+control("clips-harder", D.OTHER_CLIPPING, "another bound of clipping")(
+    Loop, converted=lambda arm, model: setattr(model.settings, "bound", 0.01 if arm.fp8_layers() else 0.1), breaks=BOTH
+)
+control("clips-alone", D.OTHER_WORK, "one arm clips its gradients")(settings={"bound": 0.01}, breaks=REFERENCE)
+# 2.88 times as fast on an H200 where the rest is float32.
+control("tf32-one-arm", D.OTHER_SWITCH, "TF32 is switched on in the FP8 arm alone")(
+    Loop, converted=lambda *_: torch.set_float32_matmul_precision("high")
+)
+# What is not in FP8, as the head, attention and norms, then runs in float32.
+control("no-autocast", D.OTHER_SWITCH, "autocast in the reference alone")(
+    precision_context=lambda arm: arm.backend.precision(arm.case), case=AUTOCAST
+)
+# Autocast would leave float32 weights as they are.
+control("weights-in-bf16", L.WEIGHT_CAST, "the conversion casts float32 weights to BF16")(
+    converted=lambda arm, model: model.bfloat16(), case=AUTOCAST
 )
 # 1.49 times as fast on an H200, of nothing.
-fault("reference-waits", D.OTHER_WAITS, "the reference waits for its own logging", does="logs", breaks=REFERENCE)
-fault("fp8-arm-in-eval", D.OTHER_MODE, "the FP8 arm trains in eval mode", Loop, converted=_in_eval, question="loss")
-fault("head-float32", D.OTHER_PRECISION, "the rest of the FP8 arm runs in float32", Loop, converted=_head_in_float32)
-fault(
-    "recomputes-alone",
-    D.OTHER_RECOMPUTATION,
-    "one arm recomputes activations",
-    Loop,
-    converted=_sets("recomputes", True),
+control("reference-waits", D.OTHER_WAITS, "the reference waits for its own logging")(
+    settings={"logs": True}, breaks=REFERENCE
 )
-fault(
-    "recomputes-otherwise",
-    D.RECOMPUTED_OTHERWISE,
-    "recomputation draws another dropout mask",
-    Loop,
-    converted=_sets("preserves", False),
-    workload=RECOMPUTING,
-    verdicts=("FAIL",),
+control("fp8-arm-in-eval", D.OTHER_MODE, "the FP8 arm trains in eval mode")(
+    Loop, converted=lambda arm, model: model.eval(), question="loss"
 )
-# The norm's class is the user's own.
-_epsilon = "another epsilon in the FP8 arm's norms"
-fault("epsilon-of-an-own-norm", D.OTHER_OPERATOR_SETTING, _epsilon, Loop, converted=_each_block(_own_norm))
-fault(
-    "other-norm",
-    D.OTHER_WORK,
-    "another norm in the FP8 arm",
+control("head-float32", D.OTHER_PRECISION, "the rest of the FP8 arm runs in float32")(Loop, converted=_head_in_float32)
+control("recomputes-alone", D.OTHER_RECOMPUTATION, "one arm recomputes activations")(settings={"recomputes": True})
+control("recomputes-otherwise", D.RECOMPUTED_OTHERWISE, "recomputation draws another dropout mask")(
+    settings={"preserves": False}, workload=RECOMPUTING, **FAILS
+)
+control("epsilon-of-an-own-norm", D.OTHER_OPERATOR_SETTING, "another epsilon in the FP8 arm's norms")(
+    Loop, converted=_each_block(_own_norm)
+)
+control("other-norm", D.OTHER_WORK, "another norm in the FP8 arm")(
     Loop,
     about="operators of blocks.0.norm",
     converted=_each_block(_root_mean_square),
     workload=SHIFTED,
     question="numerics",
-    verdicts=("FAIL",),
+    **FAILS,
 )
 # By copies alone, which round: no other operator runs. It is as much noise as FP8 itself makes.
-fault(
-    "gradient-through-e4m3",
-    D.OTHER_WORK,
-    "the FP8 arm keeps its embedding's gradient in E4M3",
-    about="_to_copy",
-    converted=on_gradients(
-        lambda arm: [arm.model.get_input_embeddings().weight], lambda dw: dw.to(torch.float8_e4m3fn).to(dw.dtype)
-    ),
+control("gradient-through-e4m3", D.OTHER_WORK, "the FP8 arm keeps its embedding's gradient in E4M3")(
+    about="_to_copy", converted=on_gradients(lambda arm: [arm.model.get_input_embeddings().weight], in_e4m3)
 )
-fault("seeds-again", D.OTHER_RANDOM_NUMBERS, "a layer seeds torch again", Loop, converted=_each_block(_seeds))
+control("seeds-again", D.OTHER_RANDOM_NUMBERS, "a layer seeds torch again")(Loop, converted=_each_block(_seeds))
 
 # -- optimizer and state ----------------------------------------------------------------------------------------------
 
@@ -146,31 +105,23 @@ def set_rate(optimizer: Any, rate: float) -> None:
         group["lr"] = rate
 
 
-def _half_as_large_again(arm: Any, made: Any) -> None:
-    set_rate(made, 1.5 * made.param_groups[0]["lr"])
-
-
-def _doubles(arm: Any, seed: int, step: int) -> None:
-    set_rate(arm.optimizer, 2e-3 if step >= 10 else 1e-3)
-
-
 def _float32_copies(arm: Any) -> None:
     for parameter, entries in arm.optimizer.state.items():
         entries["master"] = parameter.detach().float()
 
 
 def _rounds(arm: Any, made: Any) -> None:
+    """To scaled E4M3. As a user's fork of an optimizer keeps its name."""
     plain = type(made)
 
     class Rounding(plain):  # type: ignore[misc, valid-type]
         def step(self, closure: Any = None) -> Any:
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        parameter.grad.copy_(through_e4m3(parameter.grad))
+            for gradient in (each.grad for group in self.param_groups for each in group["params"]):
+                if gradient is not None:
+                    scale = 448 / gradient.abs().max().float().clamp(min=1e-12)
+                    gradient.copy_((gradient.float() * scale).to(torch.float8_e4m3fn).float() / scale)
             return super().step(closure)
 
-    # As a user's fork of an optimizer keeps its name.
     Rounding.__qualname__ = plain.__qualname__
     made.__class__ = Rounding
 
@@ -193,20 +144,81 @@ def _teacher_apart(arm: Any, model: Any) -> None:
     model.pairs = [(student, teacher.detach().clone()) for student, teacher in model.pairs]
 
 
-fault("other-rate", D.OTHER_OPTIMIZER, "another learning rate in the FP8 arm", optimizer_made=_half_as_large_again)
-fault("rate-doubles", D.OTHER_RATES, "the FP8 arm's rate doubles on the way", before_step=_doubles, question="loss")
-_masters = "float32 master weights in the FP8 arm alone"
-fault("master-weights", D.OTHER_OPTIMIZER_STATE, _masters, stepped=_float32_copies, question="loss")
+control("other-rate", D.OTHER_OPTIMIZER, "another learning rate in the FP8 arm")(
+    optimizer_made=lambda arm, made: set_rate(made, 1.5 * made.param_groups[0]["lr"])
+)
+control("rate-doubles", D.OTHER_RATES, "the FP8 arm's rate doubles on the way")(
+    before_step=lambda arm, seed, step: set_rate(arm.optimizer, 2e-3 if step >= 10 else 1e-3), question="loss"
+)
+control("master-weights", D.OTHER_OPTIMIZER_STATE, "float32 master weights in the FP8 arm alone")(
+    stepped=_float32_copies, question="loss"
+)
 # After all checks of gradients.
-fault("gradients-rounded", D.OTHER_UPDATES, "FP8's optimizer rounds gradients to e4m3", optimizer_made=_rounds)
-_left = "gradients that no zero_grad() reaches"
-fault("gradients-left", D.GRADIENTS_LEFT, _left, optimizer_made=_clears_no_norm, question="loss")
-fault(
-    "teacher-stands-still",
-    D.STANDS_STILL,
-    "an average of the weights that no longer follows them",
-    converted=_teacher_apart,
-    question="loss",
-    verdicts=("FAIL",),
-    **STUDENT,
+control("gradients-rounded", D.OTHER_UPDATES, "FP8's optimizer rounds gradients to e4m3")(optimizer_made=_rounds)
+control("gradients-left", D.GRADIENTS_LEFT, "gradients that no zero_grad() reaches")(
+    optimizer_made=_clears_no_norm, question="loss"
+)
+control("teacher-stands-still", D.STANDS_STILL, "an average of the weights that no longer follows them")(
+    converted=_teacher_apart, question="loss", **STUDENT, **FAILS
+)
+
+# -- what is trained --------------------------------------------------------------------------------------------------
+
+
+def _poison(arm: Any, *now: int) -> None:
+    """One NaN in the first layer's weight, as a store out of bounds leaves it, before step 39 of the first seed."""
+    if now == (0, 39):
+        with torch.no_grad():
+            arm.fp8_layers()[0].weight.view(-1)[0] = float("nan")
+
+
+def _again(arm: Any, seed: int, step: int) -> None:
+    """From step 4 on and with an optimizer of its own: the arms' optimizers step equally often."""
+    if step == 0:
+        arm.second = torch.optim.AdamW(arm.model.parameters(), lr=1e-3)
+    if step >= 3:
+        arm.loss_of(arm.model, arm.setup.training_batch(seed, step)).backward()
+        arm.second.step()
+        arm.second.zero_grad(set_to_none=True)
+
+
+control("nan-step-40", C.NOT_FINITE, "NaN at step 39")(
+    about="from step 39", before_step=_poison, case=micro(steps=42, seeds=1)
+)
+# Gradients below a share of their tensor's largest become zero, as under a stale scale in E5M2.
+control("loss-drift", C.HIGHER, "the loss ends 3 % higher")(
+    converted=on_gradients(weights, lambda dw: dw.masked_fill(dw.abs() < 0.45 * dw.abs().max(), 0.0))
+)
+# All others train, and the losses lie within the margin.
+control("one-weight-frozen", C.WEIGHTS_STAND_STILL, "one layer's weight gets no gradient")(
+    about="1 of 21 weights", converted=on_gradients(lambda arm: weights(arm)[-1:], lambda dw: 0 * dw)
+)
+control("trains-twice", C.LOWER, "the FP8 arm trains each batch twice")(before_step=_again, verdicts=("INCONCLUSIVE",))
+# 3 % of them can move.
+control("rate-too-small", C.SMALL_STEPS, "a learning rate that moves no bfloat16 weight")(
+    optimizer_made=lambda arm, made: set_rate(made, 2e-6), breaks=BOTH, verdicts=("NOT_EXERCISED",)
+)
+
+# -- curves that do not begin anew ------------------------------------------------------------------------------------
+
+DRAWN = count(1)
+
+
+def _puts_back(arm: Any, seed: int, step: int) -> None:
+    if step == 0:
+        arm.optimizer.state.update(arm.kept)
+
+
+def _keeps(arm: Any) -> None:
+    arm.kept = {weight: dict(entries) for weight, entries in arm.optimizer.state.items()}
+
+
+NOT_ANEW: dict[str, Any] = {"breaks": BOTH, "verdicts": ("INVALID",)}
+# Batches of an iterator that goes on.
+control("batches-carry-on", C.NOT_ANEW)(
+    about="goes on where the last curve left it", draws=lambda arm, seed, step: (0, next(DRAWN)), **NOT_ANEW
+)
+# A curve begins with the moments of the last one, as where a step has an average of its own.
+control("moments-carry-on", C.NOT_ANEW)(
+    about="it keeps something from one curve for the next", before_step=_puts_back, stepped=_keeps, kept={}, **NOT_ANEW
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from controls import arms, checkpoints, conversion, loss, products, ranks, scripts, speed  # noqa: F401
+from controls import arms, checkpoints, conversion, products, ranks, scripts, speed  # noqa: F401
 from controls.control import CONSTRUCTED, CONTROLS, GPU, Control
 
 CATALOGUE: tuple[type[Control], ...] = tuple(sorted(CONTROLS.values(), key=lambda control: str(control.code)))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-from controls.control import BOTH, Control, control, micro, torch
+from controls.control import BOTH, WAYS, Tensor, control, micro, torch
 from controls.models import TIED, squares
-from controls.ways import WAYS, Forwards, fault, renew_weights
+from controls.ways import Prepares, renew_weights
 from pytest_fp8.codes import K
 from pytest_fp8.workload import Workload
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def _saves_e4m3(arm: Any, model: Any) -> None:
@@ -32,44 +30,25 @@ def _loads_prefixed(arm: Any, model: Any) -> None:
     )
 
 
-def _loads_nothing(arm: Any, made: Any) -> None:
-    made.load_state_dict = lambda state_dict: None
-
-
-def _renews_the_head(arm: Any, model: Any) -> None:
-    """The output projection, which was the embedding, gets a copy of it in the conversion."""
-    renew_weights([model.lm_head])
-
-
-_tied = {**TIED, "case": micro(model="own", resume=False)}
-fault("stored-in-fp8", K.STORED_IN_FP8, "weights stored in FP8", converted=_saves_e4m3)
-fault("prefixed-keys", K.WEIGHTS_MISSING, "prefixed keys loaded into nothing", converted=_loads_prefixed, breaks=BOTH)
-fault("optimizer-lost", K.OPTIMIZER_LOST, "weights loaded, optimizer not", optimizer_made=_loads_nothing)
-fault("tie-broken", K.UNTIED, "a tied head becomes a weight of its own", converted=_renews_the_head, **_tied)
-
-
-@control("copy-not-renewed", K.STALE_COPIES, "a cached FP8 weight that a load does not renew")
-class CopyNotRenewed(Forwards):
+def _evaluated_by_a_copy(weight: Tensor) -> Tensor:
     """Made in the first evaluation and dropped when the optimizer has stepped: evaluate, load, evaluate computes with
     the old weights."""
+    return weight if torch.is_grad_enabled() else COPIES.setdefault(weight, weight.detach().clone())
 
-    def converted(self, model: Any) -> None:
-        self._copies: dict[int, Any] = {}
-        super().converted(model)
 
-    def forward(self, layer: Any, own: Callable[[Any], Any], x: Tensor) -> Any:
-        if torch.is_grad_enabled():
-            return own(x)
-        live = layer.weight
-        layer.weight = self._copies.setdefault(id(layer), torch.nn.Parameter(live.detach().clone()))
-        try:
-            return own(x)
-        finally:
-            layer.weight = live
-
-    def stepped(self) -> None:
-        self._copies.clear()
-
+COPIES: dict[Tensor, Tensor] = {}
+control("stored-in-fp8", K.STORED_IN_FP8, "weights stored in FP8")(converted=_saves_e4m3)
+control("prefixed-keys", K.WEIGHTS_MISSING, "prefixed keys loaded into nothing")(converted=_loads_prefixed, breaks=BOTH)
+control("optimizer-lost", K.OPTIMIZER_LOST, "weights loaded, optimizer not")(
+    optimizer_made=lambda arm, made: setattr(made, "load_state_dict", lambda state_dict: None)
+)
+# The output projection, which was the embedding, gets a copy of it in the conversion.
+control("tie-broken", K.UNTIED, "a tied head becomes a weight of its own")(
+    converted=lambda arm, model: renew_weights([model.lm_head]), **TIED
+)
+control("copy-not-renewed", K.STALE_COPIES, "a cached FP8 weight that a load does not renew")(
+    layers=lambda arm: arm.fp8_layers(), weight=_evaluated_by_a_copy, stepped=lambda arm: COPIES.clear()
+)
 
 # -- functions of the user's own --------------------------------------------------------------------------------------
 
@@ -96,6 +75,7 @@ def optimizer(parameters: Any) -> torch.optim.Optimizer:
         def __init__(self, weights: list[torch.nn.Parameter]) -> None:
             super().__init__(weights, lr=2e-3)
             self.average = [weight.detach().float().clone() for weight in weights]
+            self.scheduler = torch.optim.lr_scheduler.LinearLR(self, 0.1, 1.0, total_iters=6)
 
         @torch.no_grad()
         def step(self, closure: Any = None) -> Any:
@@ -104,15 +84,15 @@ def optimizer(parameters: Any) -> torch.optim.Optimizer:
                 mean.lerp_(weight.float(), 0.01)
             return given
 
-    made = Averaging(list(parameters))
-    made.scheduler = torch.optim.lr_scheduler.LinearLR(made, 0.1, 1.0, total_iters=6)  # type: ignore[attr-defined]
-    return made
+    return Averaging(list(parameters))
 
 
-def save(model: Any, optimizer: Any, folder: Any) -> None:
-    """One file with everything in it."""
+def save(model: Any, optimizer: Any, folder: Any, lose: Callable[[Any, dict[str, Any]], Any] | None = None) -> None:
+    """One file with everything in it, but for what ``lose`` takes out."""
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     state |= {"schedule": optimizer.scheduler.state_dict(), "average": optimizer.average}
+    if lose is not None:
+        lose(model, state)
     torch.save(state, folder / STATE)
 
 
@@ -131,24 +111,16 @@ def load(model: Any, optimizer: Any, folder: Any) -> None:
 SAVED = Workload(build=build, batch=batch, loss=squares, optimizer=optimizer, save=save, load=load)
 
 
-class OwnFunctions(Control):
-    """A workload whose own ``save()`` and ``load()`` lose something, in both arms."""
+class OwnFunctions(Prepares):
+    """A workload whose own ``save()`` loses something, in both arms: ``lose(model, state)`` takes it out of what was
+    saved (``model``, ``optimizer``, ``schedule``, ``average``)."""
 
     case, workload, breaks = micro(model="own", name="saved"), SAVED, BOTH
     loaded = False
+    lose: Any = None
 
-    def build(self) -> None:
-        self.setup.own = replace(SAVED, save=self.save, load=self.load)
-        super().build()
-
-    def save(self, model: Any, optimizer: Any, folder: Any) -> None:
-        save(model, optimizer, folder)
-        state = torch.load(folder / STATE, weights_only=True)
-        self.lose(model, state)
-        torch.save(state, folder / STATE)
-
-    def lose(self, model: Any, state: dict[str, Any]) -> None:
-        """Take something out of what was saved: ``model``, ``optimizer``, ``schedule``, ``average``."""
+    def prepares(self) -> None:
+        self.setup.own = replace(SAVED, save=partial(save, lose=self.lose), load=self.load)
 
     def load(self, model: Any, optimizer: Any, folder: Any) -> None:
         self.loaded = True
@@ -173,21 +145,18 @@ def _cast_to_half(arm: Any, model: Any, state: dict[str, Any]) -> None:
     state["model"] = {name: w.half() if w.is_floating_point() else w for name, w in state["model"].items()}
 
 
-def _leaves_eval(arm: Any, model: Any, state: dict[str, Any]) -> None:
-    model.eval()
-
-
-def _other_order(arm: Any, seed: int, step: int, whole: bool = False) -> Any:
-    return arm.setup.training_batch(seed, step + 100 * (arm.loaded and step < 100), whole)
-
-
 # It then starts at step 0.
-fault("schedule-restarts", K.STATE_LOST, "own save() without the schedule", lose=_without("schedule"))
+control("schedule-restarts", K.STATE_LOST, "own save() without the schedule")(lose=_without("schedule"))
 # The optimizer keeps it as an attribute, which its state_dict() does not hold.
-fault("average-lost", K.STATE_LOST, "an average of the weights is not saved", lose=_without("average"))
-fault("buffers-lost", K.WEIGHTS_MISSING, "own save() without buffers", lose=_no_buffers)
-fault("cast-to-half", K.WEIGHTS_CHANGED, "own save() in float16", lose=_cast_to_half)
-_alone: dict[str, Any] = {"breaks": ("fp8",)}
-fault("save-leaves-eval", K.STATE_LEFT_BEHIND, "own save() leaves the model in eval mode", lose=_leaves_eval, **_alone)
-_resumed = {"training_batch": _other_order, "verdicts": ("INVALID",), **_alone}
-fault("other-order", K.DATA_NOT_CARRIED, "a resumed run draws another order of data", OwnFunctions, **_resumed)
+control("average-lost", K.STATE_LOST, "an average of the weights is not saved")(lose=_without("average"))
+control("buffers-lost", K.WEIGHTS_MISSING, "own save() without buffers")(lose=_no_buffers)
+control("cast-to-half", K.WEIGHTS_CHANGED, "own save() in float16")(lose=_cast_to_half)
+control("save-leaves-eval", K.STATE_LEFT_BEHIND, "own save() leaves the model in eval mode")(
+    lose=lambda arm, model, state: model.eval(), breaks=("fp8",)
+)
+control("other-order", K.DATA_NOT_CARRIED, "a resumed run draws another order of data")(
+    OwnFunctions,
+    draws=lambda arm, seed, step: (seed, step + 100 * (arm.loaded and step < 100)),
+    verdicts=("INVALID",),
+    breaks=("fp8",),
+)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_fp8.case import Case
 
 if TYPE_CHECKING:
     import torch as torch  # noqa: PLC0414  # for the tables, too
+    from torch import Tensor as Tensor  # noqa: PLC0414
 
     from pytest_fp8.backends.base import Conversion
     from pytest_fp8.codes import Code
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
     from pytest_fp8.workload import Workload
 else:
-    Engine = object
+    Engine = Tensor = object
 
     class _Torch:
         """torch, imported when an arm asks for something of it: pytest's process imports the controls, too."""
@@ -166,21 +167,28 @@ class Outcome:
 
 CONTROLS: dict[str, type[Control]] = {}
 """By id, in the order in which they are stated. :mod:`controls.catalogue` has all."""
-Broken = TypeVar("Broken", bound=type[Control])
+WAYS: dict[str, type[Control]] = {}
+"""What a row states -> the way that it is (:mod:`controls.ways`)."""
+OF_TENSORS = ("input", "weight", "output_gradient", "dgrad", "wgrad")
+"""Of these the functions that are given no arm: they change a tensor."""
 
 
-def control(id: str, code: Code, title: str = "", **stated: Any) -> Callable[[Broken], Broken]:
-    """Enter a class of breakage into the catalogue. ``stated``: attributes of :class:`Control`."""
+def control(id: str, code: Code, title: str = "") -> Callable[..., type[Control]]:
+    """One row of the catalogue, to be called with what breaks an arm: attributes of a control, and functions as its
+    methods, which are given the arm first. Ways follow from what is stated (:data:`WAYS`); of several methods one may
+    be a class, which this decorates."""
     if id in CONTROLS:
         raise ValueError(f"two controls have the id {id!r}")
 
-    def enter(broken: Broken) -> Broken:
+    def enter(way: type[Control] = Control, **stated: Any) -> type[Control]:
         letter = str(code)[4]
         usual: dict[str, Any] = {"verdicts": ("INVALID",)} if letter == "D" else {}
         usual |= {"question": QUESTIONS[letter]} if letter in QUESTIONS else {}
-        for name, value in {**usual, **stated, "id": id, "title": title or id.replace("-", " "), "code": code}.items():
-            setattr(broken, name, value)
-        CONTROLS[id] = broken
-        return broken
+        methods = {name: staticmethod(value) if name in OF_TENSORS else value for name, value in stated.items()}
+        ways = dict.fromkeys([way, *(WAYS[name] for name in stated if name in WAYS)])
+        bases = tuple(sorted(ways, key=lambda one: len(one.__mro__), reverse=True))
+        told = {"id": id, "title": title or id.replace("-", " "), "code": code}
+        CONTROLS[id] = type(id, bases, {**usual, **methods, **told})
+        return CONTROLS[id]
 
     return enter

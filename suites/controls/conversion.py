@@ -7,9 +7,9 @@ import tempfile
 from contextlib import nullcontext
 from typing import Any
 
-from controls.control import micro, tiny, torch
+from controls.control import control, micro, tiny, torch
 from controls.models import ADAPTERS, HOOKED, ROUTER, TWICE
-from controls.ways import Loop, by_torchao, fault, renew_weights, torchao_config
+from controls.ways import Loop, by_torchao, renew_weights, torchao_config
 from pytest_fp8.codes import L, P
 
 
@@ -58,56 +58,36 @@ def _stored_in_fp8(arm: Any, model: Any) -> None:
         layer.forward = forward.__get__(layer)  # type: ignore[method-assign]
 
 
-def _as_asked(arm: Any, model: Any) -> None:
-    by_torchao(arm, arm.case.recipe)
-
-
 def _by_default(arm: Any, model: Any) -> None:
-    by_torchao(arm, None)
+    by_torchao(arm, model, recipe=None)
 
 
 def _but(*left: str) -> Any:
     """torchao's conversion of all Linears but those that end so."""
-    return lambda arm, model: by_torchao(arm, arm.case.recipe, takes=lambda name: not name.endswith(left))
+    return lambda arm, model: by_torchao(arm, model, takes=lambda name: not name.endswith(left))
 
 
 # A plain training loop under the variable: no Accelerator is ever made.
-fault("env-unread", P.NOTHING_READS_IT, "the environment asks for FP8, nothing was converted", environment="fp8")
-_trainer: dict[str, Any] = {"by": _prepared_by_the_trainer, "environment": "fp8", "needs": ("accelerate",)}
-fault("trainer-bf16", P.TRAINER_DECIDES, "bf16=True wins over the environment", **_trainer)
-_unprepared: dict[str, Any] = {"by": _only_the_optimizer, "needs": ("accelerate",)}
-fault("model-unprepared", L.NOTHING_CONVERTED, "Accelerate in fp8, the model was never given to it", **_unprepared)
-fault("storage-only", L.NOTHING_CONVERTED, "weights are stored in FP8, and multiplied in BF16", by=_stored_in_fp8)
+control("env-unread", P.NOTHING_READS_IT, "the environment asks for FP8, nothing was converted")(environment="fp8")
+control("trainer-bf16", P.TRAINER_DECIDES, "bf16=True wins over the environment")(
+    by=_prepared_by_the_trainer, environment="fp8", needs=("accelerate",)
+)
+control("model-unprepared", L.NOTHING_CONVERTED, "Accelerate in fp8, the model was never given to it")(
+    by=_only_the_optimizer, needs=("accelerate",)
+)
+control("storage-only", L.NOTHING_CONVERTED, "weights are stored in FP8, and multiplied in BF16")(by=_stored_in_fp8)
 # A router of 10 outputs stands first in each MLP.
-fault("odd-layer-stops", L.NOT_CONVERTED, "a converter stops at the first odd Linear", by=_convert_model, **ROUTER)
-fault("second-name", L.UNACCOUNTED, "a Linear of two names is FP8 under one", by=_as_asked, about="again", **TWICE)
-fault("recipe-dropped", L.OTHER_RECIPE, "the recipe asked for is dropped", by=_by_default, case=micro("rowwise"))
-fault("head-converted", L.LEFT_AND_CONVERTED, "lm_head converted although excluded", by=_but(), about="lm_head")
-fault("adapters-converted", L.LEFT_AND_CONVERTED, by=_but("lm_head"), about="adapter", **ADAPTERS)
-fault("hook-dropped", L.LOST_BEHAVIOUR, "a Linear's hook is gone once it is converted", by=_as_asked, **HOOKED)
-fault(
-    "wrong-library",
-    L.OTHER_LIBRARY,
-    "both libraries installed, the wrong one chosen",
-    by=_by_default,
-    precision_context=lambda arm: nullcontext,
-    case=tiny("transformer_engine", "current"),
+control("odd-layer-stops", L.NOT_CONVERTED, "a converter stops at the first odd Linear")(by=_convert_model, **ROUTER)
+control("second-name", L.UNACCOUNTED, "a Linear of two names is FP8 under one")(by=by_torchao, about="again", **TWICE)
+control("recipe-dropped", L.OTHER_RECIPE, "the recipe asked for is dropped")(by=_by_default, case=micro("rowwise"))
+control("head-converted", L.LEFT_AND_CONVERTED, "lm_head converted although excluded")(by=_but(), about="lm_head")
+control("adapters-converted", L.LEFT_AND_CONVERTED)(by=_but("lm_head"), about="adapter", **ADAPTERS)
+control("hook-dropped", L.LOST_BEHAVIOUR, "a Linear's hook is gone once it is converted")(by=by_torchao, **HOOKED)
+control("wrong-library", L.OTHER_LIBRARY, "both libraries installed, the wrong one chosen")(
+    by=_by_default, precision_context=lambda arm: nullcontext, case=tiny("transformer_engine", "current")
 )
 
 # -- weights ----------------------------------------------------------------------------------------------------------
-
-
-def _new_weights(arm: Any, given: Any) -> None:
-    renew_weights(arm.fp8_layers())
-
-
-def _weight_scaled(arm: Any, model: Any) -> None:
-    with torch.no_grad():
-        model.blocks[0].up.weight.mul_(1.01)
-
-
-def _bias_dropped(arm: Any, model: Any) -> None:
-    model.blocks[1].down.bias = None
 
 
 def _past_a_layer(arm: Any, model: Any) -> None:
@@ -120,10 +100,17 @@ def _past_a_layer(arm: Any, model: Any) -> None:
     block.inner = inner
 
 
-_early = "the optimizer knows the weights from before the conversion"
-fault("optimizer-too-early", L.NOT_IN_OPTIMIZER, _early, optimizer_made=_new_weights, question="loss")
+control("optimizer-too-early", L.NOT_IN_OPTIMIZER, "the optimizer knows the weights from before the conversion")(
+    optimizer_made=lambda arm, made: renew_weights(arm.fp8_layers()), question="loss"
+)
 # The converted weights are new parameters, which take gradients even where the replaced ones took none.
-fault("base-unfrozen", L.TRAINS_FROZEN, "the base under adapters takes gradients", converted=_new_weights, **ADAPTERS)
-fault("weight-scaled", L.WEIGHT_CHANGED, "the conversion scales a weight by 1.01", Loop, converted=_weight_scaled)
-fault("bias-dropped", L.WEIGHT_GONE, "the conversion drops a bias", Loop, converted=_bias_dropped)
-fault("layer-bypassed", L.PASSED_BY, "the converted model goes past one of its layers", Loop, converted=_past_a_layer)
+control("base-unfrozen", L.TRAINS_FROZEN, "the base under adapters takes gradients")(
+    converted=lambda arm, model: renew_weights(arm.fp8_layers()), **ADAPTERS
+)
+control("weight-scaled", L.WEIGHT_CHANGED, "the conversion scales a weight by 1.01")(
+    Loop, converted=lambda arm, model: model.blocks[0].up.weight.data.mul_(1.01)
+)
+control("bias-dropped", L.WEIGHT_GONE, "the conversion drops a bias")(
+    Loop, converted=lambda arm, model: setattr(model.blocks[1].down, "bias", None)
+)
+control("layer-bypassed", L.PASSED_BY, "the converted model goes past one of its layers")(Loop, converted=_past_a_layer)

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from controls.arms import other_data
-from controls.control import Control, micro, torch
-from controls.ways import fault, plain
+from controls.control import Control, control, micro, torch
+from controls.ways import plain
 from pytest_fp8.case import Case
 from pytest_fp8.codes import D, K, L, N, R, S
 
@@ -68,13 +67,11 @@ def _gathers(arm: Any) -> None:
 
 
 # As a sampler that was seeded by rank does.
-_other = other_data(lambda: 1000 * second_rank())
-fault("rank-other-data", D.OTHER_DATA, "one rank has other data", training_batch=_other, case=DDP, question="loss")
+control("rank-other-data", D.OTHER_DATA, "one rank has other data")(
+    question="loss", draws=lambda arm, seed, step: (seed + 1000 * second_rank(), step), case=DDP
+)
 # FP8 was switched on by a variable that its launcher did not pass on.
-fault(
-    "rank-in-bf16",
-    R.RANKS_DISAGREE,
-    "FP8 is off on one rank of two",
+control("rank-in-bf16", R.RANKS_DISAGREE, "FP8 is off on one rank of two")(
     about="rank 1: 0 in FP8",
     layers=lambda arm: arm.fp8_layers() if second_rank() else [],
     forward=lambda arm, layer, own, x: plain(layer, x),
@@ -82,45 +79,20 @@ fault(
     question="layers",
     ends_arms=True,
 )
-fault(
-    "gradients-not-reduced",
-    R.RANKS_DISAGREE,
-    "gradients are not reduced over the ranks",
-    NotReduced,
-    about="gradients are not reduced over all ranks",
-    question="loss",
-    ends_arms=True,
+control("gradients-not-reduced", R.RANKS_DISAGREE, "gradients are not reduced over the ranks")(
+    NotReduced, about="gradients are not reduced over all ranks", question="loss", ends_arms=True
 )
-fault("gradients-of-one-step-apart", D.NOT_REDUCED, way=NotReduced, question="numerics", verdicts=("FAIL",))
-fault(
-    "shard-not-saved",
-    K.WEIGHTS_CHANGED,
-    "a rank's shards are not in the checkpoint",
-    patches="torch.distributed.checkpoint.save",
-    instead=_saves_zeros,
-    case=FSDP2,
+control("gradients-of-one-step-apart", D.NOT_REDUCED)(NotReduced, question="numerics", verdicts=("FAIL",))
+control("shard-not-saved", K.WEIGHTS_CHANGED, "a rank's shards are not in the checkpoint")(
+    patches="torch.distributed.checkpoint.save", instead=_saves_zeros, case=FSDP2
 )
-fault(
-    "amax-group-of-one",
-    N.TOO_COARSE,
-    "weights' scales are not reduced over the ranks",
-    patches="torchao.float8.fsdp_utils.hp_tensor_to_float8_dynamic",
-    instead=_own_amax,
-    case=GATHERED,
+control("amax-group-of-one", N.TOO_COARSE, "weights' scales are not reduced over the ranks")(
+    patches="torchao.float8.fsdp_utils.hp_tensor_to_float8_dynamic", instead=_own_amax, case=GATHERED
 )
-fault(
-    "reduces-in-float32",
-    D.OTHER_PRECISION,
-    "the FP8 arm alone reduces gradients in float32",
-    patches="torch.distributed.fsdp.fully_shard",
-    instead=_reduced_in_float32,
-    case=FSDP2,
+control("reduces-in-float32", D.OTHER_PRECISION, "the FP8 arm alone reduces gradients in float32")(
+    patches="torch.distributed.fsdp.fully_shard", instead=_reduced_in_float32, case=FSDP2
 )
-fault("bf16-on-the-wire", L.GATHERS_BF16, "FP8 all-gather gathers BF16", converted=_plain_parameters, case=GATHERED)
-fault(
-    "slow-wire",
-    S.SLOW_WIRE,
-    "the FP8 arm alone gathers after each step",
-    stepped=_gathers,
-    case=Case("1b", "torchao", "tensorwise", batch=8, gpus=2, parallel="ddp", questions=("speedup",)),
+control("bf16-on-the-wire", L.GATHERS_BF16, "FP8 all-gather gathers BF16")(converted=_plain_parameters, case=GATHERED)
+control("slow-wire", S.SLOW_WIRE, "the FP8 arm alone gathers after each step")(
+    stepped=_gathers, case=Case("1b", "torchao", "tensorwise", batch=8, gpus=2, parallel="ddp", questions=("speedup",))
 )

@@ -8,10 +8,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from controls.control import Control, Outcome, control
-from controls.ways import fault
 from pytest_fp8.case import OWN, Case
 from pytest_fp8.codes import B, C, Code, D, R, W
 from pytest_fp8.recipes import SCRIPT
@@ -74,54 +73,48 @@ _ROWS: tuple[tuple[type[Run], str, Code, str, Script], ...] = (
 )
 _SAYS = {"script-raises": "no data", "script-killed": "died of SIGKILL"}
 for _way, _id, _code, _title, _script in _ROWS:
-    fault(_id, _code, _title, _way, script=_script, about=_SAYS.get(_id, ""))
-_data = runs("--rows-seed 5")
-fault("script-data", D.OTHER_DATA, "a script with other batches in FP8", Run, script=_data, question="loss")
-_both: dict[str, Any] = {"breaks": ("bf16",), "verdicts": ("INVALID",)}
-fault("script-both", R.BUILT_IN_FP8, "a script in FP8 in both runs", Run, script=runs(bf16="--fp8"), **_both)
+    control(_id, _code, _title)(_way, script=_script, about=_SAYS.get(_id, ""))
+control("script-data", D.OTHER_DATA, "a script with other batches in FP8")(
+    Run, script=runs("--rows-seed 5"), question="loss"
+)
+control("script-both", R.BUILT_IN_FP8, "a script in FP8 in both runs")(
+    Run, script=runs(bf16="--fp8"), breaks=("bf16",), verdicts=("INVALID",)
+)
 
 
 # -- without arms -----------------------------------------------------------------------------------------------------
 
 
-@control("foreign-baseline", B.UNREADABLE, "another GPU's baseline under this name", question="baseline", case=None)
-class ForeignBaseline(Control):
-    """An H100's, in the folder and under the name of an H200's."""
+def _asks_a_store(cls: type[Control], pair: None) -> Outcome:
+    """An H100's baseline, in the folder and under the name of an H200's."""
+    from pytest_fp8.baselines.record import Baseline, StoredSession
+    from pytest_fp8.baselines.store import Folder, read_baseline, write_baseline
+    from pytest_fp8.errors import BaselineError
 
-    @classmethod
-    def ask(cls, pair: Fp8Pair | None) -> Outcome:
-        from pytest_fp8.baselines.record import Baseline, StoredSession
-        from pytest_fp8.baselines.store import Folder, read_baseline, write_baseline
-        from pytest_fp8.errors import BaselineError
-
-        case, digest = "1b-torchao-tensorwise", "0" * 16
-        copied = StoredSession("2026-01-01", "", None, "a copy", {"name": "H100"}, {}, "0" * 12, {"fp8_share": [0.8]})
-        with tempfile.TemporaryDirectory() as name:
-            written = write_baseline(Path(name), Baseline(case, digest, "h100", (copied,)))
-            target = Path(name, "h200", written.name)
-            target.parent.mkdir()
-            written.rename(target)
-            try:
-                read_baseline(Folder(Path(name)), "h200", case, digest)
-            except BaselineError as error:
-                return Outcome.of(cls, error)
-        return Outcome(cls, "PASS", "the file was compared with")
+    case, digest = "1b-torchao-tensorwise", "0" * 16
+    copied = StoredSession("2026-01-01", "", None, "a copy", {"name": "H100"}, {}, "0" * 12, {"fp8_share": [0.8]})
+    with tempfile.TemporaryDirectory() as name:
+        written = write_baseline(Path(name), Baseline(case, digest, "h100", (copied,)))
+        target = Path(name, "h200", written.name)
+        target.parent.mkdir()
+        written.rename(target)
+        try:
+            read_baseline(Folder(Path(name)), "h200", case, digest)
+        except BaselineError as error:
+            return Outcome.of(cls, error)
+    return Outcome(cls, "PASS", "the file was compared with")
 
 
-@control("all-skipped", R.NOTHING_RAN, "every test skipped on a declared GPU", question="session", case=None)
-class AllSkipped(Control):
-    """``pytest --fp8-gpu=h200`` where no GPU is visible, in a pytest session of its own."""
-
-    @classmethod
-    def ask(cls, pair: Fp8Pair | None) -> Outcome:
-        with tempfile.TemporaryDirectory() as name:
-            Path(name, "test_gate.py").write_text(_SUITE)
-            Path(name, "pytest.ini").write_text("[pytest]\n")
-            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--fp8-gpu=h200", name]
-            env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-            done = subprocess.run(command, cwd=name, env=env, capture_output=True, text=True, timeout=120, check=False)
-        told = done.stdout + done.stderr
-        return Outcome(cls, "FAIL" if done.returncode else "PASS", told, cls.code if str(cls.code) in told else None)
+def _asks_pytest(cls: type[Control], pair: None) -> Outcome:
+    """``pytest --fp8-gpu=h200`` where no GPU is visible, in a session of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name, "test_gate.py").write_text(_SUITE)
+        Path(name, "pytest.ini").write_text("[pytest]\n")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--fp8-gpu=h200", name]
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(command, cwd=name, env=env, capture_output=True, text=True, timeout=120, check=False)
+    told = done.stdout + done.stderr
+    return Outcome(cls, "FAIL" if done.returncode else "PASS", told, cls.code if str(cls.code) in told else None)
 
 
 _SUITE = """
@@ -132,3 +125,9 @@ from pytest_fp8 import Case
 def test_layers(fp8_pair):
     fp8_pair.assert_layers()
 """
+control("foreign-baseline", B.UNREADABLE, "another GPU's baseline under this name")(
+    ask=classmethod(_asks_a_store), question="baseline", case=None
+)
+control("all-skipped", R.NOTHING_RAN, "every test skipped on a declared GPU")(
+    ask=classmethod(_asks_pytest), question="session", case=None
+)

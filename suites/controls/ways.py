@@ -3,35 +3,50 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from controls.control import Control, control, micro, torch
+from controls.control import OF_TENSORS, WAYS, Control, micro, torch
 from controls.models import LOOPED
 
 if TYPE_CHECKING:
     from pytest_fp8.backends.base import Conversion
-    from pytest_fp8.codes import Code
     from pytest_fp8.worker.run.engine import Engine
 
-MIXED_PRECISION = "ACCELERATE_MIXED_PRECISION"
 MIDDLE = "model.layers.1.self_attn.q_proj"
 """The layer that :class:`Products` changes in the micro model."""
 
 
-class Converts(Control):
+class Prepares(Control):
+    """``prepares()`` before the arm is built; ``warmed_up()`` when it has made its first steps."""
+
+    def build(self) -> None:
+        self.prepares()
+        super().build()
+
+    def prepares(self) -> None:
+        pass
+
+    def warm_up(self, *given: Any) -> None:
+        super().warm_up(*given)
+        self.warmed_up()
+
+    def warmed_up(self) -> None:
+        pass
+
+
+class Converts(Prepares):
     """Something else converts the model, by ``by``, or nothing does. What was meant is told as ever."""
 
     environment = ""
     """What Accelerate's variable asks for meanwhile."""
 
-    def build(self) -> None:
+    def prepares(self) -> None:
         if self.environment:
-            os.environ[MIXED_PRECISION] = self.environment
-        super().build()
+            os.environ["ACCELERATE_MIXED_PRECISION"] = self.environment
 
     def convert(self) -> Conversion:
         from pytest_fp8.backends.base import Prepared
@@ -54,15 +69,16 @@ def torchao_config(engine: Engine, recipe: str | None, **fields: Any) -> Any:
     return replace(config, emulate=engine.case.emulated, **fields)
 
 
-def by_torchao(engine: Engine, recipe: str | None, takes: Callable[[str], bool] | None = None, **fields: Any) -> None:
-    """torchao's own conversion of the layers that ``takes`` names; by default those that are meant to be FP8."""
+def by_torchao(engine: Engine, model: Any, takes: Callable[[str], bool] | None = None, **fields: Any) -> None:
+    """torchao's own conversion by the case's recipe of the layers that ``takes`` names; by default those that are meant
+    to be FP8."""
     from torchao.float8 import convert_to_float8_training
 
     from pytest_fp8.backends.linears import plan
 
-    chosen = takes or set(plan(engine.model).converted).__contains__
-    config = torchao_config(engine, recipe, **fields)
-    convert_to_float8_training(engine.model, config=config, module_filter_fn=lambda _, name: chosen(name))
+    chosen = takes or set(plan(model).converted).__contains__
+    config = torchao_config(engine, **{"recipe": engine.case.recipe, **fields})
+    convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: chosen(name))
 
 
 def renew_weights(layers: Iterable[Any]) -> None:
@@ -86,10 +102,28 @@ def plain(layer: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.linear(x, layer.weight, layer.bias)
 
 
-def through_e4m3(tensor: torch.Tensor) -> torch.Tensor:
-    """Rounded to scaled E4M3, as float32."""
-    scale = 448 / tensor.abs().max().float().clamp(min=1e-12)
-    return (tensor.float() * scale).to(torch.float8_e4m3fn).float() / scale
+def in_e4m3(gradient: torch.Tensor) -> torch.Tensor:
+    """Rounded to E4M3 without a scale."""
+    return gradient.to(torch.float8_e4m3fn).to(gradient.dtype)
+
+
+def with_gradients(sources: Iterable[torch.Tensor], value: torch.Tensor, change: Any) -> torch.Tensor:
+    """``value``, whose gradient goes to the ``sources`` as the tuple that ``change`` makes of it."""
+
+    class Changed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
+            return value.view_as(value)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return None, *change(gradient)
+
+    return Changed.apply(value.detach(), *sources)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def with_gradient(source: torch.Tensor, value: torch.Tensor, change: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+    return with_gradients((source,), value, lambda gradient: (change(gradient),))
 
 
 class Forwards(Control):
@@ -103,7 +137,7 @@ class Forwards(Control):
             layer.forward = partial(self.forward, layer, layer.forward)  # type: ignore[attr-defined]
 
 
-class Products(Control):
+class Products(Forwards):
     """One layer in the middle of the model. The library's own products run; what comes in or out is changed:
 
     ``input``, ``weight``, ``output_gradient``: what the layer multiplies in place of its own; ``dgrad``: what the layer
@@ -117,94 +151,79 @@ class Products(Control):
     def wgrad(self, dw: torch.Tensor, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         return dw
 
-    def converted(self, model: Any) -> None:
-        self._given: list[torch.Tensor] = []
-        self._dy: list[torch.Tensor] = []
+    def layers(self) -> list[Any]:
         layers = self.fp8_layers()
-        layer = layers[len(layers) // 2 if self.at is None else self.at]
-        layer.forward = self._forward(layer)
+        return [layers[len(layers) // 2 if self.at is None else self.at]]
 
-    def _forward(self, layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-        own = layer.forward
+    def forward(self, layer: Any, own: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        weight = layer._parameters["weight"]
+        gradients: list[torch.Tensor] = []
 
         def weight_gradient(dw: torch.Tensor) -> torch.Tensor:
-            x, dy = self._given.pop(), self._dy.pop()
-            return self.wgrad(dw, x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1]))
+            given, dy = x.detach(), gradients.pop()
+            return self.wgrad(dw, given.reshape(-1, given.shape[-1]), dy.reshape(-1, dy.shape[-1]))
 
         def output_gradient(dy: torch.Tensor) -> Any:
-            self._dy[:] = [dy]
+            gradients.append(dy)
             return self.output_gradient(dy)
 
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            self._given[:] = [x.detach()]
-            weight = layer._parameters["weight"]
-            layer._parameters["weight"] = with_gradient(weight, self.weight(weight), weight_gradient)
-            try:
-                product = own(with_gradient(x, self.input(x), self.dgrad))
-            finally:
-                layer._parameters["weight"] = weight
-            return with_gradient(product, product, output_gradient)
-
-        return forward
-
-
-def with_gradient(source: torch.Tensor, value: torch.Tensor, change: Any) -> torch.Tensor:
-    """``value``, whose gradient goes to ``source`` after ``change``."""
-
-    class Changed(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, source: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            return value.detach().view_as(value)
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-            return change(gradient), None
-
-    return Changed.apply(source, value.detach())  # type: ignore[no-untyped-call, no-any-return]
+        layer._parameters["weight"] = with_gradient(weight, self.weight(weight), weight_gradient)
+        try:
+            product = own(with_gradient(x, self.input(x), self.dgrad))
+        finally:
+            layer._parameters["weight"] = weight
+        return with_gradient(product, product, output_gradient)
 
 
 class Loop(Control):
-    """A model with a loop of its own, which one arm changes right after the conversion, as a ``convert`` may.
-
-    ``does`` names what the loop does in this arm alone (:func:`controls.models.looped`).
-    """
+    """A model with a loop of its own, of which one arm sets something else right after the conversion, as a ``convert``
+    may: its ``settings`` (:func:`controls.models.build_looped`)."""
 
     workload = LOOPED
     case = micro(model="own", steps=3, seeds=1)
-    does = ""
+    settings: Mapping[str, Any] = {}
 
     def converted(self, model: Any) -> None:
-        model.does = self.does
+        vars(model.settings).update(self.settings)
 
 
-class Patched(Control):
+class Draws(Control):
+    """Batches of training are those of the seed and the step that ``draws(seed, step)`` gives."""
+
+    def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
+        seed, step = self.draws(seed, step)  # type: ignore[attr-defined]
+        return super().training_batch(seed, step, whole)
+
+
+class Recomputes(Control):
+    """Activations are recomputed by torch's checkpointing, with the arguments ``recomputing()``."""
+
+    def checkpoint_activations(self) -> None:
+        from pytest_fp8.worker.training.preparation import checkpoint_activations
+
+        checkpoint_activations(self.model, None, self.recomputing())  # type: ignore[attr-defined]
+
+
+class Patched(Prepares):
     """The function ``patches`` of a library is replaced by ``instead``, which is given it first."""
 
     patches: str
 
-    def build(self) -> None:
+    def prepares(self) -> None:
         module, _, name = self.patches.rpartition(".")
         own = getattr(import_module(module), name)
         setattr(import_module(module), name, partial(self.instead, own))  # type: ignore[attr-defined]
-        super().build()
 
 
-WAYS: dict[str, type[Control]] = {
-    **dict.fromkeys(("input", "weight", "output_gradient", "dgrad", "wgrad"), Products),
-    **dict.fromkeys(("forward", "layers"), Forwards),
-    **dict.fromkeys(("by", "environment"), Converts),
-    "does": Loop,
-    "instead": Patched,
-}
-"""What a row states -> the way that it is."""
-
-
-def fault(id: str, code: Code, title: str = "", way: type[Control] | None = None, **stated: Any) -> type[Control]:
-    """One row of the catalogue: a way to break an arm, with these attributes, and these functions as its methods.
-
-    ``way`` follows from what is stated (:data:`WAYS`). Functions are given the arm first, but for those of
-    :class:`Products`, which change a tensor.
-    """
-    way = way or next((WAYS[name] for name in stated if name in WAYS), Control)
-    methods = {name: staticmethod(value) if WAYS.get(name) is Products else value for name, value in stated.items()}
-    return control(id, code, title, **methods)(type(id, (way,), {}))
+WAYS.update(
+    {
+        **dict.fromkeys(OF_TENSORS, Products),
+        **dict.fromkeys(("forward", "layers"), Forwards),
+        **dict.fromkeys(("by", "environment"), Converts),
+        **dict.fromkeys(("prepares", "warmed_up"), Prepares),
+        "settings": Loop,
+        "draws": Draws,
+        "recomputing": Recomputes,
+        "instead": Patched,
+    }
+)
