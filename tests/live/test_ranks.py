@@ -24,6 +24,7 @@ from pytest_fp8.arms import process
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.codes import R
+from pytest_fp8.shipping import ship
 
 pytestmark = pytest.mark.slow
 
@@ -60,6 +61,18 @@ def test_two_ranks_train_as_one_process_on_the_whole_batch(built, parallel):
     )
     assert losses(arm) == pytest.approx(losses(single), rel=TOLD)
     assert losses(arm) == losses(arm)
+
+
+def test_gradients_of_weights_that_are_marked_as_parts_and_are_whole_count_once(built):
+    # As te.Linear marks each of its weights.
+    def mark(model):
+        for parameter in model.parameters():
+            parameter.tensor_model_parallel = True
+
+    for arm in (built(ArmSpec(micro("ddp"), "cpu", threads=1)), built(ArmSpec(micro(), "cpu", threads=1), alone=True)):
+        norms = arm.request("curve", seed=1, steps=2)["gradient_norms"]
+        arm.request("call", function=ship(mark, "a function"))
+        assert arm.request("curve", seed=1, steps=2)["gradient_norms"] == pytest.approx(norms)
 
 
 @pytest.mark.nightly
