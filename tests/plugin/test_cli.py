@@ -79,10 +79,9 @@ def doctor(monkeypatch, capsys):
         there = {name: version for name, version in versions.items() if version}
 
         def version(package):
-            return there[package] if package in there else missing(package)
-
-        def missing(package):
-            raise libraries.PackageNotFoundError(package)
+            if package not in there:
+                raise libraries.PackageNotFoundError(package)
+            return there[package]
 
         monkeypatch.setattr("importlib.metadata.version", version)
         monkeypatch.setattr(libraries, "version", version)

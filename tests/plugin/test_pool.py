@@ -187,26 +187,20 @@ def test_steps_that_are_recorded_go_together_on_a_cpu_alone(pool_on, monkeypatch
     assert bool(sent) is (gpu is None)
 
 
-@pytest.fixture
-def told(monkeypatch):
-    """What arms were asked to and answered, in order: each beginning and each end of a curve."""
-    seen: list[str] = []
+def test_arms_that_fit_a_gpu_together_train_together_and_others_one_after_the_other(pool_on, monkeypatch):
+    told: list[str] = []  # each beginning and each end of a curve
     send, curve = FakeProcess.send, FakeProcess.curve
 
     def note_send(self, operation, **arguments):
-        seen.append(f"{self.spec.case.backend} begins")
+        told.append(f"{self.spec.case.backend} begins")
         send(self, operation, **arguments)
 
     def note_curve(self, *arguments, **named):
-        seen.append(self.spec.case.backend)
+        told.append(self.spec.case.backend)
         return curve(self, *arguments, **named)
 
     monkeypatch.setattr(FakeProcess, "send", note_send)
     monkeypatch.setattr(FakeProcess, "curve", note_curve)
-    return seen
-
-
-def test_arms_that_fit_a_gpu_together_train_together_and_others_one_after_the_other(pool_on, told, monkeypatch):
     pair, another = pairs(pool_on(H200), "tiny", "tensorwise", "rowwise")
     pair.start()
     pair.run(lambda: loss_of(pair, True))

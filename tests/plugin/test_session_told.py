@@ -19,18 +19,22 @@ from pytest_fp8.report import progress
 from pytest_fp8.report.files import read_report
 
 ROOT = Path(__file__).parents[2]
-ONE = """
+TESTS = """
+    import os, signal
     import pytest
     from pytest_fp8 import Case
 
-    CASE = pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
-
-    @CASE
+    def of(*recipes, **more):
+        return pytest.mark.fp8(cases=[Case("tiny", "torchao", recipe) for recipe in recipes], **more)
+"""
+"""What test files begin with."""
+ONE = f"""{TESTS}
+    @of("rowwise")
     def test_first(fp8_pair):
         decision = fp8_pair.assert_layers()
-        {after}
+        {{after}}
 
-    @CASE
+    @of("rowwise")
     def test_second(fp8_pair):
         fp8_pair.assert_memory()
 """
@@ -85,30 +89,26 @@ def test_a_test_that_fails_is_in_the_summary_unless_its_answer_is(pytester, monk
     assert re.findall(r"(\d+) test\(s\) failed with something else", summary) == ["1"] * len(failed)
 
 
+INTERRUPTED = f"""{TESTS}
+    @of("rowwise", "tensorwise", question="layers")
+    def test_layers(fp8_pair):
+        fp8_pair.assert_layers()
+
+    @of("rowwise", "tensorwise", question="loss")
+    def test_loss(fp8_pair, request):
+        if "tensorwise" in request.node.name:
+            raise KeyboardInterrupt
+        fp8_pair.assert_loss()
+
+    @of("rowwise_with_gw_hp")
+    def test_never_reached(fp8_pair):
+        fp8_pair.assert_layers()
+"""
+
+
 def test_no_case_passes_of_which_a_session_that_was_ended_left_tests(pytester, monkeypatch):
     install(monkeypatch, H200)
-    pytester.makepyfile(
-        """
-        import pytest
-        from pytest_fp8 import Case
-
-        CASES = [Case("tiny", "torchao", recipe) for recipe in ("rowwise", "tensorwise")]
-
-        @pytest.mark.fp8(cases=CASES, question="layers")
-        def test_layers(fp8_pair):
-            fp8_pair.assert_layers()
-
-        @pytest.mark.fp8(cases=CASES, question="loss")
-        def test_loss(fp8_pair, request):
-            if "tensorwise" in request.node.name:
-                raise KeyboardInterrupt
-            fp8_pair.assert_loss()
-
-        @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise_with_gw_hp")])
-        def test_never_reached(fp8_pair):
-            fp8_pair.assert_layers()
-        """
-    )
+    pytester.makepyfile(INTERRUPTED)
     _, report, summary = run(pytester, "--fp8-gpu=h200", no_reraise_ctrlc=True)
     assert report.finished is False
     assert {name: (entry.open_tests, entry.verdict) for name, entry in report.entries.items()} == {
@@ -142,40 +142,33 @@ def test_a_session_that_asks_nothing_leaves_an_earlier_report_as_it_is(pytester,
         assert sorted(pytester.path.glob("out/**/*")) == files
 
 
+RETRIED = f"""{TESTS}
+    @of("rowwise")
+    def test_retried(fp8_pair):
+        try:
+            fp8_pair.assert_layers()
+        {{by}}:
+            pass
+"""
+
+
 @pytest.mark.parametrize("caught", [True, False])
 def test_a_fail_whose_exception_was_caught_is_told(pytester, monkeypatch, caught):
     install(monkeypatch, H200, executed_roles=("fprop",))
-    by = "except AssertionError" if caught else "finally"
-    pytester.makepyfile(
-        f"""
-        import pytest
-        from pytest_fp8 import Case
-
-        @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
-        def test_retried(fp8_pair):
-            try:
-                fp8_pair.assert_layers()
-            {by}:
-                pass
-        """
-    )
+    pytester.makepyfile(RETRIED.format(by="except AssertionError" if caught else "finally"))
     result = pytester.runpytest("--fp8-gpu=h200")
     told = "tiny-torchao-rowwise layers is FAIL, and no test failed with it: its exception was caught"
     assert (told in result.stdout.str()) is caught
     assert result.parseoutcomes() == ({"passed": 1} if caught else {"failed": 1})
 
 
-TWO = """
-    import os, signal
-    import pytest
-    from pytest_fp8 import Case
-
-    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
+TWO = f"""{TESTS}
+    @of("rowwise")
     def test_done(fp8_pair):
         fp8_pair.assert_layers()
         fp8_pair.assert_memory()
 
-    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "tensorwise")])
+    @of("tensorwise")
     def test_under_way(fp8_pair):
         fp8_pair.assert_layers()
         os.kill(int(os.environ.get("CONTROLLER", os.getpid())), signal.SIGKILL)
@@ -218,14 +211,11 @@ SLOW_ARMS = """
     FakeProcess.receive = lambda self, timeout=0: time.sleep(0.4) or receive(self, timeout)
     progress.APART_SECONDS = 0.15
 """
-WAITING = """
-    import pytest
-    from pytest_fp8 import Case
-
+WAITING = f"""{TESTS}
     def test_other():
         print("printed")
 
-    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")], question="layers")
+    @of("rowwise", question="layers")
     def test_layers(fp8_pair):
         print("printed")
         fp8_pair.assert_layers()
@@ -270,7 +260,7 @@ def test_a_log_has_whole_lines_between_those_of_pytest(pytester):
 # -- step times in pytest-benchmark's table, and none where that plugin is off ---------------------------------------
 
 
-RECIPE = ("-k", "faster and rowwise")
+FASTER = ("-k", "faster and rowwise")
 
 
 @pytest.fixture
@@ -284,7 +274,7 @@ def timed(pytester, monkeypatch):
 
 
 def test_both_arms_of_a_case_are_a_group(timed):
-    result = timed.runpytest("--benchmark-json=out.json", *RECIPE)
+    result = timed.runpytest("--benchmark-json=out.json", *FASTER)
     result.stdout.fnmatch_lines(["*benchmark 'tiny-torchao-rowwise': 2 tests*", "*tiny-torchao-rowwise?fp8?*"])
     rows = json.loads((timed.path / "out.json").read_text())["benchmarks"]
     assert {row["name"] for row in rows} == {"tiny-torchao-rowwise[bf16]", "tiny-torchao-rowwise[fp8]"}
@@ -296,7 +286,7 @@ def test_both_arms_of_a_case_are_a_group(timed):
 
 @pytest.mark.parametrize("arguments", [("--benchmark-disable",), ("-p", "no:benchmark")])
 def test_none_where_it_is_off(timed, arguments):
-    result = timed.runpytest(*arguments, *RECIPE)
+    result = timed.runpytest(*arguments, *FASTER)
     result.assert_outcomes(passed=1, deselected=9)
     result.stdout.no_fnmatch_line("*benchmark 'tiny*")
 
