@@ -25,7 +25,7 @@ TORCH = (
     "unsloth",
     "deepspeed",
 )
-WITH_TORCH = ("worker", "backends", "zoo", "watch.observer", "watch.model", "watch.held", "watch.start")
+WITH_TORCH = ("worker", "backends", "zoo", "watch.observer", "watch.model", "watch.held")
 """What runs in an arm's process, or in a script that is watched."""
 PYTEST_S_SIDE = (
     "plugin",
