@@ -23,12 +23,13 @@ SHOWN = 2500
 def trace_of(error: BaseException) -> str:
     """The last frames of the error, before them the user's innermost frames, and the exception. Where there are any of
     the user's, this package's are left out: what calls the user's code, and what a followed layer's call goes through.
+    Else the innermost of this package's says which line asked a library for what it raised.
     """
     frames = traceback.extract_tb(error.__traceback__)
     users = [index for index, frame in enumerate(frames) if is_users(frame.filename)]
+    ours = [index for index, frame in enumerate(frames) if frame.filename.startswith(OURS)]
     last = range(max(0, len(frames) - LAST), len(frames))
-    ours = {index for index, frame in enumerate(frames) if users and frame.filename.startswith(OURS)}
-    chosen = sorted({*last, *users[-USERS:]} - ours)
+    chosen = sorted({*last, *users[-USERS:]} - {*ours} if users else {*last, *ours[-1:]})
     lines, before = [], None
     for index in chosen:
         if before is not None and index > before + 1:

@@ -17,9 +17,11 @@ from torch import nn
 from helpers.loops import CASE, build, loop, serve, squares
 from helpers.nets import by_torchao, lbfgs, net
 from pytest_fp8.codes import R
+from pytest_fp8.worker import error_trace
 from pytest_fp8.worker.checkpoint import stores
 from pytest_fp8.worker.error_trace import known_cause, telling_line, trace_of
 from pytest_fp8.worker.main import _describe
+from pytest_fp8.worker.record.gradients import norm_of_all
 from pytest_fp8.worker.token_count import TokenCountError
 
 pytestmark = pytest.mark.slow
@@ -352,3 +354,12 @@ def test_a_trace_keeps_the_users_frame_above_many_of_torchs():
     assert "  ...\n" in trace
     assert trace.rstrip().endswith("shapes cannot be multiplied (2x3 and 4x4)")
     assert "# the user's line" in telling_line(error)
+
+
+def test_a_trace_without_a_users_frame_says_which_line_of_this_package_asked(monkeypatch):
+    # What Transformer Engine's marks once led to on one GPU: nothing but torch's frames were told.
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(error_trace, "is_users", lambda filename: False)
+    part = nn.Parameter(torch.ones(2))
+    part.tensor_model_parallel, part.grad = True, torch.ones(2)
+    assert "in norm_of_all" in trace_of(raised(norm_of_all, [part]))
