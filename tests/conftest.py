@@ -97,6 +97,8 @@ LONGEST_FIRST = (
     "test_healthy.py",
     "test_layers_seen.py",
     "test_probes.py",
+    "test_arms.py",
+    "test_session_told.py",
     "test_installed.py",
     "test_ending.py",
     "test_zero3.py",
