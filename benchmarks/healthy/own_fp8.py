@@ -3,6 +3,7 @@ that several ranks have parts of."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,25 +58,25 @@ class AtRandom(Product):
 class Float8Linear(nn.Linear):
     """nanochat's: an nn.Linear whose products are its own function's."""
 
-    product = Product
+    def __init__(self, old: nn.Linear, function: type[Product] = Product) -> None:
+        super().__init__(old.in_features, old.out_features, device="meta")
+        self.weight, self.bias, self.function = old.weight, old.bias, function
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = self.product.apply(x.reshape(-1, x.shape[-1]), self.weight).reshape(*x.shape[:-1], -1)
+        out = self.function.apply(x.reshape(-1, x.shape[-1]), self.weight).reshape(*x.shape[:-1], -1)
         return out + self.bias
 
 
-class Float8AtRandom(Float8Linear):
-    product = AtRandom
+def with_own_layers(*names: str, kind: Any = Float8Linear, **given: Any) -> Callable[[nn.Module], nn.Module]:
+    """A conversion that puts layers of this kind in the place of these Linears; of all without names."""
 
+    def convert(model: nn.Module) -> nn.Module:
+        linears = {name: each for name, each in model.named_modules() if type(each) is nn.Linear}
+        for name in names or linears:
+            model.set_submodule(name, kind(linears[name], **given))
+        return model
 
-def with_own_layers(model: nn.Module, kind: type[Float8Linear] = Float8Linear) -> nn.Module:
-    for name, old in [(name, each) for name, each in model.named_modules() if type(each) is nn.Linear]:
-        with torch.device("meta"):
-            new = kind(old.in_features, old.out_features)
-        new.weight, new.bias = old.weight, old.bias
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, new)
-    return model
+    return convert
 
 
 def with_own_function(model: Any) -> None:
@@ -89,22 +90,27 @@ def with_own_function(model: Any) -> None:
     model.forward = forward.__get__(model)
 
 
-def with_wrapped_weights(model: nn.Module) -> None:
-    """torchao's training wrappers: Linears keep their class, and their weights multiply in FP8."""
-    from torchao.prototype.moe_training.config import Float8TrainingOpConfig
-    from torchao.quantization import quantize_
+def with_wrapped_weights(**fields: Any) -> Callable[[nn.Module], nn.Module]:
+    """A conversion by torchao's training wrappers: Linears keep their class, and their weights multiply in FP8."""
 
-    wrapped = Float8TrainingOpConfig(float8_linear_recipe="tensorwise")
-    quantize_(model, config=wrapped, filter_fn=lambda module, _: isinstance(module, nn.Linear))
+    def convert(model: nn.Module) -> nn.Module:
+        from torchao.prototype.moe_training.config import Float8TrainingOpConfig
+        from torchao.quantization import quantize_
+
+        wrapped = Float8TrainingOpConfig(**fields)
+        quantize_(model, config=wrapped, filter_fn=lambda module, _: isinstance(module, nn.Linear))
+        return model
+
+    return convert
 
 
 TENSORWISE = ("tensorwise",)
 for _name, _what, _convert, _options in (
-    ("layers", "nanochat's layers: own autograd function over _scaled_mm.", with_own_layers, {}),
+    ("layers", "nanochat's layers: own autograd function over _scaled_mm.", with_own_layers(), {}),
     (
         "at_random",
         "The same, with gradients that are rounded at random.",
-        lambda model: with_own_layers(model, Float8AtRandom),
+        with_own_layers(function=AtRandom),
         # 3 dB coarser than the nearest values: docs/own-models.md.
         {"questions": ("layers", "loss", "checkpoints")},
     ),
@@ -112,7 +118,7 @@ for _name, _what, _convert, _options in (
     (
         "weight_wrappers",
         "torchao's weight wrappers; Linears keep their class.",
-        with_wrapped_weights,
+        with_wrapped_weights(float8_linear_recipe="tensorwise"),
         # They cannot be written: safetensors and torch.save fail on them, too.
         {"questions": ("layers", "numerics", "loss")},
     ),
@@ -170,7 +176,7 @@ def part_of_net() -> nn.Module:
 
 def parallel_in_fp8(model: Any) -> None:
     model.up.fp8 = model.down.fp8 = True
-    with_own_layers(model)
+    with_own_layers()(model)
 
 
 entry(

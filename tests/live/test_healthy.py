@@ -4,16 +4,19 @@ of a gradient is found. The whole catalogue: ``python -m benchmarks.healthy``.""
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torchao")
 
+import torch
+
 from benchmarks.healthy.__main__ import CATALOGUE, Runner
+from benchmarks.healthy.own_fp8 import Product
 from benchmarks.healthy.sound import Net, Sound, apart, rows
-from helpers import own_fp8
 from helpers.evidence import verdict_of
-from helpers.loops import batch, build, squares
+from helpers.nets import batch, build, squares, with_own_layers
 from pytest_fp8 import Verdict, Workload
 from pytest_fp8.codes import C, L, N
 
@@ -69,7 +72,7 @@ def own(convert):
 
 SOUND = {
     **{name: BY_NAME[name] for name in EACH_COMMIT},
-    "FP8 layers of one's own": own(own_fp8.with_own_layers()),
+    "FP8 layers of one's own": own(with_own_layers()),
     "rounded scales": entry(by(lambda name: "tensorwise", **{ROUNDED: True}), **{ROUNDED: True}),
     "two recipes": entry(by(lambda name: "rowwise_with_gw_hp" if name == "last" else "tensorwise")),
 }
@@ -93,6 +96,30 @@ def test_a_sound_workload_hears_no_alarm(runner, name):
         assert words in answers[question].message
 
 
+class OfOtherRows(Product):
+    """The weight's gradient is that of the rows in another order."""
+
+    @staticmethod
+    def backward(ctx, *given):
+        x, *others = ctx.saved_tensors
+        rolled = x.view(torch.int8).roll(1, 0).view(x.dtype)
+        return Product.backward(SimpleNamespace(saved_tensors=(rolled, *others)), *given)
+
+
+class KeepsItsWeight(torch.nn.Module):
+    """Multiplies by the FP8 weight of its first step for good."""
+
+    def __init__(self, old):
+        super().__init__()
+        self.weight, self.bias, self.kept = old.weight, old.bias, None
+
+    def forward(self, x):
+        if self.kept is None:
+            self.kept = self.weight.detach().clone()
+        # The gradient goes to the weight all the same.
+        return Product.apply(x, self.kept + self.weight - self.weight.detach()) + self.bias
+
+
 def first_steps(number):
     """FP8 that is on in a layer's first calls alone."""
     calls = {}
@@ -111,9 +138,9 @@ def first_steps(number):
         (entry(by(lambda name: "rowwise")), "layers", L.OTHER_RECIPE, ""),
         (entry(by(lambda name: "tensorwise", **{ROUNDED: True}), **{ROUNDED: False}), "layers", None, ROUNDED),
         (entry(by(lambda name: "tensorwise", **{ROUNDED: False}), **{ROUNDED: True}), "layers", None, ROUNDED),
-        (own(own_fp8.with_own_layers(function=own_fp8.OfOtherRows)), "numerics", N.UNRELATED, "wgrad"),
-        (own(own_fp8.with_own_layers(kind=own_fp8.KeepsItsWeight)), "numerics", N.STALE, "fprop"),
-        (own(own_fp8.with_own_layers(on=first_steps(8))), "loss", C.FP8_LOST, ""),
+        (own(with_own_layers(function=OfOtherRows)), "numerics", N.UNRELATED, "wgrad"),
+        (own(with_own_layers(kind=KeepsItsWeight)), "numerics", N.STALE, "fprop"),
+        (own(with_own_layers(on=first_steps(8))), "loss", C.FP8_LOST, ""),
     ],
     ids=["not all", "another recipe", "rounded", "not rounded", "other rows", "a kept weight", "FP8 ends"],
 )

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("torchao")
 
-from helpers.loops import CASE, batch, build, loop, serve, squares
+from helpers.nets import CASE, batch, build, loop, serve, squares
 from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.pool import Arm
 from pytest_fp8.codes import R

@@ -17,8 +17,7 @@ import torch
 
 from controls import checkpoints as saved
 from helpers.evidence import StandIn, verdict_of
-from helpers.loops import batch, build, loop, serve
-from helpers.nets import by_torchao
+from helpers.nets import batch, build, by_torchao, loop, serve
 from pytest_fp8 import Case, Verdict, Workload
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.codes import K, R

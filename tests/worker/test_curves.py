@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 import torch
 
-from helpers.loops import CASE, serve
+from helpers.nets import CASE, serve
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.plain import from_plain

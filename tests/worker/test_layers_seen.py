@@ -19,10 +19,26 @@ from torch import nn
 from torch.nn import Linear, functional
 from torch.utils.checkpoint import checkpoint
 
-from helpers import own_fp8
+from benchmarks.healthy.own_fp8 import Product, to_fp8, with_wrapped_weights
 from helpers.evidence import verdict_of
-from helpers.loops import CASE, build, judge, judge_both, ledgers, loop, routed, serve, squares
-from helpers.nets import by_torchao, closing, lbfgs, net, sam
+from helpers.nets import (
+    CASE,
+    OwnLinear,
+    build,
+    by_torchao,
+    closing,
+    judge,
+    judge_both,
+    lbfgs,
+    ledgers,
+    loop,
+    net,
+    routed,
+    sam,
+    serve,
+    squares,
+    with_own_layers,
+)
 from pytest_fp8 import Verdict
 from pytest_fp8.codes import L
 from pytest_fp8.questions.ledger.compare import compare
@@ -31,6 +47,88 @@ from pytest_fp8.worker.training.setup import takes_model
 pytestmark = pytest.mark.slow
 
 ACCELERATE = replace(CASE, backend="accelerate_torchao")
+
+
+# -- FP8 of one's own -------------------------------------------------------------------------------------------------
+
+
+class ForwardAlone(Product):
+    """The gradients stay in BF16."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        out = Product.forward(ctx, x, weight)
+        ctx.save_for_backward(x, weight)
+        return out
+
+    @staticmethod
+    def backward(ctx, given):
+        x, weight = ctx.saved_tensors
+        return given @ weight, given.t() @ x
+
+
+class OfStoredWeight(nn.Module):
+    """For inference: its weight is a frozen tensor of an FP8 type, with a scale beside it."""
+
+    def __init__(self, old):
+        super().__init__()
+        stored, self.scale = to_fp8(old.weight.detach(), torch.float8_e4m3fn)
+        self.weight, self.bias = nn.Parameter(stored, requires_grad=False), old.bias
+
+    def forward(self, x):
+        return ForwardAlone.apply(x, (self.weight.float() * self.scale).to(x.dtype)) + self.bias
+
+
+def with_function_in_blocks(function=Product):
+    """A conversion after which blocks multiply with their Linears' weights themselves."""
+
+    def convert(model):
+        def forward(block, x):
+            hidden = functional.gelu(function.apply(x, block.up.weight) + block.up.bias)
+            return x + function.apply(hidden, block.down.weight) + block.down.bias
+
+        for block in model.blocks:
+            block.forward = forward.__get__(block)
+        return with_own_layers("enter")(model)
+
+    return convert
+
+
+WEIGHTS = with_wrapped_weights(float8_linear_recipe="tensorwise")
+FORWARD_ALONE = with_function_in_blocks(ForwardAlone)
+
+
+class Unwrapped(torch.autograd.Function):
+    """Multiplies in BF16 with a weight that would multiply in FP8."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return x @ weight._data.t() + bias._data
+
+    @staticmethod
+    def backward(ctx, given):
+        x, weight = ctx.saved_tensors
+        return given @ weight._data, given.t() @ x, given.sum(0)
+
+
+def past_its_wrapper(model):
+    """One layer multiplies with what its weight's wrapper holds."""
+    layer = WEIGHTS(model).get_submodule("blocks.0.up")
+    layer.forward = lambda x: Unwrapped.apply(x, layer.weight, layer.bias)
+    return model
+
+
+class Raw(nn.Module):
+    """Two products of parameters that no Linear holds, around one Linear."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = (nn.Parameter(torch.randn(o, i) / 8) for i, o in ((32, 256), (256, 32)))
+        self.out = Linear(32, 32)
+
+    def forward(self, x):
+        return self.out(functional.gelu(x @ self.up.t()) @ self.down.t())
 
 
 # -- sound ways to train ----------------------------------------------------------------------------------------------
@@ -93,13 +191,13 @@ SOUND = {
     "compiled in a piece": ({"build": compiled}, {"fprop": 1}),
     "left by a pattern": ({"convert": by_torchao(but=["blocks.1.down"]), "leave": ("*.1.down",)}, {"fprop": 4}),
     "through Accelerate": ({"case": ACCELERATE, "step": loop(2)}, {"fprop": 6}),
-    "FP8 layers of one's own": ({"convert": own_fp8.with_own_layers()}, {"fprop": 5, "dgrad": 4, "wgrad": 5}),
+    "FP8 layers of one's own": ({"convert": with_own_layers()}, {"fprop": 5, "dgrad": 4, "wgrad": 5}),
     "FP8 of a function, recomputed": (
-        {"build": partial(build, True), "convert": own_fp8.with_function_in_blocks()},
+        {"build": partial(build, True), "convert": with_function_in_blocks()},
         {"fprop": 5, "recompute": 4},
     ),
     "torchao's weights": (
-        {"convert": own_fp8.with_wrapped_weights(float8_linear_recipe="tensorwise")},
+        {"convert": WEIGHTS},
         {"fprop": 5, "dgrad": 4, "wgrad": 5},
     ),
 }
@@ -215,9 +313,6 @@ def every_second():
 
 
 INPUT_TAKES_GRADIENTS = {"loss": lambda model, x: squares(model, x.requires_grad_())}
-OWN, WEIGHTS = own_fp8.with_own_layers, own_fp8.with_wrapped_weights
-PAST_ITS_WRAPPER = WEIGHTS(break_it=own_fp8.past_its_wrapper, float8_linear_recipe="tensorwise")
-FORWARD_ALONE = own_fp8.with_function_in_blocks(own_fp8.ForwardAlone)
 FORWARD, RECOMPUTE = L.FPROP_NOT_IN_FP8, L.RECOMPUTE_NOT_IN_FP8
 
 FAULTS = {
@@ -233,16 +328,20 @@ FAULTS = {
     "layers of before": ({"build": partial(direct, True)}, L.NEVER_CALLED, "references to the unconverted modules"),
     "cut off from the loss": ({"convert": by_torchao(then=cut_off)}, L.NO_GRADIENT, "blocks.1.down"),
     "left for Accelerate": ({"case": ACCELERATE, "leave": ("blocks.0.up",)}, L.LEFT_AND_CONVERTED, "blocks.0.up"),
-    "gradients": ({"convert": FORWARD_ALONE}, L.GRADIENTS_NOT_IN_FP8, "blocks.0.up by blocks.0"),
-    "for inference": ({"convert": OWN(kind=own_fp8.OfStoredWeight)}, L.FREEZES_TRAINED, "requires_grad False"),
-    "another recipe of weights": ({"convert": WEIGHTS()}, L.OTHER_RECIPE, "rowwise"),
-    "past a weight's wrapper": ({"convert": PAST_ITS_WRAPPER}, FORWARD, "bfloat16: blocks.0.up"),
+    "gradients": (
+        {"convert": FORWARD_ALONE},
+        L.GRADIENTS_NOT_IN_FP8,
+        "blocks.0.up by blocks.0",
+    ),
+    "for inference": ({"convert": with_own_layers(kind=OfStoredWeight)}, L.FREEZES_TRAINED, "requires_grad False"),
+    "another recipe of weights": ({"convert": with_wrapped_weights()}, L.OTHER_RECIPE, "rowwise"),
+    "past a weight's wrapper": ({"convert": past_its_wrapper}, FORWARD, "bfloat16: blocks.0.up"),
     "evaluation alone": (
-        {"convert": OWN(on=lambda layer: not layer.training), "step": loop(evaluate=16)},
+        {"convert": with_own_layers(on=lambda layer: not layer.training), "step": loop(evaluate=16)},
         L.NO_FORWARD_IN_FP8,
         "evaluation: 5",
     ),
-    "each second call": ({"convert": OWN(on=every_second()), "step": loop(2)}, FORWARD, "of 10 calls"),
+    "each second call": ({"convert": with_own_layers(on=every_second()), "step": loop(2)}, FORWARD, "of 10 calls"),
 }
 BESIDE_THE_REFERENCE = {L.NO_GRADIENT, L.FREEZES_TRAINED}
 
@@ -336,7 +435,7 @@ def evaluated_in_bf16(model, x, optimizer, precision):
     loss = loop()(model, x, optimizer, precision)
     layer = model.blocks[0].up
     if type(layer) is not Linear:
-        model.blocks[0].up = own_fp8.OwnLinear(layer, on=lambda twin: False)
+        model.blocks[0].up = OwnLinear(layer, on=lambda twin: False)
     with torch.no_grad():
         model(x[:16])
     model.blocks[0].up = layer
@@ -347,12 +446,12 @@ RELU = by_torchao(then=lambda model: setattr(model, "activation", functional.rel
 SAID = {
     # name: (parts of the workload, verdict, what is said)
     "a function": (
-        {"convert": own_fp8.with_function_in_blocks()},
+        {"convert": with_function_in_blocks()},
         Verdict.PASS,
         ["100.0% of the step's GEMM FLOPs", "its recipe was not read", "in FP8 where no Linear is called"],
     ),
     "a large share outside the Linears": (
-        {"build": own_fp8.Raw},
+        {"build": Raw},
         Verdict.PASS,
         ["1 of 1 Linears in FP8", "outside the Linears", "mm of the model itself"],
     ),

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 from helpers import te_stand_in
-from helpers.loops import build, judge_both
+from helpers.nets import build, judge_both
 from pytest_fp8 import Case, SettingsError, Verdict, Workload, backends
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend, unsloth

@@ -14,8 +14,7 @@ pytest.importorskip("torchao")
 import torch
 from torch import nn
 
-from helpers.loops import CASE, build, loop, serve, squares
-from helpers.nets import by_torchao, lbfgs, net
+from helpers.nets import CASE, build, by_torchao, lbfgs, loop, net, serve, squares
 from pytest_fp8.codes import R
 from pytest_fp8.worker import error_trace
 from pytest_fp8.worker.checkpoint import stores

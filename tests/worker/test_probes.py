@@ -19,8 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from helpers.arms import spec, square
-from helpers.loops import batch, loop
-from helpers.nets import closing, lbfgs, net
+from helpers.nets import batch, closing, lbfgs, loop, net
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends.torchao import torchao_config

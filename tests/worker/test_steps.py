@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from helpers.arms import make_model
-from helpers.loops import CASE, batch, build, loop, serve, squares
-from helpers.nets import by_torchao, closing, lbfgs, net, sam
+from helpers.nets import CASE, batch, build, by_torchao, closing, lbfgs, loop, net, sam, serve, squares
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.floats import of_text
