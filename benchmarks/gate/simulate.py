@@ -29,7 +29,6 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.gate.recordings import Floats, Measured
 from pytest_fp8.questions.speed.causes import unsound
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.timing import SCATTERS
@@ -54,9 +53,27 @@ BUILD_SECONDS = 25.0
 WARM_UP_BLOCKS = 3
 """Blocks that each arm runs before its first counted one, as ``questions/speed/timing.py`` does."""
 _NOTHING_SEEN = TimingEvidence(bf16=[], fp8=[])
+Floats = NDArray[np.float64]
 
 
 # -- noise -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One case as it was measured once, on one machine."""
+
+    case: str
+    bf16_ms: float
+    fp8_ms: float
+    steps_per_block: int
+    dropped_steps: int
+    log_ratios: list[Floats]
+    """One array per process: one log ratio per ABBA block."""
+    quads: list[Floats]
+    """One array per process, (blocks, 4): log milliseconds of an ABBA block in the order taken. Empty where only the
+    log ratios were kept."""
+
 
 SIGMA_COMMON = 0.002
 """Spread between processes of one machine that both arms share: the BF16 medians of two processes of a stored

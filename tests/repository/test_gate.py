@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gate import simulate
-from benchmarks.gate.__main__ import main
-from benchmarks.gate.recordings import BASELINES, from_recording, histories, load, record
+from benchmarks.gate.__main__ import BASELINES, from_recording, histories, load, main, record
 from benchmarks.gate.simulate import TODAY, Condition, draw, fit, gated, ours, replay
 from helpers.fakes import H200, SUITE, install
 from pytest_fp8 import Case

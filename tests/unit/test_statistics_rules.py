@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.gate.recordings import BASELINES, histories, on_busy_time, stored_in
+from benchmarks.gate.__main__ import BASELINES, histories, on_busy_time, stored_in
 from helpers.baselines import baseline
 from helpers.baselines import session as stored_session
 from pytest_fp8.baselines.record import Baseline
