@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pytest_fp8.codes import R, W
+from pytest_fp8.codes import D, R, W
 from pytest_fp8.plan import FP8, Ask, Asking
 from pytest_fp8.questions.findings import finding, some
 from pytest_fp8.questions.layers.check import LayersFigures, less_than_stored
@@ -68,6 +68,7 @@ def check_presence(
         or _in_both(bf16)
         or _off(fp8)
         or (find_in_ledger(ledgers, "layers") if ledgers is not None else None)
+        or _other_precision(bf16, fp8)
         or _too_little(figures.fp8_share, least)
         or less_than_stored(figures, stored or {})
     )
@@ -150,6 +151,19 @@ def _off(fp8: Presence) -> Finding | None:
         cause=why["text"],
         next_step=why["next"],
     )
+
+
+def _other_precision(bf16: Presence, fp8: Presence) -> Finding | None:
+    """A precision outside FP8 in which the FP8 run multiplies and the other one does not: its times and losses follow
+    from that, too."""
+    ours, theirs = (
+        {kind: each["layers"][0] for each in run["classes"] for ran in each["products"].values() for kind in ran}
+        for run in (bf16, fp8)
+    )
+    if not (other := [f"{kind} in {layer}" for kind, layer in theirs.items() if kind not in {*ours, "fp8"}]):
+        return None
+    expected = f"layers multiply in {some(sorted(ours))}, as in the BF16 run, or in FP8"
+    return finding(D.OTHER_PRECISION, expected, some(other), Verdict.INVALID, about="layers that are not in FP8")
 
 
 def _too_little(share: float, least: float) -> Finding | None:

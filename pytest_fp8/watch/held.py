@@ -25,7 +25,14 @@ from pytest_fp8.codes import W
 from pytest_fp8.own_code import require_own_code
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, OptimizerNote, TensorNote, Weight
+from pytest_fp8.questions.ledger.evidence import (
+    NO_UPDATES,
+    ArmLedger,
+    ModuleCalls,
+    OptimizerNote,
+    TensorNote,
+    Weight,
+)
 from pytest_fp8.watch import HOLD
 from pytest_fp8.watch.judge import Training, judged
 from pytest_fp8.watch.model import objects, root_modules, trained
@@ -58,7 +65,7 @@ class Held(Observer):
         self.switches: dict[str, str] = {}
         self.optimizer_notes: dict[int, OptimizerNote] = {}
         self.batch: list[TensorNote] = []
-        self.calls = 0
+        self.calls: list[ModuleCalls] = []
         """Of the models, whose inputs were noted."""
         self.passes: list[tuple[int, Sequence[Any]]] = []
         """Of each backward pass how often optimizers had stepped, and the losses that it began at."""
@@ -107,15 +114,16 @@ class Held(Observer):
         def enters(_: Any, arguments: Any, named: Any) -> None:
             if not torch.compiler.is_compiling():
                 note(root, (arguments, named))
-            if self.calls >= BATCHES:
+            if len(self.calls) >= BATCHES:
                 handle.remove()
 
         note = guarded(self, Held.model_called)
         handle = root.register_forward_pre_hook(enters, with_kwargs=True)
 
     def model_called(self, root: Any, given: Any) -> None:
-        if root.training and torch.is_grad_enabled() and self.calls < BATCHES:
-            self.calls += 1
+        if torch.is_grad_enabled() and len(self.calls) < BATCHES:
+            name = str(self.models().index(root)) if len(self.models()) > 1 else ""
+            self.calls.append(ModuleCalls(name, "forward", (), "", root.training, 1))
             self.batch += notes_of(given)
 
     def goes_backward(self, tensors: Any) -> None:
@@ -217,12 +225,11 @@ class Held(Observer):
         optimizer = OptimizerNote(" and ".join(note.kind for note in notes), groups, members, schedule)
         weights = self.weights or {}
         nothing: dict[str, Any] = {name: {} for name in ("classes", "operators", "waits", "switches_after")}
-        nothing |= dict.fromkeys(
-            ("entered", "calls", "products", "gradients", "draws", "fp8_layers", "linears", "routed"), ()
-        )
+        nothing |= dict.fromkeys(("entered", "products", "gradients", "draws", "fp8_layers", "linears", "routed"), ())
         ledger = ArmLedger(
             **nothing,
             batch=self.batch,
+            calls=self.calls,
             backward=len(self.passes_of(self.steps - 1)),
             stepped=self.period,
             norm_kept=0.0,

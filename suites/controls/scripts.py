@@ -61,6 +61,8 @@ _ROWS: tuple[tuple[type[Run], str, Code, str, Script], ...] = (
     (Run, "script-seed", D.OTHER_MODEL, "a script with another seed in FP8", runs("--seed 1")),
     (Run, "script-rate", D.OTHER_OPTIMIZER, "a script with another learning rate in FP8", runs("--rate 0.01")),
     (Run, "script-tf32", D.OTHER_SWITCH, "a script with TF32 in the FP8 run alone", runs("--tf32")),
+    (Run, "script-eval", D.OTHER_MODE, "a script in eval mode in the FP8 run alone", runs("--eval")),
+    (Run, "script-float32", D.OTHER_PRECISION, "a script with a head in float32 in FP8", runs("--float32-head")),
     (Run, "script-passes", D.OTHER_PASSES, "a script with two passes a step in FP8", runs("--passes 2")),
     (Run, "script-nan", C.NOT_FINITE, "a script whose loss is NaN in one FP8 step", runs("--then nan")),
     (Ends, "script-raises", R.ARM_DIED, "a script that raises in the middle", runs("--then error")),

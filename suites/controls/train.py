@@ -19,6 +19,8 @@ parser.add_argument("--rate", type=float, default=1e-3)
 parser.add_argument("--batch", type=int, default=4)
 parser.add_argument("--passes", type=int, default=1, help="backward passes of a step")
 parser.add_argument("--tf32", action="store_true")
+parser.add_argument("--eval", action="store_true", help="train in eval mode")
+parser.add_argument("--float32-head", action="store_true")
 parser.add_argument("--late", action="store_true", help="convert after the optimizer was made")
 parser.add_argument("--layers", type=int, default=4, help="how many of the four are converted")
 parser.add_argument("--keep", action="store_true", help="keep the layers that are converted")
@@ -79,6 +81,10 @@ model: Any = nn.Sequential(
 kept = list(model) if given.keep else []
 if given.fp8 and not given.late:
     convert(model)
+model.train(not given.eval)
+if given.float32_head:
+    model[-1].register_forward_pre_hook(lambda head, rows: (rows[0].float(),))
+    model[-1].forward = lambda rows: functional.linear(rows, model[-1].weight.float())
 if "RANK" in os.environ:
     torch.distributed.init_process_group("gloo")
     rows.manual_seed(torch.distributed.get_rank())

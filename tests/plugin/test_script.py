@@ -25,7 +25,7 @@ from helpers.arms import all_end
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.case import OWN, Case
-from pytest_fp8.codes import C, L, R, W
+from pytest_fp8.codes import C, D, L, R, W
 from pytest_fp8.errors import ArmError, SettingsError
 from pytest_fp8.options import Settings
 from pytest_fp8.plan import FP8, Ask
@@ -132,6 +132,8 @@ RAN = {
 }
 OFF = {**RAN, "verdict": "OFF", "fp8_share": 0.0}
 UNSEEN = {**RAN, "verdict": "UNKNOWN", "code": "FP8-W07", "fp8_share": None, "classes": []}
+HEAD = {"layers": ["head"], "in": 64, "out": 48, "products": {"fprop": {"float32": 1}}}
+FLOAT32 = {**RAN, "classes": [*RAN["classes"], HEAD]}
 LATE = {**RAN, "notes": [{"code": "FP8-W17", "text": "the optimizer holds other weights", "next": "convert first"}]}
 
 
@@ -144,6 +146,9 @@ LATE = {**RAN, "notes": [{"code": "FP8-W17", "text": "the optimizer holds other 
         (OFF, UNSEEN, {}, "INCONCLUSIVE", W.NO_PRODUCTS),
         (UNSEEN, RAN, {}, "INCONCLUSIVE", W.NO_PRODUCTS),
         (OFF, LATE, {}, "FAIL", W.CONVERTED_TOO_LATE),
+        (OFF, FLOAT32, {}, "INVALID", D.OTHER_PRECISION),
+        ({**FLOAT32, "verdict": "OFF"}, FLOAT32, {}, "PASS", None),
+        ({**FLOAT32, "verdict": "OFF"}, RAN, {}, "PASS", None),
         (OFF, RAN, {"least": 0.9}, "FAIL", W.BELOW_SHARE),
         (OFF, RAN, {"stored": {"fp8_share": 0.9}}, "FAIL", L.LESS_THAN_BASELINE),
         (OFF, RAN, {"stored": {"fp8_wgrad": 3}}, "FAIL", L.LESS_THAN_BASELINE),
