@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import pytest
 
-from helpers.fakes import H200, FakeProcess, install, timed
+from helpers.fakes import H200, FakeProcess, asks, install, timed
 from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
@@ -121,15 +121,9 @@ def test_arms_that_give_their_memory_back_do_so_after_three_turns(pool, monkeypa
     assert said["dropped_steps"] == (pytest.approx(20, abs=1) if tight else 1), "a second and a half, or one"
 
 
-def test_an_update_takes_more_blocks(pool):
-    arms = arms_of(pool, "1b")
-    timing = arms.run(lambda: timing_for_baseline(arms, BlockTimer(arms), 3))
-    assert [len(times) for times in timing.fp8] == [2 * BASELINE_BLOCKS] * 3
-
-
 # -- pairs that are taken again ---------------------------------------------------------------------------------------
 
-COOL, HOT, SHARED = Conditions(1695), Conditions(1395, ("software thermal",)), Conditions(1695, (), (4242,))
+COOL, HOT = Conditions(1695), Conditions(1395, ("software thermal",))
 
 
 @pytest.mark.parametrize(
@@ -225,11 +219,6 @@ def updated(processes, host_bound=False):
     return decision, {name: values for name, values, _ in rows}
 
 
-def asked_of(stored, kept):
-    """What a gate decides where these metrics of an update are stored."""
-    return asking(False, lambda name: [stored[name]] if name in kept else [])[0]
-
-
 # -- what an update stores --------------------------------------------------------------------------------------------
 
 
@@ -266,6 +255,7 @@ def test_arms_that_take_turns_have_the_busy_times_of_their_profile(pool, monkeyp
     taken = arms.run(lambda: timing_for_baseline(arms, BlockTimer(arms, takes_busy=True), 2))
     assert arms.takes_turns
     assert [len(times) for times in taken.fp8_busy] == [5, 0]
+    assert [len(times) for times in taken.fp8] == [2 * BASELINE_BLOCKS] * 2, "more than a gate takes"
 
 
 def test_steps_without_kernels_of_their_own_give_no_busy_times(monkeypatch):
@@ -276,10 +266,9 @@ def test_steps_without_kernels_of_their_own_give_no_busy_times(monkeypatch):
 # -- what a gate asks -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slow", [(2, 3, 4), (2,)], ids=["from then on", "once"])
-def test_a_gate_takes_busy_times_from_the_first_pair_that_waits(pool, monkeypatch, slow):
+def test_a_gate_takes_busy_times_from_the_first_pair_that_waits(pool, monkeypatch):
     """A later pair that does not wait changes nothing of what an earlier one showed."""
-    run_on(monkeypatch, LateWaiting, slow=slow)
+    run_on(monkeypatch, LateWaiting, slow=(2,))
     arms = arms_of(pool, "1b")
     timer = BlockTimer(arms)
     taken = [arms.run(partial(timing_of, arms, timer, look)) for look in range(len(GATE.pairs))][-1]
@@ -300,7 +289,7 @@ def test_a_baseline_of_a_quiet_host_is_asked_on_a_slow_one(monkeypatch, kept, sl
     _, stored = updated(4)
     run_on(monkeypatch, LateWaiting, slow=(1, 2, 3, 4))
     monkeypatch.setattr(LateWaiting, "works", property(lambda self: 32.0 * slower if self.is_fp8 else 40.0))
-    decision = asked_of(stored, kept)
+    decision, _ = asking(False, lambda name: [stored[name]] if name in kept else [])
     assert decision.verdict is verdict, decision.message
     assert decision.numbers["on_busy"] is (kept is BOTH)
 
@@ -314,18 +303,12 @@ def git(folder, *commands):
 
 
 FP8 = ("head", "fp8")
-IN_TESTS = """
+IN_TESTS = f"""
     import pytest
     from pytest_fp8 import Case
 
-    @pytest.mark.fp8(cases=[Case("1b", "torchao", "tensorwise")], question="speedup")
-    def test_speedup(fp8_pair):
-        fp8_pair.assert_speedup()
-
-    @pytest.mark.fp8(cases=[Case("1b", "torchao", "tensorwise")], question="layers")
-    def test_layers(fp8_pair):
-        fp8_pair.assert_layers()
-"""
+    CASES = [Case("1b", "torchao", "tensorwise")]
+{asks("speedup", "layers")}"""
 
 
 @pytest.fixture
