@@ -96,9 +96,6 @@ def look(field, *products, case=CASE, **given):
     [
         (wrong(gain=0.97, sqnr=25.9), N.WRONG_SCALE),
         (wrong(role=DGRAD, gain=2.0, sqnr=-0.01), N.WRONG_SCALE),
-        (wrong(role=WGRAD, gain=0.0, sqnr=0.0, lost=1.0), N.PART_MISSING),
-        (wrong(role=WGRAD, gain=0.01, sqnr=-3.0), N.UNRELATED),
-        (wrong(role=WGRAD, gain=0.5, sqnr=3.0), N.PART_MISSING),
         (wrong(role=WGRAD, gain=0.5, sqnr=0.0), N.UNRELATED),
         (wrong(role=WGRAD, gain=0.989, sqnr=19.5, lost=0.008), N.PART_MISSING),
         # Zeros that the casts do not give, and values of another product where a gain of 0.2 is left.
@@ -107,7 +104,6 @@ def look(field, *products, case=CASE, **given):
         (wrong(role=WGRAD, gain=0.25, sqnr=0.97), N.PART_MISSING),
         (wrong(role=WGRAD, gain=0.1, sqnr=0.45), N.UNRELATED),
         (wrong(role=DGRAD, gain=1.004, sqnr=11.3, lost=0.01), N.TOO_COARSE),
-        (wrong(role=DGRAD, gain=0.999, sqnr=11.0), N.TOO_COARSE),
         (wrong(role=DGRAD, gain=1.5, sqnr=1.0), N.TOO_COARSE),
         (wrong(role=DGRAD, gain=0.9, own_gain=0.9, sqnr=19.5), N.TOO_COARSE),
         (wrong(gain=math.inf), N.NOT_FINITE),
@@ -187,14 +183,13 @@ def recomputed_in_compiled_code(own):
 
 FOUND = [  # decision, code, what the message says
     # Looks: in the first step, in a later one, in evaluations.
-    (lambda: look("later", wrong(role=DGRAD, sqnr=14.0)), N.STALE, LATER),
     (lambda: look("later", wrong(role=WGRAD, gain=0.5, sqnr=0.0)), N.STALE, LATER),
     (lambda: look("later", wrong(role=DGRAD, gain=0.43, sqnr=2.4, lost=0.56)), N.PART_MISSING, LATER),
     (lambda: look("later", wrong(role=DGRAD, gain=0.889, sqnr=9.8)), N.STALE, LATER),
     (lambda: look("evaluated", DOUBLE), N.WRONG_SCALE, EVALUATED),
     (lambda: look("evaluated_later", STALE), N.STALE, "product in an evaluation after 13 training steps\n"),
     (lambda: judge(products=[DOUBLE_DGRAD], later=[COARSE_DGRAD]), None, "wrong dgrad product\n"),
-    (lambda: judge(fp8=gradients(times=4.0), later=[COARSE_DGRAD]), N.GRADIENT_TIMES, ""),
+    (lambda: judge(fp8=gradients(times=4.0), later=[COARSE_DGRAD]), N.GRADIENT_TIMES, "it is the first"),
     (lambda: look("evaluated", DOUBLE, later=[COARSE_DGRAD]), None, "after 13 training steps"),
     # Other limits: a small bias, more than a product, scales of past steps, a recipe that is not on record.
     *((lambda f=f: look(f, SMALL_BIAS, case=TENSORWISE), N.WRONG_BIAS, "") for f in ("products", "later")),
@@ -206,7 +201,6 @@ FOUND = [  # decision, code, what the message says
     (lambda: judge(UNKNOWN, products=[wrong(sqnr=SOUND.own_sqnr - 4.5)]), N.TOO_COARSE, ""),  # an e5m2 operand
     (lambda: judge(UNKNOWN, fp8=gradients(off=0.3)), N.OTHER_GRADIENT, ""),
     # Gradients: named where the error begins.
-    (lambda: judge(fp8=gradients(times=4.0)), N.GRADIENT_TIMES, "it is the first"),
     (lambda: judge(fp8=gradients(times={"up": 2.0, "enter": 2.0})), N.GRADIENT_TIMES, "in backward order is down"),
     (lambda: judge(fp8=gradients(times={"down": 0.0})), N.OTHER_GRADIENT, "down: 0.00 times"),
     (lambda: judge(fp8=gradients(off={"enter": 0.7})), N.OTHER_GRADIENT, "enter: "),
@@ -218,7 +212,6 @@ FOUND = [  # decision, code, what the message says
     (lambda: of("up.bias", times=0.0625), N.BIAS_GRADIENT, "up.bias"),
     (lambda: of("up.weight", [PADDED], off=0.7), N.OUTLIER, "wgrad of up"),
     # Another step's gradient is given to the optimizer, or one that is stored too coarsely.
-    (lambda: of("up.weight", off=0.7, handed_on=0.1), N.GRADIENT_REPLACED, ""),
     (lambda: of("up.weight", off=0.7, handed_on=0.8), N.GRADIENT_REPLACED, ""),
     # Gradients that moved weights change by half are judged by their factor.
     (lambda: judge(fp8=gradients(0.4, {"up": 2.0, "enter": 2.0}), moved=MOVED), None, "2 of 4 gradients"),
@@ -387,7 +380,6 @@ def found_in(fp8, bf16=None, later=None):
         (handed((1.0, 1.0), (0.9, 1.0), "ab"), handed((1.0, 1.0), (1.0, 1.0), "ab")),
         # One arm steps twice.
         (handed() + handed(cosines=(0.1,) * 4), handed()),
-        ([], handed()),
         (handed(), []),
     ],
 )
@@ -400,7 +392,6 @@ def test_gradients_that_are_handed_on_soundly_are_not_failed(fp8, bf16):
     [
         ({"factors": (0.31, 0.31, 0.279, 0.31)}, {}, N.GRADIENT_SCALED, "c: times 0.279, of the other layers 0.310"),
         ({"factors": (1.0, 1.0, 1.0, math.nan)}, {}, N.GRADIENT_SCALED, "d: times nan"),
-        ({}, {"cosines": (1.0, 0.5, 1.0, 1.0)}, N.GRADIENT_REPLACED, "b: cosine 0.500"),
         ({}, {"cosines": (1.0, -1.0, 1.0, 1.0)}, N.GRADIENT_REPLACED, "b: cosine -1.000"),
         ({}, {"cosines": (1.0, math.nan, 1.0, 1.0)}, N.GRADIENT_REPLACED, "b: cosine nan"),
     ],
