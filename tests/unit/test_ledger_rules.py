@@ -110,6 +110,7 @@ ALIKE = {
     "other steps": {"updates": updates(9.0, 9.0, 9.0, steps=2)},
     "a loss that is not finite": {"updates": updates(1.2, -2.0, 2.0), "loss": math.nan},
     "an expert": {"reference": ROUTED, "random": "other"},
+    "a layer that a router gives no rows": {"routed": ["q"], "calls": without("q")},
     "rows of a model that routes": {"routed": [""], "entered": entered(TensorNote([16, 64], "bfloat16"))},
     "operators of a routed module": {"routed": ["norm"], "operators": {**HEALTHY.operators, "norm": IN_FLOAT32}},
     "Accelerate's autocast": {"backend": "accelerate_te", **UNDER_AUTOCAST},
@@ -193,10 +194,6 @@ def test_what_the_conversion_takes_from_a_weight_is_named(was, code):
 @pytest.mark.parametrize("name", ALIKE)
 def test_what_fp8_explains_or_a_router_decides_is_no_difference(name):
     assert compare(ledgers(**ALIKE[name])) == []
-
-
-def test_a_layer_may_rest_where_a_router_gives_it_no_rows():
-    assert not [each for each in compare(ledgers(calls=without("q"), routed=["q"])) if each.code is L.PASSED_BY]
 
 
 def test_arms_may_evaluate_with_other_layers_and_not_be_timed_with_other_evaluations():
