@@ -136,12 +136,12 @@ def norm_of_all(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
     found = [(gradient, own) for gradient, own in every if gradient is not None]
     norm = norm_of([gradient for gradient, own in found if not own])
     if own := [gradient for gradient, own in found if own]:
-        squares = torch.stack([norm_of([gradient]).square() for gradient in own])
-        least, most, all_ranks = squares.clone(), squares.clone(), squares
-        for values, how in ((least, "MIN"), (most, "MAX"), (all_ranks, "SUM")):
+        squares = norm_of(own).square()
+        least, most = squares.clone(), squares.clone()
+        for values, how in ((squares, "SUM"), (least, "MIN"), (most, "MAX")):
             torch.distributed.all_reduce(values, getattr(torch.distributed.ReduceOp, how))
-        # What is as long on every rank is one gradient, which all of them have whole.
-        squares = torch.where(least == most, most, all_ranks).sum()
+        # What is as long on every rank are the same gradients, which all of them have whole.
+        squares = torch.where(least == most, most, squares)
         norm = (norm.square().to(squares.device) + squares).sqrt()
     return norm
 
