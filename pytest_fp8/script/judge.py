@@ -68,9 +68,9 @@ def check_presence(
         or _in_both(bf16)
         or _off(fp8)
         or (find_in_ledger(ledgers, "layers") if ledgers is not None else None)
-        or _other_precision(bf16, fp8)
         or _too_little(figures.fp8_share, least)
         or less_than_stored(figures, stored or {})
+        or _other_precision(bf16, fp8)
     )
     if found is not None:
         return found.answer("layers", figures)
@@ -154,16 +154,16 @@ def _off(fp8: Presence) -> Finding | None:
 
 
 def _other_precision(bf16: Presence, fp8: Presence) -> Finding | None:
-    """A precision outside FP8 in which the FP8 run multiplies and the other one does not: its times and losses follow
-    from that, too."""
-    ours, theirs = (
-        {kind: each["layers"][0] for each in run["classes"] for ran in each["products"].values() for kind in ran}
-        for run in (bf16, fp8)
-    )
-    if not (other := [f"{kind} in {layer}" for kind, layer in theirs.items() if kind not in {*ours, "fp8"}]):
-        return None
-    expected = f"layers multiply in {some(sorted(ours))}, as in the BF16 run, or in FP8"
-    return finding(D.OTHER_PRECISION, expected, some(other), Verdict.INVALID, about="layers that are not in FP8")
+    """Forward products of layers of one size have the same precisions in both runs, but where FP8 takes their place."""
+    before = {(each["in"], each["out"]): {*each["products"].get(FPROP, ())} for each in bf16["classes"]}
+    for each in fp8["classes"]:
+        theirs = {*each["products"].get(FPROP, ())}
+        ours = before.get((each["in"], each["out"]), theirs)
+        if theirs - ours - {"fp8", "mixed"} or not (ours <= theirs or theirs & {"fp8", "mixed"}):
+            expected, seen = (", ".join(sorted(kinds)) for kinds in (ours, theirs))
+            about = some(list(each["layers"]))
+            return finding(D.OTHER_PRECISION, f"as in the BF16 run: {expected}", seen, Verdict.INVALID, about=about)
+    return None
 
 
 def _too_little(share: float, least: float) -> Finding | None:

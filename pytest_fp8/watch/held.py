@@ -16,6 +16,7 @@ import socket
 import sys
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -65,8 +66,10 @@ class Held(Observer):
         self.switches: dict[str, str] = {}
         self.optimizer_notes: dict[int, OptimizerNote] = {}
         self.batch: list[TensorNote] = []
-        self.calls: list[ModuleCalls] = []
+        self.calls = 0
         """Of the models, whose inputs were noted."""
+        self.modes: dict[ModuleCalls, None] = {}
+        """Train or eval of their modules in these."""
         self.passes: list[tuple[int, Sequence[Any]]] = []
         """Of each backward pass how often optimizers had stepped, and the losses that it began at."""
         self.training: Training | None = None
@@ -114,17 +117,25 @@ class Held(Observer):
         def enters(_: Any, arguments: Any, named: Any) -> None:
             if not torch.compiler.is_compiling():
                 note(root, (arguments, named))
-            if len(self.calls) >= BATCHES:
+            if self.calls >= BATCHES:
                 handle.remove()
 
         note = guarded(self, Held.model_called)
         handle = root.register_forward_pre_hook(enters, with_kwargs=True)
 
     def model_called(self, root: Any, given: Any) -> None:
-        if torch.is_grad_enabled() and len(self.calls) < BATCHES:
-            name = str(self.models().index(root)) if len(self.models()) > 1 else ""
-            self.calls.append(ModuleCalls(name, "forward", (), "", root.training, 1))
-            self.batch += notes_of(given)
+        if not torch.is_grad_enabled() or self.calls >= BATCHES:
+            return
+        self.calls += 1
+        models = self.models()
+        prefix = str(models.index(root)) if len(models) > 1 else ""
+        for name, module in root.named_modules(prefix=prefix):
+            # A layer with a matrix is in the mode in which a conversion made it, which changes nothing.
+            if all(each.dim() < 2 for each in module.parameters(recurse=False)):
+                self.modes[ModuleCalls(name, "forward", (), "", module.training, 1)] = None
+        # Of several models one's output enters the other, as a generator's does, and FP8 rounds it otherwise.
+        known = len(models) == 1
+        self.batch += [note if known else replace(note, digest="") for note in notes_of(given)]
 
     def goes_backward(self, tensors: Any) -> None:
         # Recomputation inside a backward pass may be one of its own.
@@ -229,7 +240,7 @@ class Held(Observer):
         ledger = ArmLedger(
             **nothing,
             batch=self.batch,
-            calls=self.calls,
+            calls=[*self.modes],
             backward=len(self.passes_of(self.steps - 1)),
             stepped=self.period,
             norm_kept=0.0,

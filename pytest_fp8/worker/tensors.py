@@ -102,7 +102,7 @@ class Held:
     def is_ranks_own(self) -> bool:
         """Whether each rank may have other numbers, of which torch does not know: a part of Megatron's column and row
         parallel layers, by the attribute that Megatron sets, and Transformer Engine on weights that are whole, too."""
-        return torch.distributed.is_initialized() and bool(getattr(self.tensor, "tensor_model_parallel", False))
+        return bool(getattr(self.tensor, "tensor_model_parallel", False)) and torch.distributed.is_initialized()
 
     @property
     def shape(self) -> torch.Size:

@@ -3,6 +3,7 @@ that fails is named. Faults of one rank: ``suites/controls/ranks.py``."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -69,10 +70,27 @@ def test_gradients_of_weights_that_are_marked_as_parts_and_are_whole_count_once(
         for parameter in model.parameters():
             parameter.tensor_model_parallel = True
 
-    for arm in (built(ArmSpec(micro("ddp"), "cpu", threads=1)), built(ArmSpec(micro(), "cpu", threads=1), alone=True)):
+    several, alone = (
+        built(ArmSpec(micro("ddp"), "cpu", threads=1)),
+        built(ArmSpec(micro(), "cpu", threads=1), alone=True),
+    )
+    for arm in (several, alone):
         norms = arm.request("curve", seed=1, steps=2)["gradient_norms"]
         arm.request("call", function=ship(mark, "a function"))
         assert arm.request("curve", seed=1, steps=2)["gradient_norms"] == pytest.approx(norms)
+
+    def norm(*of_ranks):
+        """Of a part whose gradient is another one on each rank."""
+        import torch
+
+        from pytest_fp8.worker.record.gradients import norm_of_all
+
+        part = torch.nn.Parameter(torch.zeros(1))
+        part.tensor_model_parallel, part.grad = True, torch.tensor([of_ranks[rank()]])
+        return float(norm_of_all([part]))
+
+    assert call(several, lambda: norm(3.0, 4.0)) == 5
+    assert math.isnan(call(several, lambda: norm(3.0, math.nan)))
 
 
 @pytest.mark.nightly

@@ -134,6 +134,7 @@ OFF = {**RAN, "verdict": "OFF", "fp8_share": 0.0}
 UNSEEN = {**RAN, "verdict": "UNKNOWN", "code": "FP8-W07", "fp8_share": None, "classes": []}
 HEAD = {"layers": ["head"], "in": 64, "out": 48, "products": {"fprop": {"float32": 1}}}
 FLOAT32 = {**RAN, "classes": [*RAN["classes"], HEAD]}
+BFLOAT16 = {**RAN, "classes": [*RAN["classes"], {**HEAD, "products": {"fprop": {"bfloat16": 1}}}]}
 LATE = {**RAN, "notes": [{"code": "FP8-W17", "text": "the optimizer holds other weights", "next": "convert first"}]}
 
 
@@ -146,9 +147,10 @@ LATE = {**RAN, "notes": [{"code": "FP8-W17", "text": "the optimizer holds other 
         (OFF, UNSEEN, {}, "INCONCLUSIVE", W.NO_PRODUCTS),
         (UNSEEN, RAN, {}, "INCONCLUSIVE", W.NO_PRODUCTS),
         (OFF, LATE, {}, "FAIL", W.CONVERTED_TOO_LATE),
-        (OFF, FLOAT32, {}, "INVALID", D.OTHER_PRECISION),
+        ({**BFLOAT16, "verdict": "OFF"}, FLOAT32, {}, "INVALID", D.OTHER_PRECISION),
+        ({**FLOAT32, "verdict": "OFF"}, BFLOAT16, {}, "INVALID", D.OTHER_PRECISION),
         ({**FLOAT32, "verdict": "OFF"}, FLOAT32, {}, "PASS", None),
-        ({**FLOAT32, "verdict": "OFF"}, RAN, {}, "PASS", None),
+        ({**BFLOAT16, "verdict": "OFF"}, FLOAT32, {"least": 0.9}, "FAIL", W.BELOW_SHARE),
         (OFF, RAN, {"least": 0.9}, "FAIL", W.BELOW_SHARE),
         (OFF, RAN, {"stored": {"fp8_share": 0.9}}, "FAIL", L.LESS_THAN_BASELINE),
         (OFF, RAN, {"stored": {"fp8_wgrad": 3}}, "FAIL", L.LESS_THAN_BASELINE),

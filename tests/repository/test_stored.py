@@ -56,6 +56,7 @@ def test_the_command_finds_each_file_sound_and_of_a_case_as_it_is_today(monkeypa
 
 def test_what_is_stored_is_of_a_case_and_says_where_it_came_from():
     """Those of own models, too, which the command knows nothing of."""
+    assert all(any(path.is_relative_to(ROOT / folder) for path in STORED) for folder in CASES), "an empty folder"
     for path, (stored, of) in STORED.items():
         assert stored.case in of, "orphaned: the suite has no such case"
         assert re.fullmatch("[0-9a-f]{16}", stored.case_hash)

@@ -62,6 +62,8 @@ def test_a_record_comes_back_as_it_went():
         ({"main": {"name": "q", "size": [1]}}, r"Whole\.main\.size has 1 values, not 2"),
         ({"tables": {"t": [{"name": "q"}]}}, r"Whole\.tables\['t'\]\[0\] lacks 'size'"),
         ({"targets": [1]}, r"Whole\.targets\[0\] is int, not str"),
+        ({"losses": [True]}, r"Whole\.losses\[0\] is bool, not float"),
+        ({"on": 1}, r"Whole\.on is int, not bool"),
         ({"count": True}, r"Whole\.count is bool, not int"),
         ({"count": 0}, r"Whole\.count is 0"),
     ],

@@ -295,6 +295,7 @@ NAN = {"gradients": gradients(0.0, loss=math.nan), "fp8": gradients(loss=math.na
         (lambda: judge(fp8=gradients(off=0.9), moved=gradients(off=0.9)), INCONCLUSIVE, N.TOO_SENSITIVE, ""),
         (lambda: judge(fp8=gradients(data=8)), INVALID, D.OTHER_DATA, ""),
         (lambda: judge(**NAN), INVALID, C.REFERENCE_NOT_FINITE, ""),
+        (lambda: judge(gradients=gradients(off=0.0, apart="up")), INVALID, D.NOT_REDUCED, ""),
         (lambda: without_products(WITHOUT_FP8), NOT_EXERCISED, N.NO_FP8_PRODUCT, ""),
         (lambda: judge(products=EXACT, layers=WITHOUT_FP8), NOT_EXERCISED, N.NO_FP8_PRODUCT, "as exact as BF16's"),
     ],

@@ -140,8 +140,8 @@ def norm_of_all(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
         least, most = squares.clone(), squares.clone()
         for values, how in ((squares, "SUM"), (least, "MIN"), (most, "MAX")):
             torch.distributed.all_reduce(values, getattr(torch.distributed.ReduceOp, how))
-        # What is as long on every rank are the same gradients, which all of them have whole.
-        squares = torch.where(least == most, most, squares)
+        # What is as long on every rank are the same gradients, which all of them have whole. MIN and MAX drop a NaN.
+        squares = torch.where((least == most) & squares.isfinite(), most, squares)
         norm = (norm.square().to(squares.device) + squares).sqrt()
     return norm
 
