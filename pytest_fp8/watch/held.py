@@ -133,9 +133,9 @@ class Held(Observer):
             # A layer with a matrix is in the mode in which a conversion made it, which changes nothing.
             if all(each.dim() < 2 for each in module.parameters(recurse=False)):
                 self.modes[ModuleCalls(name, "forward", (), "", module.training, 1)] = None
+        notes = notes_of(given)
         # Of several models one's output enters the other, as a generator's does, and FP8 rounds it otherwise.
-        known = len(models) == 1
-        self.batch += [note if known else replace(note, digest="") for note in notes_of(given)]
+        self.batch += notes if len(models) == 1 else [replace(note, digest="") for note in notes]
 
     def goes_backward(self, tensors: Any) -> None:
         # Recomputation inside a backward pass may be one of its own.

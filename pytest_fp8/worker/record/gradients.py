@@ -137,9 +137,9 @@ def norm_of_all(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
     norm = norm_of([gradient for gradient, own in found if not own])
     if own := [gradient for gradient, own in found if own]:
         squares = norm_of(own).square()
-        least, most = squares.clone(), squares.clone()
-        for values, how in ((squares, "SUM"), (least, "MIN"), (most, "MAX")):
-            torch.distributed.all_reduce(values, getattr(torch.distributed.ReduceOp, how))
+        least, most, by = squares.clone(), squares.clone(), torch.distributed.ReduceOp
+        for values, how in ((squares, by.SUM), (least, by.MIN), (most, by.MAX)):
+            torch.distributed.all_reduce(values, how)
         # What is as long on every rank are the same gradients, which all of them have whole. MIN and MAX drop a NaN.
         squares = torch.where((least == most) & squares.isfinite(), most, squares)
         norm = (norm.square().to(squares.device) + squares).sqrt()
