@@ -9,7 +9,7 @@ from pytest_fp8.gpu import visible
 from pytest_fp8.items import case_of, question_of
 
 HERE = Path(__file__).parent
-PUBLISHED = "published"
+CORE, PUBLISHED = "core", "published"
 MORE_THAN_80_GB = 90 * 2**30
 
 
@@ -36,11 +36,11 @@ def pytest_collection_modifyitems(config, items):
         if item.path.parent == HERE and without_plugin:
             item.add_marker(pytest.mark.skip(reason="the suites ask through pytest-fp8, which -p no:fp8 leaves out"))
         case = case_of(item) if item.path.parent == HERE else None
+        if case is not None and not_each_commit(case, question_of(item)):
+            item.add_marker("nightly")
         group = group_of(case) if case is not None else ""
         if group and not item.get_closest_marker("nightly"):
             item.add_marker(group)
-        if case is not None and case.emulated and not_each_commit(case, question_of(item)):
-            item.add_marker("nightly")
         if group == PUBLISHED and PUBLISHED not in config.option.markexpr:
             left_out.append(item)
     if left_out:
@@ -48,17 +48,24 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in left_out]
 
 
-ASKED_THE_LOSS = ("micro-torchao-tensorwise-emulated", "micro-trainer.torchao-tensorwise-fp8_all_gather.False-emulated")
-"""A step of the worker's own and a loop of a library's: curves of other recipes say nothing that their products, which
-numerics compares for each commit, do not."""
+ASKED_THE_LOSS = (
+    "micro-torchao-tensorwise-emulated",
+    "micro-trainer.torchao-tensorwise-fp8_all_gather.False-emulated",
+    "1b-torchao-tensorwise",
+    "1b-te-delayed",
+)
+"""A step of the worker's own and a loop of a library's; of 1B one recipe of each library. Curves of other recipes say
+nothing that their products, which numerics compares for each commit, do not."""
 
 
 def not_each_commit(case, question):
-    """Emulated curves take half of the suite's time, and so does tiny. Of two processes Accelerate's shards train as
-    the others do; a checkpoint holds the same weights whichever the recipe, and that of the mixture asks more than one
-    of the vision transformer."""
-    if question == "loss":
+    """Emulated curves take half of the suite's time, and so does tiny; those of 1B take a sixth of the core's, whose
+    tiny is asked in every recipe. Of two processes Accelerate's shards train as the others do; a checkpoint holds the
+    same weights whichever the recipe, and that of the mixture asks more than one of the vision transformer."""
+    if question == "loss" and (case.emulated or (case.model == "1b" and group_of(case) == CORE)):
         return case.id not in ASKED_THE_LOSS
+    if not case.emulated:
+        return False
     if question == "checkpoints" and (case.recipe != "tensorwise" or case.name == "vit"):
         return True
     return case.model == "tiny" or (case.gpus > 1 and case.backend != "torchao")

@@ -20,8 +20,7 @@ UNTIMED = ("layers", "numerics", "loss", "memory", "checkpoints")
 ALL_BUT_LOSS = ("layers", "numerics", "speedup", "memory", "checkpoints")
 """Every question but the loss, which another case of the same steps is asked."""
 # The optimizer's state is twice as large as the weights. Checkpoints hold it for tiny in every recipe, and for 1B in
-# one recipe of each library: the one most used, and the one that keeps scaling state. Those of 8B are its 15 GiB of
-# weights.
+# the one that keeps scaling state. Those of 8B are its 15 GiB of weights.
 WEIGHTS_ALONE: dict[str, Any] = {"checkpoint_formats": ("safetensors",), "resume": False}
 
 TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
@@ -30,7 +29,6 @@ RECIPES = [
     *(("torchao", recipe) for recipe in TORCHAO),
     *(("transformer_engine", recipe) for recipe in TRANSFORMER_ENGINE),
 ]
-RESUMED = ("tensorwise", "delayed")
 TWO = ("layers", "numerics")
 
 EMULATED = [
@@ -53,8 +51,7 @@ TINY = [Case("tiny", b, r, questions=UNTIMED) for b, r in RECIPES]
 
 
 def at_scale(model: str, backend: str, recipe: str) -> Case:
-    resumed = model == "1b" and recipe in RESUMED
-    more = {} if resumed else dict(WEIGHTS_ALONE)
+    more = {} if (model, recipe) == ("1b", "delayed") else dict(WEIGHTS_ALONE)
     if model == "1b" and backend == "transformer_engine":
         # The host holds its steps up, in each process by another part, and the clocks of a GPU that waits are higher:
         # busy times of two to four processes could hold 1.4 % to 2.3 % in ten of eleven updates, and 3.7 % in one.
