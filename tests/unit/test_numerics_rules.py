@@ -102,6 +102,11 @@ def look(field, *products, case=CASE, **given):
         (wrong(role=WGRAD, gain=0.02, sqnr=-1.0, lost=0.995), N.PART_MISSING),
         (wrong(role=WGRAD, gain=0.0, sqnr=0.0, lost=0.5), N.PART_MISSING),
         (wrong(role=WGRAD, gain=0.25, sqnr=0.97), N.PART_MISSING),
+        # A gradient in E4M3 without a scale, most of which underflows; and rows permuted where half of the units are
+        # dead.
+        (wrong(role=DGRAD, gain=0.653, sqnr=2.7, lost=0.879), N.PART_MISSING),
+        (wrong(role=DGRAD, gain=0.025, sqnr=0.01, lost=0.741), N.PART_MISSING),
+        (wrong(role=WGRAD, gain=0.02, sqnr=-2.9, lost=0.25), N.UNRELATED),
         (wrong(role=WGRAD, gain=0.1, sqnr=0.45), N.UNRELATED),
         (wrong(role=DGRAD, gain=1.004, sqnr=11.3, lost=0.01), N.TOO_COARSE),
         (wrong(role=DGRAD, gain=1.5, sqnr=1.0), N.TOO_COARSE),

@@ -104,6 +104,8 @@ LOST_OF_UNRELATED = 0.2
 
 MANY_ZEROS = 0.005
 """A share of zeros that the recipe's own casts do not give: rows or values were left out."""
+MOST_ZEROS = 0.5
+"""More of them than values of another layout leave: of dead units and others, a quarter at most."""
 
 
 class Look(NamedTuple):
@@ -211,7 +213,7 @@ def _code(product: ProductCheck, limits: Limits) -> N | None:
     off = abs(gain_error(product)) > _gain_limit(product, limits)
     if not (far or off):
         return None
-    if product.lost > 0.99 or product.gain == 0:
+    if product.lost > MOST_ZEROS or product.gain == 0:
         return N.PART_MISSING
     error = 10 ** (-product.sqnr / 10)
     own_error = 10 ** (-min(product.own_sqnr, HIGH_PRECISION_DB) / 10)
