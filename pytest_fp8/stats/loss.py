@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pytest_fp8.stats.quantiles import robust_sigma, sample_sd, student_quantile
+from pytest_fp8.stats.quantiles import chi_square_quantile, robust_sigma, sample_sd, student_quantile
 from pytest_fp8.verdicts import Verdict
 
 LOSS_MARGIN = 0.02
@@ -33,6 +33,8 @@ LOSS_ALPHA = 0.01
 """Chance of calling a case's loss too high although its true gap is the margin itself, over all numbers of seeds."""
 MAX_LOSS_SEEDS = 8
 """Seeds at which the question stops looking again."""
+STILL_MOVES = 0.5
+"""Standard errors by which further seeds may move the mean, where it is asked whether they could decide."""
 
 
 def of_a_look(chance: float, seeds: int) -> float:
@@ -59,6 +61,8 @@ class LossGap:
     """How far below the reference a loss may end without an explanation."""
     noise: float = 0.0
     """:data:`OF_NOISE` times the yardstick; 0 where it was not asked."""
+    hopeless: bool = False
+    """Whether these seeds leave it open, and :data:`MAX_LOSS_SEEDS` are not likely to decide."""
 
     @property
     def below(self) -> bool:
@@ -129,7 +133,22 @@ def decide_loss(gaps: Sequence[float], least: float, noise: float = 0.0, fall: f
         verdict = Verdict.FAIL
     else:
         verdict = Verdict.INCONCLUSIVE
-    return LossGap(mean, bound, margin, verdict, floor, noise)
+    open_ = verdict is Verdict.INCONCLUSIVE and 1 < seeds < MAX_LOSS_SEEDS
+    hopeless = open_ and not _may_decide(gaps, margin, max(margin, noise))
+    return LossGap(mean, bound, margin, verdict, floor, noise, hopeless)
+
+
+def _may_decide(gaps: Sequence[float], low: float, high: float) -> bool:
+    """Whether :data:`MAX_LOSS_SEEDS` may bring the bound below ``low``, or prove a mean above ``high``: with the least
+    spread that these gaps allow (the lower limit of a 95 % interval of their variance, from chi-square)."""
+    mean, spread, seeds, more = _mean(gaps), sample_sd(gaps), len(gaps), MAX_LOSS_SEEDS
+    moves = STILL_MOVES * spread / math.sqrt(seeds)
+    least = spread * math.sqrt((seeds - 1) / chi_square_quantile(0.95, seeds - 1) / more)
+    passes, fails = LOOK_ALPHA[more], of_a_look(LOSS_ALPHA, more)
+    return (
+        mean - moves + student_quantile(1 - passes, more - 1) * least < low
+        or mean + moves - student_quantile(1 - fails, more - 1) * least > high
+    )
 
 
 def root_mean_square(values: Sequence[float]) -> float:

@@ -254,16 +254,17 @@ def test_losses_that_decide_nothing_ask_for_seeds():
     assert decide_loss([0.001], 0.02).verdict is Verdict.INCONCLUSIVE, "one seed has no spread"
 
 
-def loss_gate(rng, gap, sd, noise=0.0):
-    """Seeds are added one by one while they do not decide, as the plugin adds them. ``noise``: the spread of the
-    reference's noisy curves, as many, which are the yardstick then; else a margin of 0.02 is."""
+def loss_gate(rng, gap, sd, noise=0.0, gives_up=True):
+    """The verdict, and the seeds that it took. They are added one by one while they do not decide, and may, as the
+    plugin adds them. ``noise``: the spread of the reference's noisy curves, as many, which are the yardstick then; else
+    a margin of 0.02 is. ``gives_up``: whether looking ends where further seeds are not likely to decide."""
     reference = rng.spawn(1)[0]
     gaps, moved = list(rng.normal(gap, sd, 3)), list(reference.normal(0, noise, 3))
     while True:
         yardstick = OF_NOISE * root_mean_square(moved)
-        verdict = decide_loss(gaps, 1e-9 if noise else 0.02, yardstick).verdict
-        if verdict is not Verdict.INCONCLUSIVE or len(gaps) >= MAX_LOSS_SEEDS:
-            return verdict
+        found = decide_loss(gaps, 1e-9 if noise else 0.02, yardstick)
+        if found.verdict is not Verdict.INCONCLUSIVE or len(gaps) >= MAX_LOSS_SEEDS or (gives_up and found.hopeless):
+            return found.verdict, len(gaps)
         gaps.append(rng.normal(gap, sd))
         moved.append(reference.normal(0, noise))
 
@@ -289,7 +290,29 @@ def loss_gate(rng, gap, sd, noise=0.0):
 )
 def test_a_loss_is_judged_right_as_often_as_it_says(gap, verdict, sd, noise, least, most):
     rng = np.random.default_rng(3)
-    assert least <= np.mean([loss_gate(rng, gap, sd, noise) is verdict for _ in range(1500)]) <= most
+    assert least <= np.mean([loss_gate(rng, gap, sd, noise)[0] is verdict for _ in range(1500)]) <= most
+
+
+@pytest.mark.parametrize(
+    ("gap", "sd", "least", "most"),
+    [
+        # Spreads of one, two and five margins: seeds that are taken.
+        (0.0, 0.02, 5, 6.5),
+        (0.0, 0.04, 4, 5.5),
+        (0.0, 0.10, 3, 5),
+        # A loss that is too high by five times the margin, and its spread twice that.
+        (0.1, 0.04, 5, 8),
+    ],
+)
+def test_seeds_that_cannot_decide_are_not_trained_and_cost_no_verdict(gap, sd, least, most):
+    def simulated(gives_up):
+        return [loss_gate(np.random.default_rng(each), gap, sd, gives_up=gives_up) for each in range(1500)]
+
+    soon, late = simulated(True), simulated(False)
+    assert least <= np.mean([seeds for _, seeds in soon]) <= most
+    lost = [one for (one, _), (two, _) in zip(soon, late, strict=True) if one is not two]
+    assert len(lost) <= 0.01 * len(late)
+    assert {Verdict.INCONCLUSIVE}.issuperset(lost)
 
 
 def test_seeds_that_are_judged_once_spend_the_whole_of_each_chance():

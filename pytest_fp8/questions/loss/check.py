@@ -412,6 +412,8 @@ def explain_gap(gap: LossGap, evidence: LossEvidence) -> Finding:
     code = C.MORE_SEEDS
     if gap.noise > gap.margin:
         code, seen = C.TOO_NOISY, f"{seen}; noise moves BF16's own end by {amount(gap.noise)} (3 sd)"
+    if gap.hopeless and len(evidence.fp8) < largest_number(evidence.one_curve):
+        seen += f"; so far apart that {MAX_LOSS_SEEDS} seeds are not likely to decide: no further one was trained"
     expected = f"a gap clearly below or above {amount(gap.margin)}{which}"
     return finding(code, expected, seen, Verdict.INCONCLUSIVE)
 
@@ -442,10 +444,10 @@ def loss_of(arms: TwoArms, nats: bool, steps: int = 0) -> Asking[LossEvidence]:
     """Curves that decide: first of the case's own number of seeds, then with one seed more at each look while the
     verdict is INCONCLUSIVE.
 
-    It ends at the largest number of seeds, and at the first that no further one can mend: with other data in an arm, or
-    with numbers that are not finite. ``nats``: whether the loss is a cross-entropy. ``steps``: of each curve; 0:
-    the case's own. Where all seeds give one curve, both arms of all but the first start with their weights one rounding
-    away, another one for each seed.
+    It ends at the largest number of seeds, or where these are not likely to decide either; and at the first seed that
+    no further one can mend: with other data in an arm, or with numbers that are not finite. ``nats``: whether the loss
+    is a cross-entropy. ``steps``: of each curve; 0: the case's own. Where all seeds give one curve, both arms of all
+    but the first start with their weights one rounding away, another one for each seed.
     """
     case = replace(arms.case, steps=steps or arms.case.steps)
     fp8: dict[int, Curve] = {}
@@ -469,7 +471,8 @@ def loss_of(arms: TwoArms, nats: bool, steps: int = 0) -> Asking[LossEvidence]:
         if seed + 1 < case.seeds:
             continue
         found = yield from _with_noise(case, found)
-        if judge_gap(found).verdict is not Verdict.INCONCLUSIVE or seed + 1 >= largest_number(one):
+        gap = judge_gap(found)
+        if gap.verdict is not Verdict.INCONCLUSIVE or gap.hopeless or seed + 1 >= largest_number(one):
             break
     return (yield from _with_starts(case, found))
 
