@@ -430,6 +430,21 @@ def test_no_further_seed_is_asked_after_one_that_none_can_mend():
         assert len(arms.evidence().fp8) == 1
 
 
+@pytest.mark.parametrize(
+    ("falls", "apart", "higher", "looked_at"),
+    [(0.02, 0.025, 0.0, 8), (0.0, 0.025, 0.0, 3), (0.0, 0.025, 0.05, 8), (0.02, 0.05, 0.0, 3)],
+    ids=["open", "learns nothing", "learns nothing, and FP8 may end higher", "too far apart"],
+)
+def test_seeds_that_decide_nothing_are_asked_while_further_ones_may(falls, apart, higher, looked_at):
+    def arm(by, more):
+        return lambda seed, steps, **how: [
+            3 + seed / 1e4 - falls * t + (t > 0) * ((-1) ** seed * by + more) for t in range(steps)
+        ]
+
+    arms = CurvePair(arm(apart, higher), arm(0.0, 0.0))
+    assert len(arms.evidence().fp8) == looked_at
+
+
 # -- seeds that all give one training run -----------------------------------------------------------------------------
 
 

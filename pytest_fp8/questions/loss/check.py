@@ -444,10 +444,11 @@ def loss_of(arms: TwoArms, nats: bool, steps: int = 0) -> Asking[LossEvidence]:
     """Curves that decide: first of the case's own number of seeds, then with one seed more at each look while the
     verdict is INCONCLUSIVE.
 
-    It ends at the largest number of seeds, or where these are not likely to decide either; and at the first seed that
-    no further one can mend: with other data in an arm, or with numbers that are not finite. ``nats``: whether the loss
-    is a cross-entropy. ``steps``: of each curve; 0: the case's own. Where all seeds give one curve, both arms of all
-    but the first start with their weights one rounding away, another one for each seed.
+    It ends at the largest number of seeds, or where these are not likely to decide either; where the reference learns
+    nothing, and FP8 does not seem to end higher; and at the first seed that no further one can mend: with other data in
+    an arm, or with numbers that are not finite. ``nats``: whether the loss is a cross-entropy. ``steps``: of each
+    curve; 0: the case's own. Where all seeds give one curve, both arms of all but the first start with their weights
+    one rounding away, another one for each seed.
     """
     case = replace(arms.case, steps=steps or arms.case.steps)
     fp8: dict[int, Curve] = {}
@@ -473,6 +474,8 @@ def loss_of(arms: TwoArms, nats: bool, steps: int = 0) -> Asking[LossEvidence]:
         found = yield from _with_noise(case, found)
         gap = judge_gap(found)
         if gap.verdict is not Verdict.INCONCLUSIVE or gap.hopeless or seed + 1 >= largest_number(one):
+            break
+        if gap.gap <= gap.margin and nothing_learnt(found):
             break
     return (yield from _with_starts(case, found))
 
