@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import random
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -281,6 +282,34 @@ def test_a_restart_takes_back_the_buffers_that_convert_made():
     assert engine.model[1].amax > 0
     engine.restart(0)
     assert engine.model[1].amax == 0
+
+
+ONE_MODEL = 2 * (32 * 32 + 32)
+"""Bytes of its parameters in bfloat16."""
+
+
+@pytest.mark.parametrize(
+    ("models", "builds"), [(9, [0, 1, 2]), (2, [0, 1, 2, 1, 2]), (1, [0, 1, 2, 0, 1, 2]), (0, [0, 0, 1, 2, 0, 1, 2])]
+)
+def test_a_model_is_built_once_for_a_seed_where_the_host_has_memory_for_those_of_all(monkeypatch, models, builds):
+    def free(name, own=os.sysconf):
+        left = ONE_MODEL * (8 * (models + 0.5) - len(engine.setup._kept))
+        return {"SC_AVPHYS_PAGES": left, "SC_PAGE_SIZE": 1}.get(name) or own(name)
+
+    built, values = [], []
+    engine = serve(build=lambda: nn.Sequential(nn.Linear(32, 32))).engine
+    builds_one = engine.setup.fresh_model
+    monkeypatch.setattr(engine.setup, "fresh_model", lambda seed: [built.append(seed), builds_one(seed)][1])
+    engine.restart(0)
+    assert not built, "the arm's own model was of this seed"
+    monkeypatch.setattr(os, "sysconf", free)
+    engine.setup._kept.clear()
+    for seed in (0, 0, 1, 2, 0, 1, 2):
+        engine.restart(seed)
+        values.append(engine.model[0].weight.detach().clone())
+    assert built == builds
+    assert all(values[0].equal(values[at]) for at in (1, 4))
+    assert all(values[at].equal(values[at + 3]) for at in (2, 3))
 
 
 OPERATIONS = {

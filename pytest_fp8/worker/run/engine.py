@@ -102,6 +102,7 @@ class Engine:
         own = self.setup.own
         self.switches = {"asked": os.environ.get("ACCELERATE_MIXED_PRECISION", "")}
         self.model = self.fresh_model(seed=0)
+        self.setup.keep(0, self.model)
         self.definition = definition_of(self.model)
         buffers = {name for name, _ in self.model.named_buffers()}
         self.originals = {name: (m.in_features, m.out_features) for name, m in linears(self.model).items()}

@@ -34,8 +34,9 @@ OWN_LEARNING_RATE = 1e-3
 """The learning rate of a workload that gives none."""
 SeedValues = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
 """(parameters, buffers) of a fresh model, by their names there. Of tied ones each name has the value."""
-KEPT_SHARE = 1 / 16
-"""Of the host's free memory that the weights of a workload's model may take between restarts, all ranks together."""
+KEPT_SHARE = 1 / 8
+"""Of the host's free memory that the weights of a workload's models may take between restarts: those of all seeds that
+an arm keeps, and of all its ranks."""
 
 
 class TrainingSetup:
@@ -47,8 +48,8 @@ class TrainingSetup:
         self.drawn = Drawn()
         self._built: Callable[[], torch.nn.Module | None] = lambda: None
         """The model that the workload gave last, while it is there."""
-        self._kept: tuple[int, SeedValues] | None = None
-        """A seed and the values of the model that was built for it, in the host's memory."""
+        self._kept: dict[int, SeedValues] = {}
+        """Seed -> the values of the model that was built for it, in the host's memory."""
         self._hung: dict[torch.nn.Parameter, set[int]] = {}
         """The keys of what the workload's last optimizer hung on each parameter."""
 
@@ -79,21 +80,35 @@ class TrainingSetup:
         return model
 
     def seeded_values(self, seed: int) -> SeedValues:
-        """What :meth:`fresh_model` has for a seed. A workload's is built once for restarts that follow each other: four
-        questions of one case restart 23 times, and a build may take a minute."""
-        if self._kept is None or self._kept[0] != seed:
-            self._kept = None
+        """What :meth:`fresh_model` has for a seed, built once where it can be kept: the questions of one case restart
+        23 times with three seeds, and a build may take a minute."""
+        if seed not in self._kept:
             model = self.fresh_model(seed)
-            values = dict(model.named_parameters(remove_duplicate=False)), dict(model.named_buffers())
-            size = sum(each.numel() * each.element_size() for held in values for each in held.values())
-            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            if self.own is None or size * self.case.gpus > KEPT_SHARE * free:
-                return values
-            # Not on the GPU, where the memory question would count it.
-            self._kept = seed, (on_host(values[0]), on_host(values[1]))
+            if not self.keep(seed, model):
+                return _values_of(model)
         # What is drawn next must not depend on whether the model was built just now.
         seed_generators(seed)
-        return self._kept[1]
+        return self._kept[seed]
+
+    def keep(self, seed: int, model: torch.nn.Module) -> bool:
+        """Keep the values of a workload's fresh model where the host has memory for them. Seeds are asked for in turns:
+        of those that do not fit beside each other the newest makes room. Tells whether they were kept."""
+        values = _values_of(model)
+        size = self.case.gpus * sum(each.numel() * each.element_size() for held in values for each in held.values())
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        room = int(KEPT_SHARE * (free / max(1, size) + len(self._kept)))
+        if self.own is None or not room:
+            return False
+        while len(self._kept) >= room:
+            self._kept.popitem()
+        # Not on the GPU, where the memory question would count them; and not what the model goes on to train.
+        on_the_host = [(held, on_host(held)) for held in values]
+        parameters, buffers = (
+            {name: tensor if tensor is not held[name] else tensor.detach().clone() for name, tensor in host.items()}
+            for held, host in on_the_host
+        )
+        self._kept[seed] = parameters, buffers
+        return True
 
     def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
         """The batch of one step of a loss curve, the same in every arm: this rank's part of it, or the ``whole``."""
@@ -152,6 +167,10 @@ class TrainingSetup:
             return tensor.to(self.device, dtype=dtype, non_blocking=True)
 
         return with_tensors(batch, placed)
+
+
+def _values_of(model: torch.nn.Module) -> SeedValues:
+    return dict(model.named_parameters(remove_duplicate=False)), dict(model.named_buffers())
 
 
 def seed_generators(seed: int) -> None:
