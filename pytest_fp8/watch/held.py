@@ -202,10 +202,9 @@ class Held(Observer):
     def tell_layers(self) -> Steps:
         """One profiled step: its products and times, and what ``watch`` says of it; and several steps' busy times."""
         self.require_profile()
-        evidence = {**process_told(), **self.model_told()}
         with profiled(record_shapes=True) as profiler:
             yield
-        evidence |= self.profile_told(profiler)
+        evidence = {**process_told(), **self.model_told(), **self.profile_told(profiler)}
         window = read_window(evidence.pop("events"))
         self.training = judged(Training(evidence), window)
         steps = yield from self.tell_busy()

@@ -6,6 +6,7 @@ UNKNOWN, with its reason. A code's page has the next step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +64,12 @@ class Training:
     def layers(self) -> Sequence[Mapping[str, Any]]:
         return list(self.evidence.get("layers", ()))
 
+    def ran(self) -> Sequence[Mapping[str, Any]]:
+        """The layers that took part in the profiled step: with a gradient, or frozen. All, where another optimizer's
+        step may have cleared gradients, or none are seen, as where they are sharded away."""
+        seen = self.evidence.get("optimizers_a_step") == 1 and any(layer["gradient"] for layer in self.layers)
+        return [layer for layer in self.layers if not seen or layer["gradient"] or not layer["trained"]]
+
     def unknown(self, code: W, reason: str) -> Training:
         self.why = Note(code, reason)
         return self
@@ -84,7 +91,7 @@ def judge(evidence: Mapping[str, Any]) -> Training:
 def judged(training: Training, window: Window) -> Training:
     """The verdict on a profiled step."""
     training.window = window
-    found = training.found = attribute(window.products, training.layers)
+    found = training.found = attribute(window.products, training.ran())
     total = sum(product.flops for product in found.counted)
     if not window.backward_passes:
         return training.unknown(W.NO_STEPS, "the profiled step held no backward pass")
@@ -95,7 +102,10 @@ def judged(training: Training, window: Window) -> Training:
         return training.unknown(W.NO_PRODUCTS, said)
     if not total or not found.classes:
         return training.unknown(W.NO_PRODUCTS, "no matrix product of a layer was seen in the profiled step")
-    if not in_fp8 and any(EMULATES in config for config in training.settings("torchao") or ()):
+    meant = sum(layer["fp8_layer"] for layer in training.layers)
+    if meant and not in_fp8 and not any(layer["fp8_layer"] for layer in training.ran()):
+        return training.unknown(W.NO_PRODUCTS, f"none of the {meant} FP8 layers took part in the profiled step")
+    if not in_fp8 and window.compiles and any(EMULATES in config for config in training.settings("torchao") or ()):
         said = "FP8 is emulated inside compiled code, which leaves no trace of the FP8 values"
         return training.unknown(W.NO_PRODUCTS, said)
     training.share = in_fp8 / total
@@ -153,11 +163,12 @@ def off_by_settings(training: Training) -> Iterator[Note]:
     meant = [layer for layer in training.layers if layer["fp8_layer"]]
     device = training.evidence["device"]
     launched = environment.get(LAUNCHER, "").lower() == "fp8"
-    lacks = device["type"] == "cpu" or tuple(device["capability"]) < (8, 9)
+    # A CPU multiplies FP8, slowly.
+    lacks = device["type"] == "cuda" and tuple(device["capability"]) < (8, 9)
     if launched and state and state != "fp8":
         who = f"TrainingArguments({true[0]}=True)" if true else f"Accelerator(mixed_precision={state!r})"
         yield Note(W.OTHER_SETTING_DECIDES, f"{who} overwrites {LAUNCHER}=fp8: {state} is in force")
-    elif lacks and (meant or state == "fp8" or (wanted and device["type"] == "cuda")):
+    elif lacks and (meant or state == "fp8" or wanted):
         what = (wanted or ["FP8 layers"])[0]
         yield Note(W.NO_HARDWARE, f"FP8 is asked for ({what}), and {device['name']} multiplies none")
     elif wanted and not meant:
@@ -165,7 +176,7 @@ def off_by_settings(training: Training) -> Iterator[Note]:
         yield Note(W.NOTHING_READ_IT, f"{wanted[0]} asks for FP8, and {where}")
     loaded = [name for name in training.settings("libraries") or () if name.startswith(("torchao", "transformer_e"))]
     if loaded and not meant and not launched:
-        said = "no conversion ran, or its filter let nothing through"
+        said = "no conversion ran, its filter let nothing through, or another model was converted"
         layers = f"none of the {len(training.layers)} layers is its own"
         yield Note(W.NOTHING_CONVERTED, f"{loaded[0]} is loaded, and {layers}: {said}")
 
@@ -181,7 +192,7 @@ def stored_or_stepped_around(training: Training, classes: Sequence[Class]) -> It
         calls = len(each.products.get(FPROP, ())) / len(each.layers)
         total += len(meant)
         if calls and meant:
-            around += max(0, round(len(meant) - each.in_fp8(FPROP) / calls))
+            around += max(0, round(min(len(meant) - each.in_fp8(FPROP) / calls, in_backward(each) / calls)))
     if stored and not any(each.in_fp8(FPROP) for each in classes):
         said = "weights are stored in FP8 and widened for each product: that saves memory, not time"
         yield Note(W.STORED_ONLY, f"{len(stored)} {said}")
@@ -193,8 +204,16 @@ def stored_or_stepped_around(training: Training, classes: Sequence[Class]) -> It
         mode = f"; the model is in eval mode ({', '.join(evaluating)})" if evaluating else ""
         yield Note(W.SWITCHED_OFF, f"{off} layers of Transformer Engine ran outside autocast, or with it off{mode}")
     else:
-        said = "FP8 layers' products ran in another precision: their forward is not called"
-        yield Note(W.STEPPED_AROUND, f"{around} of {total} {said}")
+        said = "FP8 layers' products ran in another precision: their forward is not called, or falls back"
+        learns = "" if any(layer["gradient"] for layer in training.layers) else "; none of their weights has a gradient"
+        yield Note(W.STEPPED_AROUND, f"{around} of {total} {said}{learns}")
+
+
+def in_backward(each: Class) -> float:
+    """Products of a class in high precision that a backward pass holds. A model that only evaluates beside the one that
+    trains, as a teacher of the same sizes, leaves none. Infinite where the recipe itself keeps both roles."""
+    told = [role for role in (DGRAD, WGRAD) if each.in_fp8(role) or not each.in_fp8(FPROP)]
+    return max((len(each.products.get(role, ())) - each.in_fp8(role) for role in told), default=math.inf)
 
 
 def converted_too_late(training: Training) -> Iterator[Note]:

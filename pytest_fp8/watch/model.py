@@ -92,7 +92,7 @@ def layers_of(root: Any, stepped: set[int]) -> Iterator[tuple[dict[str, Any], An
         for own, weight, inputs, outputs, sure in weights_of(module):
             yield (
                 {
-                    "name": plain_name(f"{name}.{own}" if own else name),
+                    "name": plain_name(f"{name}.{own}" if own else name) or type(module).__name__,
                     "in": inputs,
                     "out": outputs,
                     "sure": sure,
@@ -100,6 +100,7 @@ def layers_of(root: Any, stepped: set[int]) -> Iterator[tuple[dict[str, Any], An
                     "fp8_layer": is_fp8_layer(module, weight),
                     "trained": bool(weight.requires_grad),
                     "stepped": id(weight) in stepped,
+                    "gradient": has_gradient(weight),
                     "adapter": ".lora_" in f".{name}",
                     "order": order,
                 },
@@ -120,6 +121,15 @@ def weights_of(module: Any) -> Iterator[tuple[str, Any, int, int, bool]]:
         for own, parameter in module._parameters.items():
             if parameter is not None and parameter.dim() in (2, 3):
                 yield own, parameter, parameter.shape[-1], parameter.shape[-2], False
+
+
+def has_gradient(weight: Any) -> bool:
+    """Whether a weight took part in the last step, as far as its gradient tells. Megatron's is kept elsewhere, that of
+    a view of FSDP's flat parameter with it, and what a shard holds says nothing of the others."""
+    if not weight.is_leaf or hasattr(weight, "main_grad"):
+        return True
+    plain = type(weight.grad) is torch.Tensor and weight.grad.layout is torch.strided
+    return bool((weight.grad != 0).any()) if plain else weight.grad is not None
 
 
 def plain_name(name: str) -> str:

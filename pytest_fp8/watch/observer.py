@@ -147,7 +147,6 @@ class Observer:
             "steps_ms": [clock.between(one, two) for one, two in pairwise(marks)],
             "warm_steps": warm,
             "compiled_while_timed": compiled,
-            "optimizers_a_step": self.period,
             **memory_told(),
             **self.model_told(),
         }
@@ -155,12 +154,14 @@ class Observer:
             return self.end(FINISHED, *refused)
         with profiled(record_shapes=True) as profiler:
             yield
-        self.told |= self.profile_told(profiler)
+        # Once more: which layers have a gradient of this step.
+        self.told |= {**self.model_told(), **self.profile_told(profiler)}
         return self.end(FINISHED)
 
     def model_told(self) -> dict[str, Any]:
         held = living(self.roots)
-        return model.model_told([*held, *model.root_modules(besides=held)], living(self.optimizers.values()))
+        told = model.model_told([*held, *model.root_modules(besides=held)], living(self.optimizers.values()))
+        return {"optimizers_a_step": self.period, **told}
 
     def why_not_profiled(self) -> tuple[W, str] | None:
         if model.profiles_itself():

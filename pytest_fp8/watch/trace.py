@@ -45,6 +45,8 @@ class Window:
     backward_passes: int
     compiled: int
     """Products in FP8 that ran inside a compiled region."""
+    compiles: bool
+    """Whether it has a compiled region."""
     emulated: int
     """Products whose operands held FP8 values and were multiplied in a wider type."""
     input_wait_ms: float
@@ -75,11 +77,13 @@ def read_window(rows: Iterable[Sequence[Any]]) -> Window:
     loose = [kernel for kernel in read["rest"] if PRODUCT_KERNEL.search(kernel.name)]
     casting = [kernel for kernel in read["rest"] if CAST_KERNEL.search(kernel.name) and kernel not in loose]
     casts = sum(kernel.milliseconds for kernel in casting)
+    regions = [event for event in host if event.name.removeprefix(ENGINE).startswith(COMPILED)]
     return Window(
         [product for product in products if product.phase in TRAINING],
         [product for product in products if product.phase == EVALUATION],
         sum(phase.name == PHASE + BACKWARD for phase in phases),
-        compiled_products(host),
+        compiled_products(host, regions),
+        bool(regions),
         sum(kind.startswith("Float8") for _, kind in emulated),
         sum(event.end - event.start for event in trained if event.name.startswith(LOADER)) / 1e6,
         sum(event.name == "aten::_local_scalar_dense" for event in trained),
@@ -169,9 +173,8 @@ def emulated_products(host: Sequence[TraceEvent]) -> list[tuple[TraceEvent, str]
     return found
 
 
-def compiled_products(host: Sequence[TraceEvent]) -> int:
+def compiled_products(host: Sequence[TraceEvent], regions: Sequence[TraceEvent]) -> int:
     """How many FP8 operators lie inside a compiled region, forward or backward."""
-    regions = [event for event in host if event.name.removeprefix(ENGINE).startswith(COMPILED)]
     inside = inner_finder(host)
     found = {id(each) for region in regions for each in inside(region) if each.name.startswith("aten::_scaled_")}
     return len(found)

@@ -176,6 +176,7 @@ def evidence(dtype, **told):
     events.product((16, 64), (64, 32), dtype)
     events.backward("MmBackward0", lambda: events.product((16, 32), (32, 64), dtype, ENGINE_S))
     state = {"class": "transformer_engine.pytorch.Linear", "dtype": "bfloat16", "trained": True, "stepped": True}
+    state |= {"gradient": True}
     return {
         "pid": 1,
         "code": "",

@@ -303,6 +303,40 @@ def around(self, x):
 
 Block.forward = around
 """
+TEACHER = """
+import copy
+
+model = Model(nn.Linear).bfloat16()
+teacher = copy.deepcopy(model).requires_grad_(False)
+for block in model.blocks:
+    block.up, block.down = converted(block.up), converted(block.down)
+
+
+def forward(ids):
+    logits = model(ids)
+    with torch.no_grad():
+        logits += teacher(ids)
+    return logits
+
+
+train(model, torch.optim.AdamW(model.parameters()), forward=forward)
+"""
+DROPPED = """
+class Dropped(Model):
+    def forward(self, ids):
+        return self.lm_head(self.blocks[2](self.blocks[1](self.blocks[0](self.embed(ids)))))
+
+
+model = Dropped(nn.Linear).bfloat16()
+model.blocks.extend(Block(nn.Linear).bfloat16() for _ in "ab")
+for block in model.blocks[{first}:]:
+    block.up, block.down = converted(block.up), converted(block.down)
+"""
+UNUSED = """
+model = Model().bfloat16()
+used = Model(nn.Linear).bfloat16()
+train(used, torch.optim.AdamW(model.parameters()))
+"""
 RECOMPUTED = """
 from torch.utils.checkpoint import checkpoint
 
@@ -339,6 +373,11 @@ FAILURES = {
     "stored alone": (STORED + RUN, "OFF", [W.STORED_ONLY]),
     "stepped around": (AROUND + HEALTHY, "ON", [W.STEPPED_AROUND]),
     "recomputed": (RECOMPUTED, "ON", [W.RECOMPUTED_OTHERWISE]),
+    "another model runs": (UNUSED, "OFF", [W.STEPPED_AROUND]),
+    # Sound: a teacher of the same sizes, whose products have no backward pass; a layer that is dropped, of two.
+    "a teacher": (CONVERT + TEACHER, "ON", []),
+    "a dropped layer": (CONVERT + DROPPED.format(first=2) + RUN, "ON", [W.LEFT_OUT]),
+    "no FP8 layer is left": (CONVERT + DROPPED.format(first=3) + RUN, "UNKNOWN", []),
 }
 
 
