@@ -310,6 +310,22 @@ def merged_lora(self, x):
     return F.linear(self.body(x), weight, self.base.bias)
 
 
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+@model(lambda: {"body": Net(), "side": nn.Linear(64, 64)})
+def no_gradient(self, x):
+    """A Linear whose output a function of the user's own gives no gradient."""
+    return self.body(x) + 0.01 * Rounded.apply(self.side(x))
+
+
 class OwnProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight):

@@ -179,6 +179,42 @@ def parallel_in_fp8(model: Any) -> None:
     with_own_layers()(model)
 
 
+class AddsByItself(Product):
+    """The weight's gradient is added to its parameter's in the layer's own backward pass, as Apex and Megatron do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.weight = weight
+        return Product.forward(ctx, x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> Any:
+        dx, dw = Product.backward(ctx, *given)
+        ctx.weight.grad = dw if ctx.weight.grad is None else ctx.weight.grad + dw
+        return dx, None
+
+
+def in_two_parts(model: Any, x: torch.Tensor, optimizer: Any, precision: Any) -> Any:
+    total = torch.zeros(())
+    for part in x.chunk(2):
+        with precision():
+            loss = apart(model, part) / 2
+        loss.backward()
+        total = total + loss.detach()
+    optimizer.step()
+    optimizer.zero_grad()
+    return total
+
+
+entry(
+    "adds_its_gradient_by_itself",
+    "Own layers that add to their weights' gradients, over two micro-batches.",
+    recipes=TENSORWISE,
+    step=in_two_parts,
+    convert=with_own_layers(function=AddsByItself),
+)
+
+
 entry(
     "tensor_parallel",
     "Megatron's column and row parallel layers on two ranks, which share one batch.",

@@ -31,7 +31,13 @@ EACH_COMMIT = (
     "sam_of_two_steps",
 )
 """One a kind: data, layers that come and go, frozen weights, a layer, a step."""
-EACH_NIGHT = ("plateau", "replay_in_the_model", *[entry.name for entry in CATALOGUE][::4])
+EACH_NIGHT = (
+    "plateau",
+    "replay_in_the_model",
+    "no_gradient",
+    "adds_its_gradient_by_itself",
+    *[entry.name for entry in CATALOGUE][::4],
+)
 ROUNDED = "round_scales_to_power_of_2"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import threading
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -154,6 +155,8 @@ def _with_views(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     call.x = view = given.view_as(given)
     if weight is not None and torch.is_grad_enabled() and weight.requires_grad and _can_be_viewed(weight):
         call.view = weight.view_as(weight)
+        # What hangs on the parameter, as a gradient that the layer adds to by itself.
+        vars(call.view).update(vars(weight))
         call.layer._parameters["weight"] = call.view
 
     def replaced(value: Any) -> Any:
@@ -166,6 +169,17 @@ def _can_be_viewed(weight: torch.Tensor) -> bool:
     """Plain parameters, and torchao's of which a view is one of them: for FSDP2, and wrappers that multiply in FP8."""
     wrapper = ("WeightWithDynamicFloat8", "TrainingWeightWrapper")
     return type(weight) is torch.nn.Parameter or any(name in type(weight).__name__ for name in wrapper)
+
+
+def hand_over(view: torch.Tensor | None, weight: torch.Tensor | None) -> None:
+    """Add the gradient that a layer's own backward pass has put on the view to that of the parameter."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+        gradient = view.grad if view is not None else None
+    if gradient is not None and weight is not None:
+        assert view is not None
+        weight.grad = gradient if weight.grad is None else weight.grad + gradient
+        view.grad = None
 
 
 def _is_quantized(weight: torch.Tensor) -> bool:
@@ -293,13 +307,16 @@ class ProductChecks(Probe):
 
     def _follow_gradients(self, call: Call, given: torch.Tensor, output: torch.Tensor) -> None:
         """Compare the layer's two gradients when they are there. What they should be is known once the output's is."""
-        casts = self._casts_of(call.name)
+        casts, view = self._casts_of(call.name), call.view
         # Where a block ends with its Linear, FSDP2 gathers the weight only after the gradient of its output came.
         weight = self._weight(call, DGRAD) if self._engine.case.gpus > 1 else None
         columns = [] if call.view is None else [given[:, self._some(given.shape[1])].clone(), given.abs().amax()]
         expected: dict[Role, Expected] = {}
 
-        def came(gradient: torch.Tensor) -> None:
+        def came(gradient: torch.Tensor | None) -> None:
+            # A function of the user's own may give none.
+            if gradient is None:
+                return
             with unwatched():
                 dy = rows_of(gradient)
                 made = partial(Operand, amax=dy.abs().amax(), scale=self._operand_scales(call.layer).get(GRADIENT))
@@ -315,6 +332,7 @@ class ProductChecks(Probe):
             if seen is None or role not in expected:
                 if role == WGRAD:
                     self._sums[call.name] = None
+                    hand_over(view, call.weight)
                 return
             with unwatched():
                 compared = self._sample_of(rows_of(seen))
@@ -324,7 +342,7 @@ class ProductChecks(Probe):
                     self._sums[call.name] = before + compared.double()
 
         output.register_hook(came)
-        for role, tensor in ((DGRAD, call.x), (WGRAD, call.view)):
+        for role, tensor in ((DGRAD, call.x), (WGRAD, view)):
             if tensor is not None and tensor.requires_grad:
                 tensor.register_hook(partial(compare, role))
 
