@@ -5,7 +5,7 @@ A curve trains with the arm's own step, compiled as it is. What is read beside i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
 
 
+MOVED_BY_SCHEDULES = ("lr", "weight_decay", "momentum", "betas")
+"""Settings of an optimizer's groups."""
 DRAWS_APART = 10_007
 """Between the numbers that draw the noise of two seeds, and of two draws of one seed."""
 
@@ -170,8 +172,13 @@ class TrainingCourse:
         course = Course(self._rates, self._stepped, self._state(), left, alone)
         return {"course": course, "movement": movement}
 
-    def _rates_now(self) -> list[float]:
-        return [float(group["lr"]) for group in innermost(self._optimizer).param_groups if group.get("lr") is not None]
+    def _rates_now(self) -> dict[str, list[float]]:
+        groups, found = innermost(self._optimizer).param_groups, dict[str, list[float]]()
+        for name in MOVED_BY_SCHEDULES:
+            given = [group[name] for group in groups if group.get(name) is not None]
+            numbers = [each for value in given for each in (value if isinstance(value, Sequence) else [value])]
+            found[name] = [float(number) for number in numbers]
+        return found
 
     def _state(self) -> dict[str, str]:
         """Parameter -> the tensors of more than one element that the optimizer keeps for it, with their type."""

@@ -92,7 +92,7 @@ def curve(losses=(3.0, 2.0), norms=(1.0, 0.5), data=1, fp8=6, other=1, weights=N
         "gradient_norms": list(norms),
         "data": data,
         "weights": weights or {},
-        "course": {"rates": [[1e-3]], "stepped": [1], "state": {}, "left": [], "alone": {}, **course},
+        "course": {"rates": [{"lr": [1e-3]}], "stepped": [1], "state": {}, "left": [], "alone": {}, **course},
         "movement": {"w": {"elements": 8, "moved": 0.5, "reached": 1.0}},
         "first_products": counts,
         "last_products": counts,
@@ -167,7 +167,7 @@ FEWER = [curve(fp8=6, calls={"fp8": [0], "other": [0]}), curve(fp8=5, other=2, c
     [
         ("curve", [curve(), curve(norms=(1.0, 0.6))], "gradient norms[1]", "gradients are not reduced"),
         ("curve", [curve(), curve(stepped=[2])], "stepped[0]", "its step does something else"),
-        ("curve", [curve(), curve(rates=[[1e-4]])], "rates[0][0]", "its step does something else"),
+        ("curve", [curve(), curve(rates=[{"lr": [1e-4]}])], "rates[0], lr[0]", "its step does something else"),
         ("curve", [curve(), curve(fp8=5, other=2)], "products of forward", "FP8 is off there"),
         ("curve", FEWER, "products of forward", "FP8 is off there"),
         # Replicas that go apart; with other weights, gradients are why.

@@ -35,7 +35,7 @@ STEPS = 50
 MOVES = {"up": Moved(4096, 0.99, 1.0), "down": Moved(4096, 0.98, 1.0), "norm": Moved(64, 0.0, 1.0)}
 STEP = {"forward": ProductCount(14, 1), "backward": ProductCount(28, 2)}
 COURSE = Course(
-    rates=[[1e-3]] * 5,
+    rates=[{"lr": [1e-3], "weight_decay": [1e-3]}] * 5,
     stepped=[1] * 4,
     state={"up": "exp_avg bfloat16", "down": "exp_avg bfloat16"},
     alone={"teacher.up": True, "frozen": False},
@@ -173,7 +173,14 @@ def looks(*errors, share=0.97, rough=100.0):
 LITTLE = {"up": Moved(10**6, 0.05, 1.0), "head": Moved(10**4, 0.9, 1.0)}
 EXACT_ONCE = [*[0.97] * 5, 0.003, 1.4, 1.4]
 WRONG_ONCE = [*[0.001] * 6, 0.4, *[0.001] * 6]
-RATE = Course(rates=[[1e-3], [1e-4]])
+
+
+def rates(name, value):
+    """Those of the course, of which one goes apart after two steps."""
+    return [*COURSE.rates[:2], *[{**COURSE.rates[0], name: [value]}] * 3]
+
+
+RATE = Course(rates=[{"lr": [1e-3]}, {"lr": [1e-4]}])
 
 
 def started(*by, noise=0.0, kept=0.0, higher=0.0, **changes):
@@ -209,14 +216,16 @@ FOUND = [  # evidence, verdict, code, what the message says besides
     (diverging, NOT_EXERCISED, C.NOTHING_LEARNT, "rises"),
     # The course of training.
     (lambda: course(stepped=[1, 0, 1, 1]), INVALID, D.OTHER_STEPS, "in training step 1 1 in BF16"),
-    (lambda: course(rates=[*[[1e-3]] * 2, *[[2e-3]] * 3]), INVALID, D.OTHER_RATES, "after 2 training steps 0.001"),
+    (lambda: course(rates=rates("lr", 2e-3)), INVALID, D.OTHER_RATES, "after 2 training steps lr 0.001"),
+    (lambda: course(rates=rates("weight_decay", 0.1)), INVALID, D.OTHER_RATES, "steps weight_decay 0.001"),
+    (lambda: course(state={}), INVALID, D.OTHER_OPTIMIZER_STATE, "nothing at the end of the curve"),
     (lambda: course(state={"up": "master float32"}), INVALID, D.OTHER_OPTIMIZER_STATE, "master float32"),
     (lambda: course(left=["norm"]), INVALID, D.GRADIENTS_LEFT, "left in FP8: norm"),
     (lambda: course(alone={**COURSE.alone, "teacher.up": False}), FAIL, D.STANDS_STILL, "teacher.up"),
     (lambda: course(alone={**COURSE.alone, "frozen": True}), FAIL, D.FROZEN_MOVES, "frozen"),
     # A reference that keeps something from one curve for the next; it comes before a gap that comes of it.
     (lambda: again(data_at_start=7), INVALID, C.NOT_ANEW, "checksum 00000007"),
-    (lambda: again(course=Course(rates=[[1e-4]])), INVALID, C.NOT_ANEW, "0.0001, when"),
+    (lambda: again(course=Course(rates=[{"lr": [1e-4]}])), INVALID, C.NOT_ANEW, "0.0001, when"),
     (lambda: again(0.0, 0.03, 0.05, 0.04, noise=0.004, kept=0.04, higher=0.2), INVALID, C.NOT_ANEW, "0.05 apart"),
     # FP8 that is off: in the last step of a seed, its backward pass alone, one step, one layer.
     (lambda: products((0, 15), (0, 30)), FAIL, C.FP8_LOST, "0 in FP8 and 15 others in step 19, seed 2"),
@@ -240,7 +249,7 @@ def test_what_is_broken_is_named(decision, verdict, code, says):
     verdict_of(decision(), verdict, code, says)
 
 
-OWN_RATES = {"rates": [[1e-3], *[[2e-3]] * 4]}
+OWN_RATES = {"rates": [{"lr": [1e-3]}, *[{"lr": [2e-3]}] * 4]}
 # A loss near 60 has one bfloat16 in each 0.25: equal losses with other norms are two precisions.
 NORMS = each(arm(wobble=0.0), gradient_norms=[1.0] * 20)
 SOUND = {
@@ -253,7 +262,7 @@ SOUND = {
     "a schedule that looks at the loss sets rates": lambda: course(noisy=replace(COURSE, **OWN_RATES), **OWN_RATES),
     "gradients are cleared at a step's start": lambda: course(bf16=replace(COURSE, left=["up", "expert"]), left=["up"]),
     "a start with sums in another order": lambda: again(0.0, 0.001, -0.002, 0.001, noise=0.004),
-    "a rate of the weights": lambda: again(course=Course(rates=[[1e-3 * (1 + 2**-9)]])),
+    "a rate of the weights": lambda: again(course=Course(rates=[{"lr": [1e-3 * (1 + 2**-9)]}])),
     "values that take the digits of all others": lambda: looks(*WRONG_ONCE, rough=1.8),
     "a layer that does more than multiply": lambda: looks(*[0.3] * 6, 0.9, 0.9),
     "experts that rest in the last step": lambda: products((10, 1), (20, 2)),

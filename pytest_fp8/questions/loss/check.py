@@ -320,9 +320,16 @@ def _other_course(bf16: Course, fp8: Course, noisy: Course) -> Finding | None:
         seen = f"{sum(mine)} in FP8; in training step {step} {theirs[step]} in BF16 and {mine[step]} in FP8"
         return finding(D.OTHER_STEPS, expected, seen, Verdict.INVALID)
     # Rates that differ from the start are the ledger's, which knows whose they are.
-    if (at := _other_rates(bf16, fp8, RATES)) and _other_rates(bf16, noisy, RATES) is None:
-        expected = f"the same rates in both arms; after {at} training steps {_in_words(bf16.rates[at])} in BF16"
-        return finding(D.OTHER_RATES, expected, f"{_in_words(fp8.rates[at])} in FP8", Verdict.INVALID)
+    at, name = _other_rates(bf16, fp8, RATES)
+    if at and not any(_other_rates(bf16, noisy, RATES)):
+        reference, seen = (_in_words(name, arm.rates[at]) for arm in (bf16, fp8))
+        expected = f"the same settings in both arms; after {at} training steps {reference} in BF16"
+        return finding(D.OTHER_RATES, expected, f"{seen} in FP8", Verdict.INVALID)
+    if any(bf16.state.values()) and not fp8.state:
+        first = next(iter(bf16.state))
+        expected = f"{first}: {bf16.state[first]}, as in BF16"
+        seen = "nothing at the end of the curve, of no weight"
+        return finding(D.OTHER_OPTIMIZER_STATE, expected, seen, Verdict.INVALID, count=len(bf16.state))
     if other := [name for name in bf16.state if name in fp8.state and bf16.state[name] != fp8.state[name]]:
         reference, seen = (arm.state[other[0]] or "no tensor" for arm in (bf16, fp8))
         expected, seen = f"{other[0]}: {reference}, as in BF16", f"{seen}; so for {some(other)}"
@@ -335,16 +342,18 @@ def _other_course(bf16: Course, fp8: Course, noisy: Course) -> Finding | None:
     return None
 
 
-def _other_rates(one: Course, two: Course, by: float) -> int | None:
-    """Index of the first learning rates that differ by more than this share."""
-    for index, (a, b) in enumerate(zip(one.rates, two.rates, strict=False)):
-        if len(a) == len(b) and any(abs(x - y) > by * max(abs(x), abs(y)) for x, y in zip(a, b, strict=True)):
-            return index
-    return None
+def _other_rates(one: Course, two: Course, by: float) -> tuple[int, str]:
+    """Index and name of the first settings that differ by more than this share; no name where none does."""
+    for index, (mine, theirs) in enumerate(zip(one.rates, two.rates, strict=False)):
+        for name, a in mine.items():
+            b = theirs.get(name, ())
+            if len(a) == len(b) and any(abs(x - y) > by * max(abs(x), abs(y)) for x, y in zip(a, b, strict=True)):
+                return index, name
+    return 0, ""
 
 
-def _in_words(rates: Sequence[float]) -> str:
-    return ", ".join(f"{rate:.6g}" for rate in dict.fromkeys(rates))
+def _in_words(name: str, rates: Mapping[str, Sequence[float]]) -> str:
+    return f"{name} {', '.join(f'{rate:.6g}' for rate in dict.fromkeys(rates[name]))}"
 
 
 def _moving(evidence: LossEvidence, in_bf16: bool) -> list[str]:
@@ -375,10 +384,11 @@ def does_not_restart(evidence: LossEvidence) -> Finding | None:
     # first one, and each a little further than the one before.
     draws = [two - one for pair in pairwise(evidence.noisy_starts) for one, two in zip(*pair, strict=True)]
     apart, limit = start_apart(first, again), ANOTHER_START * root_mean_square(draws) / math.sqrt(2)
+    at, changed = _other_rates(first.course, again.course, OTHER_RATE)
     if first.data_at_start != again.data_at_start:
         what, told = "batches", [f"checksum {curve.data_at_start:08x}" for curve in (first, again)]
-    elif _other_rates(first.course, again.course, OTHER_RATE) == 0:
-        what, told = "rates", [_in_words(curve.course.rates[0]) for curve in (first, again)]
+    elif changed and at == 0:
+        what, told = "settings", [_in_words(changed, curve.course.rates[0]) for curve in (first, again)]
     elif apart > limit:
         what = f"losses within {limit:.2g}"
         told = [", ".join(f"{x:.5g}" for x in curve.losses[: len(again.losses)]) for curve in (first, again)]

@@ -41,8 +41,9 @@ class ProductCount:
 class Course:
     """What an arm did in a curve, beside its losses."""
 
-    rates: Sequence[Sequence[float]] = ()
-    """The learning rate of each group of the optimizer, at the start and after each training step."""
+    rates: Sequence[Mapping[str, Sequence[float]]] = ()
+    """``lr`` and what else a schedule may move, of each group of the optimizer, at the start and after each training
+    step."""
     stepped: Sequence[int] = ()
     """How often the optimizer stepped in each training step."""
     state: Mapping[str, str] = field(default_factory=dict)
