@@ -155,8 +155,9 @@ def _with_views(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     call.x = view = given.view_as(given)
     if weight is not None and torch.is_grad_enabled() and weight.requires_grad and _can_be_viewed(weight):
         call.view = weight.view_as(weight)
-        # What hangs on the parameter, as a gradient that the layer adds to by itself.
-        vars(call.view).update(vars(weight))
+        if type(weight) is torch.nn.Parameter:
+            # What hangs on it, as a gradient that the layer adds to by itself.
+            vars(call.view).update(vars(weight))
         call.layer._parameters["weight"] = call.view
 
     def replaced(value: Any) -> Any:
