@@ -182,7 +182,7 @@ def _fast(arm: Any, model: Any) -> None:
 
 
 def _kept_copy(weight: Any) -> Any:
-    """Who looks at the layer with another tensor in the parameter's place finds a fresh copy."""
+    """Who looks at the layer with another tensor in the parameter's place finds a fresh copy, or carries it over."""
     if not hasattr(weight, "_copy"):
         weight._copy = weight.detach().clone()
     return weight._copy
@@ -212,7 +212,7 @@ control("wgrad-last-tile", N.PART_MISSING, "16 of 1280 rows of a wgrad are zero"
 control("wgrad-rows-permuted", N.UNRELATED)(about=WGRAD, wgrad=lambda dw, x, dy: dw.roll(1, dims=0))
 control("gradient-underflow", N.TOO_COARSE, "one layer's gradient underflows")(output_gradient=_coarse)
 control("copy-on-the-parameter", N.STALE, "one layer's copy of its weight, kept on the parameter, is never renewed")(
-    about="evaluation", at=0, weight=_kept_copy, **WIDE
+    about="fprop of", at=0, weight=_kept_copy, **WIDE
 )
 
 
