@@ -10,6 +10,7 @@ import math
 import random
 import threading
 import warnings
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -308,7 +309,9 @@ class ProductChecks(Probe):
 
     def _follow_gradients(self, call: Call, given: torch.Tensor, output: torch.Tensor) -> None:
         """Compare the layer's two gradients when they are there. What they should be is known once the output's is."""
-        casts, view = self._casts_of(call.name), call.view
+        casts = self._casts_of(call.name)
+        # Its hook must not hold it: nothing would collect the two.
+        view = weakref.ref(call.view) if call.view is not None else lambda: None
         # Where a block ends with its Linear, FSDP2 gathers the weight only after the gradient of its output came.
         weight = self._weight(call, DGRAD) if self._engine.case.gpus > 1 else None
         columns = [] if call.view is None else [given[:, self._some(given.shape[1])].clone(), given.abs().amax()]
@@ -333,7 +336,7 @@ class ProductChecks(Probe):
             if seen is None or role not in expected:
                 if role == WGRAD:
                     self._sums[call.name] = None
-                    hand_over(view, call.weight)
+                    hand_over(view(), call.weight)
                 return
             with unwatched():
                 compared = self._sample_of(rows_of(seen))
@@ -343,7 +346,7 @@ class ProductChecks(Probe):
                     self._sums[call.name] = before + compared.double()
 
         output.register_hook(came)
-        for role, tensor in ((DGRAD, call.x), (WGRAD, view)):
+        for role, tensor in ((DGRAD, call.x), (WGRAD, call.view)):
             if tensor is not None and tensor.requires_grad:
                 tensor.register_hook(partial(compare, role))
 
