@@ -133,8 +133,8 @@ def decide_loss(gaps: Sequence[float], least: float, noise: float = 0.0, fall: f
         verdict = Verdict.FAIL
     else:
         verdict = Verdict.INCONCLUSIVE
-    open_ = verdict is Verdict.INCONCLUSIVE and 1 < seeds < MAX_LOSS_SEEDS
-    hopeless = open_ and not _may_decide(gaps, margin, max(margin, noise))
+    few = verdict is Verdict.INCONCLUSIVE and 1 < seeds < MAX_LOSS_SEEDS
+    hopeless = few and not _may_decide(gaps, margin, max(margin, noise))
     return LossGap(mean, bound, margin, verdict, floor, noise, hopeless)
 
 

@@ -325,13 +325,10 @@ def _other_course(bf16: Course, fp8: Course, noisy: Course) -> Finding | None:
         reference, seen = (_in_words(name, arm.rates[at]) for arm in (bf16, fp8))
         expected = f"the same settings in both arms; after {at} training steps {reference} in BF16"
         return finding(D.OTHER_RATES, expected, f"{seen} in FP8", Verdict.INVALID)
-    if any(bf16.state.values()) and not fp8.state:
-        first = next(iter(bf16.state))
-        expected = f"{first}: {bf16.state[first]}, as in BF16"
-        seen = "nothing at the end of the curve, of no weight"
-        return finding(D.OTHER_OPTIMIZER_STATE, expected, seen, Verdict.INVALID, count=len(bf16.state))
-    if other := [name for name in bf16.state if name in fp8.state and bf16.state[name] != fp8.state[name]]:
-        reference, seen = (arm.state[other[0]] or "no tensor" for arm in (bf16, fp8))
+    # An optimizer without any state was made anew, or cleared.
+    kept = fp8.state or dict.fromkeys(bf16.state, "")
+    if other := [name for name in bf16.state if name in kept and bf16.state[name] != kept[name]]:
+        reference, seen = (state[other[0]] or "no tensor" for state in (bf16.state, kept))
         expected, seen = f"{other[0]}: {reference}, as in BF16", f"{seen}; so for {some(other)}"
         return finding(D.OTHER_OPTIMIZER_STATE, expected, seen, Verdict.INVALID, count=len(other))
     # A step may well leave all gradients, and clear them at its start.
