@@ -173,13 +173,12 @@ def _can_be_viewed(weight: torch.Tensor) -> bool:
     return type(weight) is torch.nn.Parameter or any(name in type(weight).__name__ for name in wrapper)
 
 
-def hand_over(view: torch.Tensor | None, weight: torch.Tensor | None) -> None:
+def _hand_over(view: torch.Tensor, weight: torch.Tensor) -> None:
     """Add the gradient that a layer's own backward pass has put on the view to that of the parameter."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-        gradient = view.grad if view is not None else None
-    if gradient is not None and weight is not None:
-        assert view is not None
+        gradient = view.grad
+    if gradient is not None:
         weight.grad = gradient if weight.grad is None else weight.grad + gradient
         view.grad = None
 
@@ -336,7 +335,9 @@ class ProductChecks(Probe):
             if seen is None or role not in expected:
                 if role == WGRAD:
                     self._sums[call.name] = None
-                    hand_over(view(), call.weight)
+                    if (own := view()) is not None and call.weight is not None:
+                        with unwatched():
+                            _hand_over(own, call.weight)
                 return
             with unwatched():
                 compared = self._sample_of(rows_of(seen))
