@@ -148,15 +148,15 @@ class Observer:
             "warm_steps": warm,
             "compiled_while_timed": compiled,
             **memory_told(),
-            **self.model_told(),
         }
-        if refused := self.why_not_profiled():
-            return self.end(FINISHED, *refused)
-        with profiled(record_shapes=True) as profiler:
-            yield
-        # Once more: which layers have a gradient of this step.
-        self.told |= {**self.model_told(), **self.profile_told(profiler)}
-        return self.end(FINISHED)
+        refused = self.why_not_profiled()
+        if not refused:
+            with profiled(record_shapes=True) as profiler:
+                yield
+            self.told |= self.profile_told(profiler)
+        # Layers have the gradients of the profiled step.
+        self.told |= self.model_told()
+        return self.end(FINISHED, *(refused or ()))
 
     def model_told(self) -> dict[str, Any]:
         held = living(self.roots)
