@@ -435,6 +435,23 @@ def serve_delayed(misfit=None, **workload):
     return server
 
 
+def test_scales_are_fitted_to_a_batch_with_larger_gradients_through_all_layers():
+    def build():
+        return torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
+
+    def batch(step):
+        # Those that restart() calibrates with have gradients of a 64th.
+        return torch.randn(32, 64), 1.0 if step < 1_000_000 else 1 / 64
+
+    def loss(model, batch):
+        x, size = batch
+        return size * model(x).square().mean()
+
+    found = serve_delayed(build=build, batch=batch, loss=loss).numerics(moved=False)["products"]
+    assert len(found) == 8 * 3 - 1
+    assert max(map(abs, off(found))) < 1
+
+
 @pytest.mark.parametrize(("operand", "factor"), [(INPUT, 2.0), (WEIGHT, 1 / 64), (GRADIENT, 2.0)])
 def test_a_scale_of_past_steps_may_saturate_a_little_or_leave_room(operand, factor):
     found = serve_delayed((operand, factor)).numerics(moved=False)
