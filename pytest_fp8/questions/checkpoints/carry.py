@@ -20,7 +20,8 @@ from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, Loaded
 DCP = "dcp"
 STEPS = 4
 """Training steps before a checkpoint is written, and after it was loaded."""
-SEED = 7
+SEED = 1
+"""One of the loss question's, whose weights a workload's arm keeps, but not that of its build."""
 DRAWS = 8
 """Ways in which weights are moved: docs/limits.md."""
 
@@ -112,7 +113,9 @@ def _asked(case: Case) -> str:
 
 def _source(arms: TwoArms, arm: str, folder: Path) -> Asking[Source]:
     """The arm's logits on weights that are one and the same in both arms; then it trains and saves."""
-    yield Ask(arm, "restart", fresh=True, seed=SEED)
+    # A user's build() may take long, so that both arms run it at once; afterwards both keep what it gave.
+    both = arms.case.tokens is None and arm == REFERENCE and not arms.takes_turns
+    yield tuple(Ask(each, "restart", fresh=True, seed=SEED) for each in ((FP8, arm) if both else (arm,)))
     start = yield from _logits(arm)
     curve = yield Ask(arm, "curve", fresh=True, seed=SEED, steps=STEPS)
     saved = {}
