@@ -169,6 +169,10 @@ class Fall:
     def learns(self) -> bool:
         return self.amount > LEARNS * self.error
 
+    @property
+    def rises(self) -> bool:
+        return self.amount < -LEARNS * self.error
+
 
 def loss_fall(curves: Sequence[Sequence[float]]) -> Fall:
     """The fall of the losses of one arm, one curve per seed.

@@ -464,27 +464,36 @@ def loss_of(arms: TwoArms, nats: bool, steps: int = 0) -> Asking[LossEvidence]:
     if arms.takes_turns:
         yield from _reference_first(case)
     for seed in range(max(case.seeds, MAX_LOSS_SEEDS)):
-        if seed:
-            one = yield from _one_curve(case)
-        # While the FP8 arm trains, the reference is done with all of its own that is wanted soon.
-        soon = [_curve(case, REFERENCE, 1)] if seed == 0 and case.seeds > 1 else []
+        if seed == 1:
+            # The FP8 arm trains meanwhile: with most workloads each seed gives a curve of its own.
+            one = yield from _one_curve(case, *([] if arms.takes_turns else [_curve(case, FP8, 1, watch=True)]))
         # Each keeps all its threads: the sums of a convolution depend on their number, and the time does not.
         own = _curve(case, FP8, seed, one, watch=True)
-        fp8[seed], bf16[seed], *_ = yield own, _curve(case, REFERENCE, seed, one), *soon
+        fp8[seed], bf16[seed] = yield own, _curve(case, REFERENCE, seed, one)
         found = LossEvidence(dict(fp8), dict(bf16), nats=nats, one_curve=one)
         if not (fp8[seed].finite and bf16[seed].finite):
             return found
         if fp8[seed].data != bf16[seed].data:
             break
-        if seed + 1 < case.seeds:
+        enough = seed + 1 >= case.seeds
+        if _says_nothing(found, for_sure=not enough):
+            break
+        if not enough:
             continue
         found = yield from _with_noise(case, found)
         gap = judge_gap(found)
         if gap.verdict is not Verdict.INCONCLUSIVE or gap.hopeless or seed + 1 >= largest_number(one):
             break
-        if gap.gap <= gap.margin and nothing_learnt(found):
-            break
     return (yield from _with_starts(case, found))
+
+
+def _says_nothing(found: LossEvidence, for_sure: bool) -> bool:
+    """Whether the answer is NOT EXERCISED: noise and further seeds then change nothing. ``for_sure``: not before the
+    reference's loss rises by as much as it would have to fall by."""
+    gap = judge_gap(found)
+    if gap.gap > gap.margin or (for_sure and not loss_fall([curve.losses for curve in found.bf16.values()]).rises):
+        return False
+    return check_loss(found).verdict is Verdict.NOT_EXERCISED
 
 
 def _with_noise(case: Case, found: LossEvidence) -> Asking[LossEvidence]:
@@ -519,10 +528,10 @@ def _again(case: Case) -> Ask:
     return Ask(REFERENCE, "curve", Curve, seed=0, steps=min(START, case.steps))
 
 
-def _one_curve(case: Case) -> Asking[bool]:
+def _one_curve(case: Case, *meanwhile: Ask) -> Asking[bool]:
     """Whether the reference's first two seeds give one curve, number by number: weights that are loaded or seeded by
     ``build()``, and batches that depend on their step alone."""
-    first, second = yield _curve(case, REFERENCE, 0), _curve(case, REFERENCE, 1)
+    first, second, *_ = yield _curve(case, REFERENCE, 0), _curve(case, REFERENCE, 1), *meanwhile
     return bool(first.losses == second.losses)
 
 
