@@ -34,6 +34,8 @@ OWN = "own"
 """The model name of a case whose model comes from the user's ``fp8_workload`` fixture."""
 OWN_STEPS, OWN_SEEDS = 40, 4
 QUESTIONS = ("layers", "numerics", "loss", "speedup", "memory", "checkpoints")
+ON_A_GPU = ("speedup", "memory")
+"""Questions that no emulated case answers."""
 CHIPS = ("hopper", "blackwell", "ada")
 CHECKPOINT_FORMATS = ("safetensors", "dcp")
 OWN_STORE = "own"
@@ -123,7 +125,7 @@ class Case:
         self._be("steps", self.steps or (shape.loss_steps if shape else OWN_STEPS))
         self._be("seeds", self.seeds or (shape.loss_seeds if shape else OWN_SEEDS))
         if self.emulated:
-            self._be("questions", tuple(q for q in self.questions if q not in ("speedup", "memory")))
+            self._be("questions", tuple(q for q in self.questions if q not in ON_A_GPU))
             self._be("compile", False)
         for question in self.questions:
             _known("question", question, QUESTIONS)

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_fp8.arms.pair import PairArms, beside_another
 from pytest_fp8.arms.pool import Arm
 from pytest_fp8.baselines.record import Baseline
-from pytest_fp8.case import OWN, Case, field_value
+from pytest_fp8.case import ON_A_GPU, OWN, QUESTIONS, Case, field_value
 from pytest_fp8.errors import CheckFailed, Fp8Error
 from pytest_fp8.options import FRESH_PAIRS, Settings
 from pytest_fp8.plan import Asking, Begin
@@ -84,6 +83,10 @@ class Fp8Pair:
         self._gathered: dict[str, Exception] | None = None
         """The errors of the questions that were asked together, once they were; of arms that take turns."""
         speed.timer.on_pair = lambda recording: notes.facts(timing=recording)
+
+    _judge_losses: Callable[[LossEvidence], Decision] = staticmethod(check_loss)
+    _least_seeds = 1
+    """With fewer no gap is stored."""
 
     @property
     def bf16(self) -> Arm:
@@ -192,12 +195,14 @@ class Fp8Pair:
 
     def _layers(self, _: float | None) -> Asking[Answer]:
         ledgers = yield from self._ledgers()
-        evidence = yield from fp8_layers()
         stored = {name: min(self._stored(name)) for name in STORED if self._stored(name)}
-        decision = check_layers(self.case, evidence, stored, ledgers)
+        decision = yield from self._presence(ledgers, stored)
         figures = decision.figures
         assert isinstance(figures, LayersFigures)
         return decision, [(name, [value], None) for name, value in figures.stored().items()]
+
+    def _presence(self, ledgers: TwoLedgers, stored: Mapping[str, float]) -> Asking[Decision]:
+        return check_layers(self.case, (yield from fp8_layers()), stored, ledgers)
 
     def _numerics(self, _: float | None) -> Asking[Answer]:
         first = yield from numerics_of()
@@ -209,11 +214,12 @@ class Fp8Pair:
         return decision, []
 
     def _loss(self, steps: float | None) -> Asking[Answer]:
-        decision = check_loss((yield from self.loss_evidence(int(steps or 0))))
-        decision = unless_unlike(decision, (yield from self._ledgers()))
+        evidence = yield from self.loss_evidence(int(steps or 0))
+        decision = unless_unlike(self._judge_losses(evidence), (yield from self._ledgers()))
         figures = decision.figures
         assert isinstance(figures, LossFigures)
-        return decision, [("loss_gap", list(figures.gaps), figures.margin)] if steps is None else []
+        gaps = list(figures.gaps) if steps is None and len(evidence.fp8) >= self._least_seeds else []
+        return decision, [("loss_gap", gaps, figures.margin)]
 
     def loss_evidence(self, steps: int = 0) -> Asking[LossEvidence]:
         """Curves for the case's seeds, and for further ones while these do not decide; 0 ``steps``: the case's own."""
@@ -234,7 +240,7 @@ class Fp8Pair:
     def _checkpoints(self, _: float | None) -> Asking[Answer]:
         return check_checkpoints((yield from transfers_of(self._arms))), []
 
-    def _speed(self, floor: float | None) -> Asking[Answer]:
+    def _speedup(self, floor: float | None) -> Asking[Answer]:
         """``floor``: the speedup over BF16 to exceed; ``None``: the stored baseline is asked."""
         decision, rows = yield from self.speed_question.decide(floor)
         ledgers = yield from self._ledgers()
@@ -250,11 +256,11 @@ class Fp8Pair:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _decide(self, name: str, given: float | None = None) -> Decision:
-        question = QUESTIONS[name]
-        if question.on_a_gpu and not self.case.asks(question.asked_as or name):
-            return self._note(name, cannot(self.case, question.asked_as or name))
-        decision, rows = self.evidence(lambda: getattr(self, question.ask)(given), question.asked_as or name)
-        if question.ask == "_speed":
+        asked_as = "speedup" if name == "faster" else name
+        if asked_as in ON_A_GPU and not self.case.asks(asked_as):
+            return self._note(name, cannot(self.case, asked_as))
+        decision, rows = self.evidence(lambda: getattr(self, f"_{asked_as}")(given), asked_as)
+        if asked_as == "speedup":
             self.notes.facts(timing=self.speed_question.timer.recording())
         if name == "speedup" and self._compare_with_base is not None:
             from pytest_fp8.compare import with_base
@@ -280,7 +286,7 @@ class Fp8Pair:
         """What this session's tests will ask, the timing first: it must see a process that was not profiled. A question
         that no mark names asks for itself."""
         tasks: dict[str, Begin[Any]] = {"speedup": self._first_look}
-        tasks |= {name: partial(getattr(self, each.ask), None) for name, each in QUESTIONS.items() if name != "speedup"}
+        tasks |= {name: partial(getattr(self, f"_{name}"), None) for name in QUESTIONS if name != "speedup"}
         asked = {name: task for name, task in tasks.items() if name in self._asked}
         # Last, while the reference is there: what most questions ask of it once they have their own.
         return {**asked, "reference ledger": reference_ledger}
@@ -321,26 +327,5 @@ class Fp8Pair:
         return self.baseline.values(metric) if self.baseline is not None else []
 
 
-@dataclass(frozen=True)
-class Question:
-    """One of the seven."""
-
-    ask: str
-    """The method that asks both arms and judges; given the floor of a speed, or a loss's number of steps."""
-    on_a_gpu: bool = False
-    """Whether a case may leave it out, as emulated ones do."""
-    asked_as: str = ""
-    """What marks call it, where that is another name."""
-
-
-QUESTIONS = {
-    "layers": Question("_layers"),
-    "numerics": Question("_numerics"),
-    "loss": Question("_loss"),
-    "faster": Question("_speed", on_a_gpu=True, asked_as="speedup"),
-    "speedup": Question("_speed", on_a_gpu=True),
-    "memory": Question("_memory", on_a_gpu=True),
-    "checkpoints": Question("_checkpoints"),
-}
 UNPROFILED = ("speedup", "memory", "checkpoints")
 """Questions whose requests leave a process as fast as it was."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_fp8.case import Case
+from pytest_fp8.case import ON_A_GPU, Case
 from pytest_fp8.codes import R
 from pytest_fp8.plan import FP8, REFERENCE, Ask, Asking
 from pytest_fp8.questions.findings import finding
@@ -46,7 +46,7 @@ def memory_of() -> Asking[MemoryEvidence]:
 
 def cannot(case: Case, question: str) -> Decision:
     """The case is emulated and the question one of speed or memory, or its own list of questions leaves it out."""
-    emulated = case.emulated and question in ("speedup", "memory")
+    emulated = case.emulated and question in ON_A_GPU
     expected = "a case on a GPU, not emulated" if emulated else f"{question!r} among the questions of the mark"
     seen = f"questions: {', '.join(case.questions)}"
     found = finding(R.NOT_ASKED_OF_THIS_CASE, expected, seen, Verdict.NOT_EXERCISED, case=case.id, question=question)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.case import ON_A_GPU
 from pytest_fp8.codes import M, R, S
 from pytest_fp8.libraries import documentation
 from pytest_fp8.questions.findings import some
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     import pytest
 
 
-ON_A_GPU = ("speedup", "memory")
-"""Questions that no emulated case answers."""
 WIDTH = 100
 """The table's width in a log, in columns of text."""
 CODE = re.compile(r"\bFP8-[A-Z]\d\d\b")

@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pytest_fp8.arms.pool import Arm
-from pytest_fp8.pair import Answer, Fp8Pair
+from pytest_fp8.pair import Fp8Pair
 from pytest_fp8.plan import FP8, REFERENCE, Ask, Asking
-from pytest_fp8.questions.layers.check import STORED, LayersFigures
-from pytest_fp8.questions.ledger.compare import unless_unlike
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
-from pytest_fp8.questions.loss.check import LossFigures
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
 from pytest_fp8.script.command import LEAST_SEEDS, Script
 from pytest_fp8.script.judge import check_losses, check_presence, in_common
+from pytest_fp8.verdicts import Decision
 
 
 class Fp8Script(Fp8Pair):
     """Both runs of a script. ``bf16`` and ``fp8`` are the held processes."""
 
     script: Script
+    _judge_losses = staticmethod(check_losses)
+    _least_seeds = LEAST_SEEDS
 
     def _ledgers(self) -> Asking[TwoLedgers]:
         return in_common((yield from super()._ledgers()))
 
-    def _layers(self, _: float | None) -> Asking[Answer]:
-        ledgers = yield from self._ledgers()
+    def _presence(self, ledgers: TwoLedgers, stored: Mapping[str, float]) -> Asking[Decision]:
         bf16, fp8 = yield Ask(REFERENCE, "presence"), Ask(FP8, "presence")
-        stored = {name: min(self._stored(name)) for name in STORED if self._stored(name)}
-        decision = check_presence(bf16, fp8, ledgers, self.script.share, stored)
-        figures = decision.figures
-        assert isinstance(figures, LayersFigures)
-        return decision, [(name, [value], None) for name, value in figures.stored().items()]
-
-    def _loss(self, steps: float | None) -> Asking[Answer]:
-        evidence = yield from self.loss_evidence(int(steps or 0))
-        decision = unless_unlike(check_losses(evidence), (yield from self._ledgers()))
-        figures = decision.figures
-        assert isinstance(figures, LossFigures)
-        gaps = list(figures.gaps) if steps is None and len(evidence.fp8) >= LEAST_SEEDS else []
-        return decision, [("loss_gap", gaps, figures.margin)]
+        return check_presence(bf16, fp8, ledgers, self.script.share, stored)
 
     def loss_evidence(self, steps: int = 0) -> Asking[LossEvidence]:
         """The first ``steps`` losses of both runs, as many as the case says where that is 0; of further seeds where the
