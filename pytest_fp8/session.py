@@ -224,11 +224,8 @@ class Session:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """The same for a test of this process and for one of a worker, whose controller this is."""
-        if self.is_worker:
-            return
-        for line in self.record.add(getattr(report, "fp8", ())):
-            if isinstance(line, Answer):
-                self.config.hook.pytest_fp8_answer(config=self.config, report=report, answer=line)
+        if not self.is_worker:
+            self.record.add(getattr(report, "fp8", ()))
 
     def pytest_runtest_logfinish(self) -> None:
         """Leaves the arms the GPU memory of a model that the test held in this process."""

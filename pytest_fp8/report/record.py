@@ -132,14 +132,13 @@ class Record:
         self.lines: list[Line] = []
         self._journal, self._began, self._written = journal, began, 0
 
-    def add(self, lines: Iterable[Mapping[str, Any]]) -> list[Line]:
-        """Add lines as plain data; gives them. Raises ``PlainDataError``."""
+    def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Add lines as plain data. Raises ``PlainDataError``."""
         added: list[Line] = [from_plain(KINDS.get(each.pop("kind", ""), Began), each) for each in map(dict, lines)]
         self.lines += added
         self.__dict__.pop("entries", None)
         if added and self._journal is not None and (self._written or self.entries):
             self._write()
-        return added
 
     def finish(self, whole: bool, problems: Sequence[str]) -> None:
         """The session is at its end. Also one in which nothing was answered has a journal then."""
