@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_fp8 import gpu as gpus
+from pytest_fp8.baselines.provenance import Origin
 from pytest_fp8.codes import R
 from pytest_fp8.ending import Endings, when_parent_ends
 from pytest_fp8.errors import Fp8Error, first_line, refuse
@@ -33,12 +34,10 @@ from pytest_fp8.report.record import (
     Collected,
     Ended,
     Notes,
-    Origin,
     Record,
     Seconds,
     plain_line,
 )
-from pytest_fp8.report.rows import Answer
 from pytest_fp8.verdicts import SHOWN_AS
 
 if TYPE_CHECKING:

@@ -195,11 +195,6 @@ class ArmProcess:
         return self.ranks[0].folder
 
     @property
-    def log(self) -> Path:
-        """Of rank 0."""
-        return self.ranks[0].log
-
-    @property
     def alive(self) -> bool:
         return all(rank.alive for rank in self.ranks)
 

@@ -49,8 +49,6 @@ class Conversion:
 class Scaling:
     """What an FP8 layer scales by, from earlier steps. The tensors are live."""
 
-    tensors: Mapping[str, torch.Tensor]
-    """All of it, by name."""
     operands: Mapping[str, torch.Tensor]
     """Operand, as :mod:`pytest_fp8.casts` calls it -> its scale."""
     history: torch.Tensor | None = None

@@ -122,12 +122,10 @@ class TransformerEngine(Backend):
         kept = {key: meta[key] for key in ("scaling_fwd", "scaling_bwd") if hasattr(meta.get(key), "amax_history")}
         if not kept:
             return None
-        tensors = {f"{key} {name}": getattr(kept[key], name) for key in kept for name in ("scale", "amax_history")}
         places = {INPUT: ("scaling_fwd", 0), WEIGHT: ("scaling_fwd", 1), GRADIENT: ("scaling_bwd", 0)}
         operands = {operand: kept[key].scale[place] for operand, (key, place) in places.items() if key in kept}
-        history = tensors.get("scaling_fwd amax_history")
+        history = kept["scaling_fwd"].amax_history if "scaling_fwd" in kept else None
         return Scaling(
-            tensors,
             operands,
             history[1:] if history is not None and len(history) > 1 else None,
             reset=lambda: cast(Any, layer).reset_fp8_meta_tensors(),

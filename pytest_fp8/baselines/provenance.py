@@ -6,6 +6,8 @@ import datetime
 import os
 import platform
 import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,21 @@ from pytest_fp8.libraries import library_versions
 
 COMMIT_VARIABLES = ("GITHUB_SHA", "CI_COMMIT_SHA")
 """Name the commit in a job whose files came without their git history."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where and with what a session measured."""
+
+    date: str
+    commit: str
+    dirty: bool | None
+    """Whether files of the checkout were changed; ``None``: not known."""
+    reason: str
+    gpu: Mapping[str, Any]
+    libraries: Mapping[str, str]
+    run: str
+    """Random digits, the same for all cases of one session: sessions of one day and commit are told apart by it."""
 
 
 def provenance(root: Path, gpu: dict[str, Any], reason: str, stored: Path | None = None) -> dict[str, Any]:

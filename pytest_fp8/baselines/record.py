@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pytest_fp8.baselines.metrics import METRICS
+from pytest_fp8.baselines.provenance import Origin
 from pytest_fp8.plain import PlainDataError, between, from_plain, plain_value, sized, strict_json, to_plain
 
 SCHEMA = 3
@@ -30,18 +31,9 @@ def _metrics(value: Mapping[str, Any], where: str) -> None:
 
 
 @dataclass(frozen=True)
-class StoredSession:
+class StoredSession(Origin):
     """What one session measured, and where it comes from. It never changes once it is stored."""
 
-    date: str
-    commit: str
-    dirty: bool | None
-    """Whether files of the checkout were changed; ``None``: not known."""
-    reason: str
-    gpu: Mapping[str, Any]
-    libraries: Mapping[str, str]
-    run: str
-    """Random digits, the same for all cases of one session: sessions of one day and commit are told apart by it."""
     metrics: Annotated[Mapping[str, Sequence[Any]], sized(1, len(METRICS)), _metrics]
     """Raw values of what this session measured itself: one per seed or process, or one list of blocks per process."""
     measurement: Annotated[int, between(1, 1e6)] = MEASUREMENT

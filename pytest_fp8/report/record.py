@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.baselines.provenance import Origin
 from pytest_fp8.plain import finite, from_plain, to_plain
 from pytest_fp8.report.rows import ERROR, FAILS, Answer, Evidence, Row
 
@@ -31,19 +32,6 @@ JOURNAL = "journal.jsonl"
 SCHEMA = 5
 """The number of what the journal and ``report.json`` hold; it grows where a field that readers use changes its meaning
 or goes."""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where and with what a session measured; see ``baselines/provenance.py``."""
-
-    date: str
-    commit: str
-    dirty: bool | None
-    gpu: Mapping[str, Any]
-    libraries: Mapping[str, str]
-    reason: str
-    run: str
 
 
 @dataclass(frozen=True)

@@ -35,20 +35,6 @@ class Shape:
     tied: bool = False
     rope_theta: float = 500_000.0
 
-    @property
-    def tokens(self) -> int:
-        """Tokens in one timed training step."""
-        return self.batch * self.seq
-
-    @property
-    def parameters(self) -> int:
-        """Trainable parameters, embeddings included."""
-        head_dim = self.head_dim or self.hidden // self.heads
-        attention = self.hidden * head_dim * (2 * self.heads + 2 * self.kv_heads)
-        block = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
-        embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
-        return self.layers * block + embeddings + self.hidden
-
     def describe(self) -> dict[str, Any]:
         """All fields, for the case's hash: each can change a measured number."""
         return asdict(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pytest_fp8.baselines.provenance import Origin
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.report.record import (
     SCHEMA,
@@ -14,7 +15,6 @@ from pytest_fp8.report.record import (
     Ended,
     Finished,
     Notes,
-    Origin,
     Record,
     Seconds,
     plain_line,

@@ -220,11 +220,11 @@ def calls() -> list[LayerCall]:
         "mlp.down_proj": (wide, hidden),
     }
     layers = [
-        LayerCall(f"model.layers.{i}.{name}", *sizes, rows=SHAPE.tokens, fp8=True)
+        LayerCall(f"model.layers.{i}.{name}", *sizes, rows=SHAPE.batch * SHAPE.seq, fp8=True)
         for i in range(SHAPE.layers)
         for name, sizes in block.items()
     ]
-    layers.append(LayerCall("lm_head", hidden, SHAPE.vocab, rows=SHAPE.tokens))
+    layers.append(LayerCall("lm_head", hidden, SHAPE.vocab, rows=SHAPE.batch * SHAPE.seq))
     kinds = [FP8] * (len(layers) - 1) + ["bfloat16"]
     return [
         replace(call, ran={role: Product(*call.expected(role), kind, "mm") for role in ROLES})
