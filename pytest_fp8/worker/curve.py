@@ -19,7 +19,7 @@ from pytest_fp8.worker.record.operators import dtype_name
 from pytest_fp8.worker.record.probe import StepLooks
 from pytest_fp8.worker.record.tables import counted_step
 from pytest_fp8.worker.state.weights import moved_weights
-from pytest_fp8.worker.tensors import held, parts, trained, values
+from pytest_fp8.worker.tensors import held, parts, plain_name, trained, values
 from pytest_fp8.worker.training.restored import hooked
 from pytest_fp8.worker.training.step import innermost
 from pytest_fp8.zoo import data
@@ -169,7 +169,8 @@ class TrainingCourse:
             else:
                 movement[name] = Moved(held(tensor).shape.numel(), moved=_share(now != start), reached=_share(reached))
         left = sorted(name for name, gradient in self._gradients(lambda p: p.grad) if bool(values(gradient).any()))
-        course = Course(self._rates, self._stepped, self._state(), left, alone)
+        modes = {plain_name(name): module.training for name, module in self._model.named_modules()}
+        course = Course(self._rates, self._stepped, self._state(), left, modes, alone)
         return {"course": course, "movement": movement}
 
     def _rates_now(self) -> dict[str, list[float]]:

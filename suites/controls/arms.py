@@ -150,6 +150,9 @@ control("other-rate", D.OTHER_OPTIMIZER, "another learning rate in the FP8 arm")
 control("rate-doubles", D.OTHER_RATES, "the FP8 arm's rate doubles on the way")(
     before_step=lambda arm, seed, step: set_rate(arm.optimizer, 2e-3 if step >= 10 else 1e-3), question="loss"
 )
+control("eval-on-the-way", D.OTHER_MODE, "the FP8 arm stays in eval mode from its sixth step on")(
+    before_step=lambda arm, seed, step: arm.model.train(step < 5), question="loss"
+)
 control("master-weights", D.OTHER_OPTIMIZER_STATE, "float32 master weights in the FP8 arm alone")(
     stepped=_float32_copies, question="loss"
 )

@@ -38,6 +38,7 @@ COURSE = Course(
     rates=[{"lr": [1e-3], "weight_decay": [1e-3]}] * 5,
     stepped=[1] * 4,
     state={"up": "exp_avg bfloat16", "down": "exp_avg bfloat16"},
+    modes={"": True, "drop": True},
     alone={"teacher.up": True, "frozen": False},
 )
 
@@ -220,6 +221,7 @@ FOUND = [  # evidence, verdict, code, what the message says besides
     (lambda: course(rates=rates("weight_decay", 0.1)), INVALID, D.OTHER_RATES, "steps weight_decay 0.001"),
     (lambda: course(state={}), INVALID, D.OTHER_OPTIMIZER_STATE, "no tensor; so for up, down"),
     (lambda: course(state={"up": "master float32"}), INVALID, D.OTHER_OPTIMIZER_STATE, "master float32"),
+    (lambda: course(modes={"": True, "drop": False}), INVALID, D.OTHER_MODE, "eval mode in FP8: drop"),
     (lambda: course(left=["norm"]), INVALID, D.GRADIENTS_LEFT, "left in FP8: norm"),
     (lambda: course(alone={**COURSE.alone, "teacher.up": False}), FAIL, D.STANDS_STILL, "teacher.up"),
     (lambda: course(alone={**COURSE.alone, "frozen": True}), FAIL, D.FROZEN_MOVES, "frozen"),
@@ -249,6 +251,14 @@ def test_what_is_broken_is_named(decision, verdict, code, says):
     verdict_of(decision(), verdict, code, says)
 
 
+def moved_with_one_seed(**changes):
+    """Of BF16 with noise, and of FP8 with each."""
+    noisy = each(arm(wobble=0.0), course=COURSE)
+    noisy[2] = replace(noisy[2], course=replace(COURSE, **changes))
+    fp8 = each(arm(0.001), course=replace(COURSE, **changes))
+    return decided(fp8, each(arm(wobble=0.0), course=COURSE), noisy=noisy)
+
+
 OWN_RATES = {"rates": [{"lr": [1e-3]}, *[{"lr": [2e-3]}] * 4]}
 # A loss near 60 has one bfloat16 in each 0.25: equal losses with other norms are two precisions.
 NORMS = each(arm(wobble=0.0), gradient_norms=[1.0] * 20)
@@ -260,6 +270,8 @@ SOUND = {
     "both arms reach zero": to_zero,
     "equal losses": lambda: decided(each(NORMS, gradient_norms=[1.1] * 20), NORMS),
     "a schedule that looks at the loss sets rates": lambda: course(noisy=replace(COURSE, **OWN_RATES), **OWN_RATES),
+    "and noise moves it with another seed": lambda: moved_with_one_seed(rates=OWN_RATES["rates"]),
+    "a step that looks at the loss is skipped with one seed": lambda: moved_with_one_seed(stepped=[1, 0, 1, 1]),
     "gradients are cleared at a step's start": lambda: course(bf16=replace(COURSE, left=["up", "expert"]), left=["up"]),
     "a start with sums in another order": lambda: again(0.0, 0.001, -0.002, 0.001, noise=0.004),
     "a rate of the weights": lambda: again(course=Course(rates=[{"lr": [1e-3 * (1 + 2**-9)]}])),

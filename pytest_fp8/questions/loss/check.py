@@ -297,12 +297,15 @@ def _moved_share(curves: Mapping[int, Curve]) -> float | None:
 def trained_otherwise(evidence: LossEvidence) -> Finding | None:
     """The first difference between the arms' courses that FP8 does not explain, with any seed.
 
-    Not compared is what differs between BF16 and itself with noise of FP8's size: a schedule that looks at the loss.
+    Not compared with any seed is what differs with one between BF16 and itself with noise of FP8's size: a schedule, or
+    a step that is skipped, by a look at the loss.
     """
+    noisy = [(evidence.bf16[seed].course, curve.course) for seed, curve in evidence.noisy.items()]
+    moved = [one for one in _COMPARED if any(one(*pair) for pair in noisy)]
     for seed in sorted(evidence.fp8):
-        bf16, fp8 = evidence.bf16[seed].course, evidence.fp8[seed].course
-        if found := _other_course(bf16, fp8, evidence.noisy[seed].course if seed in evidence.noisy else bf16):
-            return found
+        for rule in _COMPARED:
+            if rule not in moved and (found := rule(evidence.bf16[seed].course, evidence.fp8[seed].course)):
+                return found
     # What the optimizer does not step and moves with every seed in one arm alone: a teacher, running statistics.
     for code, in_bf16, seen in ((D.STANDS_STILL, True, "unchanged"), (D.FROZEN_MOVES, False, "changed")):
         if names := _moving(evidence, in_bf16):
@@ -312,31 +315,58 @@ def trained_otherwise(evidence: LossEvidence) -> Finding | None:
     return None
 
 
-def _other_course(bf16: Course, fp8: Course, noisy: Course) -> Finding | None:
+def _other_steps(bf16: Course, fp8: Course) -> Finding | None:
     mine, theirs = list(fp8.stepped), list(bf16.stepped)
-    if mine != theirs == list(noisy.stepped):
-        step = next(i for i, (a, b) in enumerate(zip(theirs, mine, strict=False)) if a != b)
-        expected = f"as many steps of the optimizer in both arms; {sum(theirs)} in BF16"
-        seen = f"{sum(mine)} in FP8; in training step {step} {theirs[step]} in BF16 and {mine[step]} in FP8"
-        return finding(D.OTHER_STEPS, expected, seen, Verdict.INVALID)
+    if mine == theirs:
+        return None
+    step = next(i for i, (a, b) in enumerate(zip(theirs, mine, strict=False)) if a != b)
+    expected = f"as many steps of the optimizer in both arms; {sum(theirs)} in BF16"
+    seen = f"{sum(mine)} in FP8; in training step {step} {theirs[step]} in BF16 and {mine[step]} in FP8"
+    return finding(D.OTHER_STEPS, expected, seen, Verdict.INVALID)
+
+
+def _other_schedule(bf16: Course, fp8: Course) -> Finding | None:
     # Rates that differ from the start are the ledger's, which knows whose they are.
     at, name = _other_rates(bf16, fp8, RATES)
-    if at and not any(_other_rates(bf16, noisy, RATES)):
-        reference, seen = (_in_words(name, arm.rates[at]) for arm in (bf16, fp8))
-        expected = f"the same settings in both arms; after {at} training steps {reference} in BF16"
-        return finding(D.OTHER_RATES, expected, f"{seen} in FP8", Verdict.INVALID)
+    if not at:
+        return None
+    reference, seen = (_in_words(name, arm.rates[at]) for arm in (bf16, fp8))
+    expected = f"the same settings in both arms; after {at} training steps {reference} in BF16"
+    return finding(D.OTHER_RATES, expected, f"{seen} in FP8", Verdict.INVALID)
+
+
+def _other_state(bf16: Course, fp8: Course) -> Finding | None:
     # An optimizer without any state was made anew, or cleared.
     kept = fp8.state or dict.fromkeys(bf16.state, "")
-    if other := [name for name in bf16.state if name in kept and bf16.state[name] != kept[name]]:
-        reference, seen = (state[other[0]] or "no tensor" for state in (bf16.state, kept))
-        expected, seen = f"{other[0]}: {reference}, as in BF16", f"{seen}; so for {some(other)}"
-        return finding(D.OTHER_OPTIMIZER_STATE, expected, seen, Verdict.INVALID, count=len(other))
+    other = [name for name in bf16.state if name in kept and bf16.state[name] != kept[name]]
+    if not other:
+        return None
+    reference, seen = (state[other[0]] or "no tensor" for state in (bf16.state, kept))
+    expected, seen = f"{other[0]}: {reference}, as in BF16", f"{seen}; so for {some(other)}"
+    return finding(D.OTHER_OPTIMIZER_STATE, expected, seen, Verdict.INVALID, count=len(other))
+
+
+def _other_modes(bf16: Course, fp8: Course) -> Finding | None:
+    other = [name for name, training in bf16.modes.items() if fp8.modes.get(name, training) is not training]
+    if not other:
+        return None
+    words = ["eval mode", "train mode"]
+    about = f"train or eval mode of {other[0] or 'the model'} at the end of a curve"
+    expected = f"{words[bf16.modes[other[0]]]}, as in BF16"
+    seen = f"{words[fp8.modes[other[0]]]} in FP8: {some([name or 'the model' for name in other])}"
+    return finding(D.OTHER_MODE, expected, seen, Verdict.INVALID, about=about)
+
+
+def _gradients_left(bf16: Course, fp8: Course) -> Finding | None:
     # A step may well leave all gradients, and clear them at its start.
-    if bool(bf16.left) != bool(fp8.left):
-        arm, names = ("FP8", fp8.left) if fp8.left else ("BF16", bf16.left)
-        expected = "gradients that are cleared in both arms after a step, or in neither"
-        return finding(D.GRADIENTS_LEFT, expected, f"left in {arm}: {some(list(names))}", Verdict.INVALID, arm=arm)
-    return None
+    if bool(bf16.left) == bool(fp8.left):
+        return None
+    arm, names = ("FP8", fp8.left) if fp8.left else ("BF16", bf16.left)
+    expected = "gradients that are cleared in both arms after a step, or in neither"
+    return finding(D.GRADIENTS_LEFT, expected, f"left in {arm}: {some(list(names))}", Verdict.INVALID, arm=arm)
+
+
+_COMPARED = (_other_steps, _other_schedule, _other_state, _other_modes, _gradients_left)
 
 
 def _other_rates(one: Course, two: Course, by: float) -> tuple[int, str]:

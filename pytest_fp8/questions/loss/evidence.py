@@ -50,6 +50,8 @@ class Course:
     """Parameter -> what the optimizer keeps for it at the end, in words: ``exp_avg bfloat16, exp_avg_sq bfloat16``."""
     left: Sequence[str] = ()
     """Parameters that hold a gradient other than 0 after the last step."""
+    modes: Mapping[str, bool] = field(default_factory=dict)
+    """Module -> whether it is in train mode after the last step."""
     alone: Mapping[str, bool] = field(default_factory=dict)
     """Parameter or buffer that the optimizer does not step -> whether it changed over the curve."""
 

@@ -121,12 +121,10 @@ def recorded(engine: Engine, seed: int) -> Recorded:
 
 
 def start_over(engine: Engine, seed: int) -> None:
-    """Restart the arm, in the modes in which its training leaves its modules: a step that ends in ``eval()`` begins
-    there, too."""
-    modes = [(module, module.training) for module in engine.model.modules()]
+    """Restart the arm, in the modes in which its first steps left its modules, whatever was trained since."""
     engine.restart(seed)
     fit_scales_to_recorded(engine, seed)
-    for module, training in modes:
+    for module, training in engine.modes.items():
         module.training = training
 
 

@@ -230,6 +230,8 @@ class Engine:
             if explain_failure is not None and self.case.gpus == 1:
                 explain_failure(self, error)
             raise
+        self.modes = {module: module.training for module in self.model.modules()}
+        """Those in which training leaves its modules: a step that ends in ``eval()`` begins there, too."""
 
     # -- model and data -----------------------------------------------------------------------------------------------
 
