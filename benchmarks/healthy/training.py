@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import random
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -210,6 +212,40 @@ def gradual_unfreezing(model, batch, optimizer, precision):
         model.up.requires_grad_(True)
         optimizer.add_param_group({"params": list(model.up.parameters()), "lr": 5e-4})
     return trained(apart)(model, batch, optimizer, precision)
+
+
+def counting(parameters):
+    made = AdamW(parameters, lr=1e-3)
+    made.steps = 0
+    return made
+
+
+@of("step", build=lambda: nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), mlp()), optimizer=counting)
+def frozen_on_the_way(model, batch, optimizer, precision):
+    """A norm and the first layer are frozen once, in the twelfth step."""
+    optimizer.steps += 1
+    if optimizer.steps == 12:
+        model[1].eval()
+        model[0].requires_grad_(False)
+    return trained(apart)(model, batch, optimizer, precision)
+
+
+@model(
+    lambda: {
+        "blocks": nn.ModuleList(Block() for _ in range(4)),
+        "last": nn.Linear(64, 64),
+        "dropped": random.Random(5),
+        "noise": np.random.default_rng(5),
+        "seen": None,
+    }
+)
+def draws_of_its_own(self, x):
+    """Blocks dropped, and noise, by generators that the model holds; and a number that it keeps from its first pass."""
+    for block in self.blocks:
+        if not self.training or self.dropped.random() > 0.1:
+            x = block(x)
+    self.seen = 1.0 if self.seen is None else 0.9 * self.seen + 0.1
+    return self.last(x + self.seen * 0.01 * float(self.noise.standard_normal()))
 
 
 KNOWN = {}

@@ -9,6 +9,7 @@ import random
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torchao")
@@ -331,12 +332,15 @@ class KeepsState(nn.Module):
         self.up, self.norm, self.drop = nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Dropout(0.1)
         self.down, self.gate = nn.Linear(64, 32), nn.Linear(32, 16)
         self.register_buffer("average", torch.zeros(64))
-        self.calls, self.history = 0, []
+        self.calls, self.history, self.seen = 0, [], None
+        self.python, self.numpy, self.own = random.Random(5), np.random.default_rng(5), torch.Generator()
 
     def forward(self, x):
         self.calls += 1
         self.history.append(self.calls)
-        hidden = self.drop(self.norm(self.up(x)).relu()) * (1 + len(self.history) % 3)
+        self.seen = 1.0 if self.seen is None else 0.9 * self.seen
+        noise = self.python.random() + self.numpy.random() + float(torch.rand((), generator=self.own)) + self.seen
+        hidden = self.drop(self.norm(self.up(x)).relu()) * (1 + len(self.history) % 3 + noise)
         with torch.no_grad():
             self.average.lerp_(hidden.detach().mean(0), 0.1)
         chosen = self.gate(x).softmax(-1).argmax(-1) % 2 == 0
@@ -344,8 +348,10 @@ class KeepsState(nn.Module):
 
 
 def counting_step(model, batch, optimizer, precision):
-    """Counts its calls on the optimizer, and steps a schedule by itself."""
+    """Counts its calls on the optimizer, freezes a layer in the fourth, and steps a schedule by itself."""
     optimizer.calls = getattr(optimizer, "calls", 0) + 1
+    if optimizer.calls == 4:
+        model.norm.eval()
     with precision():
         loss = squares(model, batch) * optimizer.calls**0.1
     loss.backward()

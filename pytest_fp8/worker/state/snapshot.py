@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,14 +74,17 @@ class Snapshot:
     """What a model keeps besides its weights, as it is now: modes of modules, what is trained, buffers, and attributes;
     and attributes that a hand-written step set on its optimizer.
 
-    Attributes count where they are numbers, flags, text, tensors, or lists, dicts, sets and queues of the user's own
-    modules, such as a hidden state that is kept from step to step. A converted layer is a library's, and keeps its own.
+    Attributes count where they are numbers, flags, text, tensors, random generators, or lists, dicts, sets and queues
+    of the user's own modules, such as a hidden state that is kept from step to step. A converted layer is a library's,
+    and keeps its own.
     """
 
     def __init__(self, model: torch.nn.Module, buffers: Iterable[str], optimizer: object = None) -> None:
         """``buffers``: names of those that count."""
         self._values: list[tuple[dict[str, Any], str, Any, Any]] = []
         """Where it is held, its name, and what it is; of a tensor also a copy of its values."""
+        self._generators: list[Callable[[], object]] = []
+        """Each puts a random generator back."""
         self._containers: dict[int, tuple[Any, Any]] = {}
         """id -> a list, dict, set or queue, and a copy of what it holds; those inside it as well."""
         self._trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
@@ -107,6 +111,8 @@ class Snapshot:
         elif type(value) is torch.Tensor and value.numel() <= LARGEST and not value.is_meta:
             self._values.append((entries, name, value, value.detach().clone()))
             return
+        elif (put_back := _generator_as_now(value)) is not None:
+            self._generators.append(put_back)
         elif value is not None and type(value) not in (int, float, bool, str):
             return
         self._values.append((entries, name, value, None))
@@ -122,14 +128,16 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
+        for put_back in self._generators:
+            put_back()
         for container, content in self._containers.values():
             if not _holds(container, content):
                 container.clear()
                 (container.extend if isinstance(container, (list, deque)) else container.update)(content)
         for entries, name, value, content in self._values:
             now = entries.get(name)
-            # A tensor that came in place of nothing goes; what else did is no number of a training's.
-            if now is not value and (value is not None or type(now) is torch.Tensor):
+            # What a training counts or keeps, and came in place of nothing, goes; another object may be a handle.
+            if now is not value and (value is not None or isinstance(now, (torch.Tensor, int, float, *_CONTAINERS))):
                 entries[name] = value
             # A graph that is still needed refuses a tensor that was written to.
             if content is not None and not (type(value) is torch.Tensor and torch.equal(value, content)):
@@ -141,8 +149,10 @@ class Snapshot:
                 parameter.requires_grad_(trained)
 
     def restart_counters(self) -> None:
-        """Numbers alone are again what they were. A model may count its calls, by which it chooses what it computes;
-        no checkpoint of its weights has that."""
+        """Numbers and random generators alone are again what they were. A model may count its calls, or draw, by which
+        it chooses what it computes; no checkpoint of its weights has that."""
+        for put_back in self._generators:
+            put_back()
         for entries, name, value, _ in self._values:
             if type(value) in (int, float):
                 entries[name] = value
@@ -153,6 +163,19 @@ def _holds(container: Any, content: Any) -> bool:
     if isinstance(container, dict):
         return list(map(id, container)) == list(map(id, content)) and all(container[k] is v for k, v in content.items())
     return list(map(id, container)) == list(map(id, content))
+
+
+def _generator_as_now(value: Any) -> Callable[[], object] | None:
+    """What puts a random generator back to where it is now; ``None`` for anything else."""
+    if isinstance(value, random.Random):
+        return partial(value.setstate, value.getstate())
+    if isinstance(value, torch.Generator):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, np.random.RandomState):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, np.random.Generator):
+        return partial(setattr, value.bit_generator, "state", copy.deepcopy(value.bit_generator.state))
+    return None
 
 
 @contextmanager
