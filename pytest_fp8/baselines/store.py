@@ -162,9 +162,10 @@ def earlier_baseline(source: Folder, gpu: str, case: str, case_hash: str) -> tup
 
 def held_against(source: Folder, gpu: str, case: str, case_hash: str, update: bool) -> tuple[Baseline | None, bool]:
     """The baseline that a session's figures are held against, which those of an ``update`` are not; and whether what is
-    stored is host-bound. Raises :class:`BaselineError` as :func:`read_baseline` does, in an update as
-    :func:`earlier_baseline` does."""
-    read = earlier_baseline(source, gpu, case, case_hash)[0] if update else read_baseline(source, gpu, case, case_hash)
+    stored is host-bound. Raises :class:`BaselineError` as :func:`read_baseline` does; in an update, and at a revision,
+    as :func:`earlier_baseline` does: base cannot have what a change defines anew."""
+    anew = update or bool(source.revision)
+    read = earlier_baseline(source, gpu, case, case_hash)[0] if anew else read_baseline(source, gpu, case, case_hash)
     return None if update else read, read is not None and read.host_bound
 
 
@@ -185,11 +186,11 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
 
 
 def measuring(gpu: str, case: str) -> str:
-    """The command that measures a case anew, with a space behind it. The suites have none of a user's own. Emulated
-    cases run where no GPU is declared: ``emulated`` is a folder and no GPU's name."""
+    """The command that measures a case anew, but for its reason in quotes. The suites have none of a user's own.
+    Emulated cases run where no GPU is declared: ``emulated`` is a folder and no GPU's name."""
     run = "pytest" if case.startswith(OWN) else "pytest-fp8 suites"
     option = "" if gpu == "emulated" else f"--fp8-gpu={gpu} "
-    return f"{run} -k {case} {option}--fp8-update "
+    return f"{run} -k {case} {option}--fp8-update="
 
 
 # -- several ----------------------------------------------------------------------------------------------------------

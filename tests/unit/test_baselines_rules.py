@@ -159,6 +159,8 @@ def test_baselines_are_read_from_a_revision_and_the_checkout_does_not_count(stor
         subprocess.run([*git, *arguments], check=True)
     write_baseline(stored, replace(GOOD, case_hash="new"))
     assert read(Folder(stored, "main")) == GOOD
+    # A change that defines a case anew has none there, and cannot bring its own.
+    assert held_against(Folder(stored, "main"), "h200", GOOD.case, "new", update=False) == (None, False)
     assert read(Folder(stored, "main"), case="8b-te-block") is None, "a link is no file of the revision"
     assert Folder(stored, "main").names() == [FILE]
     for revision in ("nowhere", "--output=x"):
