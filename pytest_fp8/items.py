@@ -22,7 +22,7 @@ CHECKS = ("fp8_check", SCRIPT)
 def wants_fp8(metafunc: pytest.Metafunc) -> bool:
     """Whether a test takes one of this plugin's fixtures, or has its mark."""
     taken = {*FIXTURES, SCRIPT} & {*metafunc.fixturenames}
-    return bool(taken) or metafunc.definition.get_closest_marker("fp8") is not None
+    return bool(taken) or any(metafunc.definition.get_closest_marker(name) for name in ("fp8", SCRIPT))
 
 
 def parametrize(metafunc: pytest.Metafunc, settings: Settings) -> None:
@@ -120,22 +120,27 @@ def arrange(items: list[pytest.Item]) -> None:
 def check_mark(item: pytest.Item, settings: Settings) -> None:
     """Complain of a mark that nothing reads: one of the test's own without a fixture for it, or one on a parameter. A
     mark of a class or a module is for those of its tests that need it."""
-    on_parameter = any(mark.name == "fp8" for mark in getattr(getattr(item, "callspec", None), "marks", ()))
-    own = any(mark.name == "fp8" for mark in item.own_markers)
-    if not on_parameter and (not own or FIXTURES & set(getattr(item, "fixturenames", FIXTURES))):
-        return
-    from pytest_fp8.codes import R
+    for name, fixtures in (("fp8", FIXTURES), (SCRIPT, {SCRIPT})):
+        on_parameter = any(mark.name == name for mark in getattr(getattr(item, "callspec", None), "marks", ()))
+        own = any(mark.name == name for mark in item.own_markers)
+        if not on_parameter and (not own or fixtures & set(getattr(item, "fixturenames", fixtures))):
+            continue
+        from unittest import TestCase
 
-    _complain(
-        item,
-        settings,
-        R.MARK_UNREAD,
-        f"{item.name} has a mark fp8 that is not read",
-        expected=f"a mark on the test's function, class or module, and one of {', '.join(sorted(FIXTURES))} among its "
-        "arguments",
-        seen="the mark on a parameter, pytest.param(..., marks=...)" if on_parameter else "none of these arguments",
-        cause="the mark names the case, and the fixture runs it; marks of parameters come too late for that",
-    )
+        from pytest_fp8.codes import R
+
+        of_unittest = issubclass(getattr(item, "cls", None) or object, TestCase)
+        seen = "a method of a unittest.TestCase, which pytest gives no fixtures" if of_unittest else "none of these"
+        _complain(
+            item,
+            settings,
+            R.MARK_UNREAD,
+            f"{item.name} has a mark {name} that is not read",
+            expected=f"a mark on the test's function, class or module, and {' or '.join(sorted(fixtures))} among its "
+            "arguments",
+            seen="the mark on a parameter, pytest.param(..., marks=...)" if on_parameter else seen,
+            cause="the mark names the case, and the fixture runs it; marks of parameters come too late for that",
+        )
 
 
 def check_pair(item: pytest.Item, settings: Settings) -> None:

@@ -269,12 +269,16 @@ def test_a_mark_that_nothing_reads_is_told(pytester):
 
         @pytest.mark.parametrize("width", [ROWWISE])
         def test_other(width): ...
+
+        @pytest.mark.fp8_script(["python", "train.py"], fp8=["--fp8"])
+        def test_script(): ...
         """
     )
-    assert pytester.runpytest("-Wdefault").parseoutcomes() == {"passed": 4, "warnings": 3}
+    assert pytester.runpytest("-Wdefault").parseoutcomes() == {"passed": 5, "warnings": 4}
     result = pytester.runpytest("--fp8-strict")
     result.stdout.fnmatch_lines([f"{R.MARK_UNREAD}: test_mine*", "*seen: *the mark on a parameter*"])
-    result.assert_outcomes(passed=1, errors=3)
+    result.stdout.fnmatch_lines([f"{R.MARK_UNREAD}: test_method*", "*seen: *unittest*"])
+    result.assert_outcomes(passed=1, errors=4)
 
 
 def test_a_slice_of_a_gpu_is_none_of_its_kind():
