@@ -55,6 +55,8 @@ def run(options: argparse.Namespace) -> int:
         refuse(R.BAD_VALUE, "no command to watch", next_step="pytest-fp8 watch -- python train.py")
     if not 0 <= options.share <= 1:
         refuse(R.BAD_VALUE, "--share is a part of 1", seen=str(options.share), next_step="--share 0.7")
+    if options.share and options.expect is None:
+        refuse(R.BAD_VALUE, "--share asks nothing by itself", next_step=f"--expect fp8 --share {options.share}")
     if options.json is not None and not options.json.absolute().parent.is_dir():
         refuse(R.NOT_WRITABLE, "--json is in no folder", seen=str(options.json), next_step="make the folder first")
     with TemporaryDirectory(prefix="fp8-watch-") as folder:

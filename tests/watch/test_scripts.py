@@ -262,6 +262,7 @@ def test_usage(capsys):
 
     assert main(["watch", "--expect", "fp8", "--"]) == 2
     assert main(["watch", "--share", "70", "--", "true"]) == 2
+    assert main(["watch", "--share", "0.7", "--", "true"]) == 2, "it asks nothing without --expect"
     assert main(["watch", "--json", "no/such/folder.json", "--", "true"]) == 2
     assert main(["watch", "--", "no-such-command-at-all"]) == 2
     assert "R08" in capsys.readouterr().err
