@@ -4,6 +4,7 @@ products on a CPU without BF16 instructions."""
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -134,8 +135,11 @@ def replace_products() -> torch.library.Library:
     # All of torch's own kernels are read before one is replaced.
     through = {name: _through_float32(name, operands) for name, operands in OPERANDS.items()}
     library = torch.library.Library("aten", "IMPL")
-    for name, kernel in through.items():
-        library.impl(name, kernel, "CPU")
+    with warnings.catch_warnings():
+        # It would stand at the end of an arm's output, and be taken for the cause of what ended it.
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        for name, kernel in through.items():
+            library.impl(name, kernel, "CPU")
     return library
 
 
