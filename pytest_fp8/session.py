@@ -305,9 +305,9 @@ class Session:
         return self._origin
 
     def _begins(self) -> Began:
-        origin, rows = self.origin(), list(self.record.entries.values())
+        origin, cases = self.origin(), self.pairs.cases
         # An emulated case used no GPU.
-        gpu = {"name": "emulated"} if rows and rows[0].gpu == "emulated" else origin["gpu"]
+        gpu = {"name": "emulated"} if cases and not any(case.needs_gpu for case in cases) else origin["gpu"]
         return Began(SCHEMA, from_plain(Origin, {**origin, "gpu": gpu}))
 
     def _finish(self, interrupted: bool) -> None:

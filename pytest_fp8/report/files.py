@@ -14,13 +14,11 @@ from pytest_fp8.baselines.atomic import write_atomically
 from pytest_fp8.codes import R
 from pytest_fp8.errors import BaselineError, Fp8Error
 from pytest_fp8.plain import PlainDataError, finite, strict_json, to_plain
-from pytest_fp8.report.record import JOURNAL, SCHEMA, Began, Record
+from pytest_fp8.report.record import JOURNAL, PAGE, REPORT, SCHEMA, SUMMARY, Began, Record
 from pytest_fp8.verdicts import WORST_FIRST
 
 if TYPE_CHECKING:
     from pytest_fp8.report.rows import Answer
-
-REPORT, SUMMARY, PAGE = "report.json", "summary.md", "index.html"
 
 
 def read_report(path: Path) -> Record:

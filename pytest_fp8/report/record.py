@@ -29,6 +29,8 @@ NAMES = 3
 """Shown of several tests or cases."""
 JOURNAL = "journal.jsonl"
 """In the report's folder: a JSON line each."""
+WRITTEN = REPORT, SUMMARY, PAGE = "report.json", "summary.md", "index.html"
+"""Beside it, at the end of a run."""
 SCHEMA = 5
 """The number of what the journal and ``report.json`` hold; it grows where a field that readers use changes its meaning
 or goes."""
@@ -116,7 +118,8 @@ class Record:
     """All lines of a session, and what follows from them."""
 
     def __init__(self, journal: Path | None = None, began: Callable[[], Began] | None = None) -> None:
-        """``journal``: where lines are written once a test has told something. ``began``: gives the first one."""
+        """``journal``: where lines are written from the first one on; the files of the run before go then. ``began``:
+        gives the first one."""
         self.lines: list[Line] = []
         self._journal, self._began, self._written = journal, began, 0
 
@@ -125,7 +128,7 @@ class Record:
         added: list[Line] = [from_plain(KINDS.get(each.pop("kind", ""), Began), each) for each in map(dict, lines)]
         self.lines += added
         self.__dict__.pop("entries", None)
-        if added and self._journal is not None and (self._written or self.entries):
+        if added and self._journal is not None:
             self._write()
 
     def finish(self, whole: bool, problems: Sequence[str]) -> None:
@@ -139,6 +142,10 @@ class Record:
         if self._journal is None:
             return
         try:
+            if not self._written:
+                # Where this run is killed, they would pass for its own.
+                for name in WRITTEN:
+                    self._journal.with_name(name).unlink(missing_ok=True)
             with self._journal.open("a" if self._written else "w", encoding="utf-8") as file:
                 for line in self.lines[self._written :]:
                     file.write(json.dumps(finite(plain_line(line)), default=str) + "\n")
@@ -177,7 +184,13 @@ class Record:
             row.open_tests = len(open_tests.get(case, ()))
             for facts in (line for line in lines if isinstance(line, CaseFacts)):
                 row.case_hash, row.gpu = facts.case_hash or row.case_hash, facts.gpu or row.gpu
-                row.timing, row.evidence = facts.timing or row.timing, facts.evidence or row.evidence
+                row.timing = facts.timing or row.timing
+                if facts.evidence is not None:
+                    # Of tests in several processes each knows what it was told.
+                    before = row.evidence or Evidence()
+                    row.evidence = Evidence(
+                        facts.evidence.curves or before.curves, facts.evidence.layers or before.layers
+                    )
         return rows
 
     def _of(self, kind: type[Any]) -> list[Any]:
