@@ -42,8 +42,9 @@ def fp8_case(request: pytest.FixtureRequest) -> Case:
             refuse(
                 R.NO_CASE,
                 "this test asks for an FP8 case and names none",
-                expected="@pytest.mark.fp8(backend='torchao', recipe='tensorwise') on the test or its module",
-                seen="no mark fp8 that goes with it",
+                expected="@pytest.mark.fp8(backend='torchao', recipe='tensorwise') on the test or its module; "
+                "for fp8_script @pytest.mark.fp8_script(['python', 'train.py'], fp8=['--fp8'])",
+                seen="no mark that goes with it",
                 cause="fp8_case, fp8_pair, bf16_model and fp8_model need a case, which the mark names where the test, "
                 "or a fixture that it takes, has one of them as an argument; pytest gives methods of a "
                 "unittest.TestCase none, marked or not",

@@ -114,7 +114,7 @@ def read_folder(folder: Path) -> Files:
         return Folder(folder).all()
     raise BaselineError(
         B.NOTHING_THERE,
-        f"{folder} is no folder of baselines",
+        f"{folder.absolute()} is no folder of baselines",
         expected="a folder like baselines/, with <gpu>/<case>.json in it",
         seen="a file" if folder.exists() else "nothing there",
         next_step="name it with --dir",

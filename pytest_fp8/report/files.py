@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def read_report(path: Path) -> Record:
     """The record in the journal of a folder, in which ``path`` may be another file. A last line that was cut off is
     left out. Raises :class:`Fp8Error` of two lines."""
-    file = (path if path.is_dir() else path.parent) / JOURNAL
+    file = (path.parent if path.is_file() else path) / JOURNAL
     try:
         *lines, _ = file.read_text(encoding="utf-8").split("\n")
         record = Record()
