@@ -113,7 +113,7 @@ class TrainingCourse:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._model, self._optimizer = engine.model, engine.optimizer
+        self._model, self._optimizer, self._linears = engine.model, engine.optimizer, engine.originals
         self._start = {name: values(tensor).clone() for name, tensor in self._tensors()}
         self._reached = {
             name: torch.zeros_like(self._start[name], dtype=torch.bool)
@@ -169,9 +169,18 @@ class TrainingCourse:
             else:
                 movement[name] = Moved(held(tensor).shape.numel(), moved=_share(now != start), reached=_share(reached))
         left = sorted(name for name, gradient in self._gradients(lambda p: p.grad) if bool(values(gradient).any()))
-        modes = {plain_name(name): module.training for name, module in self._model.named_modules()}
-        course = Course(self._rates, self._stepped, self._state(), left, modes, alone)
+        course = Course(self._rates, self._stepped, self._state(), left, self._modes(), alone)
         return {"course": course, "movement": movement}
+
+    def _modes(self) -> dict[str, bool]:
+        """Not of Linears, and of what took their places: a conversion makes them in train mode, which changes nothing
+        they compute."""
+        found: dict[str, bool] = {}
+        for name, module in ((plain_name(name), module) for name, module in self._model.named_modules()):
+            holder = name.rpartition(".")[0]
+            if name not in self._linears and (not name or holder in found):
+                found[name] = module.training
+        return found
 
     def _rates_now(self) -> dict[str, list[float]]:
         groups, found = innermost(self._optimizer).param_groups, dict[str, list[float]]()

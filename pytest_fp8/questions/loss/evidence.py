@@ -51,7 +51,7 @@ class Course:
     left: Sequence[str] = ()
     """Parameters that hold a gradient other than 0 after the last step."""
     modes: Mapping[str, bool] = field(default_factory=dict)
-    """Module -> whether it is in train mode after the last step."""
+    """Module -> whether it is in train mode after the last step; not of Linears."""
     alone: Mapping[str, bool] = field(default_factory=dict)
     """Parameter or buffer that the optimizer does not step -> whether it changed over the curve."""
 
