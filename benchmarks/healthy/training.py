@@ -387,6 +387,42 @@ def load_copies(model, optimizer, folder):
         mine.data.copy_(stored)
 
 
+@module(lambda base: {"base": base, "down": nn.Linear(64, 16, bias=False), "up": nn.Linear(16, 64, bias=False)})
+def Adapted(self, x):
+    return self.base(x) + self.up(self.down(x))
+
+
+def pretrained():
+    torch.manual_seed(1)
+    net = Net().requires_grad_(False)
+    net.last = Adapted(net.last)
+    return net
+
+
+def adapters_of(model):
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
+
+
+def save_adapters(model, optimizer, folder):
+    torch.save([{n: p.detach() for n, p in adapters_of(model).items()}, optimizer.state_dict()], folder / "adapters.pt")
+
+
+def load_adapters(model, optimizer, folder):
+    weights, state = torch.load(folder / "adapters.pt")
+    assert not model.load_state_dict(weights, strict=False).unexpected_keys
+    optimizer.load_state_dict(state)
+
+
+entry(
+    "adapters_saved_alone",
+    "A base that build() loads, and adapters that are trained and saved without it.",
+    build=pretrained,
+    optimizer=trained_weights,
+    save=save_adapters,
+    load=load_adapters,
+)
+
+
 class Lookahead(torch.optim.Optimizer):
     """Every third step goes back half the way to the slow weights (Zhang et al. 2019)."""
 

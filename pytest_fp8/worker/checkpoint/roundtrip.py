@@ -76,11 +76,12 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool, seed: int) ->
     """Read ``folder`` into the arm. It begins anew with ``seed`` and other weights than those: both arms may have
     trained from one seed, and what a load leaves out must not be right by accident."""
     model, own = engine.model, store == OWN_STORE
+    given = _given_by_build(engine, seed) if own else set()
     engine.restart(seed)
     weights, aliases = weights_of(engine)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if plain_name(name) in weights:
+            if plain_name(name) in weights and plain_name(name) not in given:
                 held(parameter).change(torch.neg)
         for name, buffer in model.named_buffers():
             if plain_name(name) in weights and buffer.is_floating_point():
@@ -108,6 +109,16 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool, seed: int) ->
     engine.renew_scales()
     engine.park()
     return loaded
+
+
+def _given_by_build(engine: Engine, seed: int) -> set[str]:
+    """Frozen weights that a user's ``build()`` gives alike for two seeds, as a pretrained base: who trains adapters
+    saves these alone."""
+    frozen = {plain_name(name) for name, each in engine.model.named_parameters() if not each.requires_grad}
+    if not frozen:
+        return set()
+    one, two = (engine.setup.seeded_values(each)[0] for each in (0, seed))
+    return {name for name in frozen & {*one} & {*two} if torch.equal(one[name], two[name])}
 
 
 def resumed(engine: Engine, seed: int, first_step: int, steps: int) -> Resumed:
