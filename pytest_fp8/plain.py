@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
@@ -152,3 +154,15 @@ def sized(least: int, most: int) -> Rule:
             raise PlainDataError(f"{where} has {len(value)} values, not {least} to {most}")
 
     return check
+
+
+# -- float32 numbers as text: how an arm tells sketches of gradients, and what modules give ---------------------------
+
+
+def in_text(numbers: Any) -> str:
+    """Of an array of Python or of numpy."""
+    return b64encode(numbers.tobytes()).decode()
+
+
+def of_text(text: str) -> array[float]:
+    return array("f", b64decode(text))

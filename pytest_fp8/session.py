@@ -373,7 +373,7 @@ class Session:
         said.append(f"{R.BASE_NOT_TIMED}: nothing was timed beside the base {settings.base}: {why}")
 
     def _note_unanswered(self) -> None:
-        from pytest_fp8.ci import ci_variable
+        from pytest_fp8.baselines.provenance import ci_variable
         from pytest_fp8.report.terminal import unanswered
 
         gpu = self.pairs.gpu_key + (f" at base {self.settings.base}" if self.pairs.at_base else "")

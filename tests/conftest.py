@@ -137,7 +137,7 @@ def _fast_tests_import_no_torch(request):
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch):
     """The environment of whoever runs the tests decides nothing in them."""
-    from pytest_fp8.ci import CI_VARIABLES
+    from pytest_fp8.baselines.provenance import CI_VARIABLES
 
     for name in list(os.environ):
         if name.startswith("PYTEST_FP8_") or name in CI_VARIABLES:

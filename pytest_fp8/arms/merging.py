@@ -16,7 +16,7 @@ from itertools import zip_longest
 from statistics import fmean
 from typing import Any
 
-from pytest_fp8.floats import in_text, of_text
+from pytest_fp8.plain import in_text, of_text
 from pytest_fp8.questions.layers.products import FP8
 
 Answer = Mapping[str, Any]

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_fp8.baselines.metrics import REQUIRED
+from pytest_fp8.baselines.provenance import ci_variable
 from pytest_fp8.baselines.record import MEASUREMENT, Baseline
 from pytest_fp8.baselines.store import Files, Folder, baseline_path, estimated, measuring
 from pytest_fp8.case import OWN, Case
-from pytest_fp8.ci import ci_variable
 from pytest_fp8.codes import B, Code
 from pytest_fp8.errors import BaselineError, refuse
 from pytest_fp8.gpu import CHIP_OF_MAJOR, KINDS

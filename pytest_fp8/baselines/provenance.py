@@ -16,6 +16,17 @@ from pytest_fp8.libraries import library_versions
 
 COMMIT_VARIABLES = ("GITHUB_SHA", "CI_COMMIT_SHA")
 """Name the commit in a job whose files came without their git history."""
+FALSE = ("", "0", "false", "no", "off")
+CI_VARIABLES = ("CI", "TF_BUILD", "JENKINS_URL", "TEAMCITY_VERSION")
+"""Services set ``CI``, but for Azure Pipelines (TF_BUILD), Jenkins and TeamCity."""
+
+
+def ci_variable(environment: Mapping[str, str]) -> str:
+    """The variable that says this is continuous integration, or an empty string. ``CI=false`` says that it is not."""
+    for name in CI_VARIABLES:
+        if environment.get(name, "").strip().lower() not in FALSE:
+            return name
+    return ""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.baselines.provenance import Origin
 from pytest_fp8.plain import finite, from_plain, to_plain
+from pytest_fp8.questions.findings import some
 from pytest_fp8.report.rows import ERROR, FAILS, Answer, Evidence, Row
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from pytest_fp8.errors import Fp8Error
     from pytest_fp8.verdicts import Decision
 
-NAMES = 3
-"""Shown of several tests or cases."""
 JOURNAL = "journal.jsonl"
 """In the report's folder: a JSON line each."""
 WRITTEN = REPORT, SUMMARY, PAGE = "report.json", "summary.md", "index.html"
@@ -291,21 +290,15 @@ class Record:
             return []
         count = sum(map(len, found.values()))
         tests = f"{count} test(s) of {len(found)} case(s) were not run, or not to their end"
-        return [f"not finished: {tests}: {shortened(list(found))}"]
+        return [f"not finished: {tests}: {some(list(found))}"]
 
     @property
     def beside(self) -> list[str]:
         """What makes the session fail, or leaves it unfinished, beside the verdicts."""
         ended = [] if self.finished else ["not finished: all FP8 tests ran, and the session was ended before its end"]
         failed = self.failed_tests
-        other = f"{len(failed)} test(s) failed with something else than an answer: {shortened(failed)}"
+        other = f"{len(failed)} test(s) failed with something else than an answer: {some(failed)}"
         return [*(self.left or ended), *self.problems, *([other] if failed else [])]
-
-
-def shortened(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = len(names) - NAMES
-    return ", ".join(names[:NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass

@@ -17,7 +17,7 @@ from pytest_fp8.codes import M, R, S
 from pytest_fp8.libraries import documentation
 from pytest_fp8.questions.findings import some
 from pytest_fp8.report.baselines import revision_lines
-from pytest_fp8.report.record import Closing, Record, shortened
+from pytest_fp8.report.record import Closing, Record
 from pytest_fp8.report.rows import FAILS, NO_ANSWER, Answer, Row
 from pytest_fp8.report.table import COLUMNS, LOOKS, NONE, answered, cell_of, new_table, notes_of
 
@@ -146,7 +146,7 @@ def findings(row: Row) -> list[str]:
 
 def did_not_run(record: Record) -> list[str]:
     """One line per reason: how many tests, and the first few of them."""
-    return [f"{len(tests)} not run: {reason} ({shortened(tests)})" for reason, tests in record.not_run.items()]
+    return [f"{len(tests)} not run: {reason} ({some(tests)})" for reason, tests in record.not_run.items()]
 
 
 def time_in_arms(spent: Mapping[str, float]) -> str:
@@ -223,7 +223,7 @@ def unanswered(answers: Sequence[Answer], *, gpu: str, in_ci: bool) -> tuple[lis
         )
     if missing:
         cases = len({each.case for each in missing})
-        named = shortened([f"{each.case} {each.question}" for each in missing])
+        named = some([f"{each.case} {each.question}" for each in missing])
         text = f"no baseline for {cases} case(s) on {gpu}, so {len(missing)} question(s) compared with nothing: {named}"
         (problems if in_ci else notes).append(f"{R.NO_BASELINES}: {text}; next: {R.NO_BASELINES.page.instead}")
     return problems, notes

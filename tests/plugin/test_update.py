@@ -10,8 +10,8 @@ import shutil
 import pytest
 
 from helpers.fakes import H200, SUITE, install, update
+from pytest_fp8.baselines.provenance import ci_variable
 from pytest_fp8.baselines.store import load_baseline
-from pytest_fp8.ci import ci_variable
 from pytest_fp8.codes import R
 
 SPEED = ("-k", "(test_speedup or test_layers) and rowwise")

@@ -21,8 +21,7 @@ from helpers.arms import make_model
 from helpers.nets import CASE, batch, build, by_torchao, closing, lbfgs, loop, net, sam, serve, squares
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.floats import of_text
-from pytest_fp8.plain import to_plain
+from pytest_fp8.plain import of_text, to_plain
 from pytest_fp8.worker.record import clock
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.state.snapshot import unchanged

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_fp8.codes import C, Code, D, L, N
-from pytest_fp8.floats import of_text
+from pytest_fp8.plain import of_text
 from pytest_fp8.questions.findings import finding, some
 from pytest_fp8.questions.layers.products import EVALUATION, FP8
 from pytest_fp8.questions.ledger.evidence import OUTSIDE, ArmLedger, TensorNote, TwoLedgers, Weight, enclosing

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.case import Case
 from pytest_fp8.codes import C, Code, D, N
 from pytest_fp8.errors import first_line
-from pytest_fp8.floats import of_text
-from pytest_fp8.plain import from_plain
+from pytest_fp8.plain import from_plain, of_text
 from pytest_fp8.plan import REFERENCE, Ask, Asking
 from pytest_fp8.questions.findings import finding, some
 from pytest_fp8.questions.layers.evidence import LayersEvidence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.backends.base import PARTS
-from pytest_fp8.floats import in_text
+from pytest_fp8.plain import in_text
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, Entered, TensorNote, Updates
 from pytest_fp8.worker.answers.recorded import (
     RANDOM,

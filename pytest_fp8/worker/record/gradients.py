@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fp8.floats import in_text
+from pytest_fp8.plain import in_text
 from pytest_fp8.questions.numerics.evidence import BUCKETS
 from pytest_fp8.worker.notes import random_state
 from pytest_fp8.worker.tensors import held, parts, plain_name, unwatched, values_of
