@@ -90,6 +90,8 @@ class Engine:
         self.first_step = first_step(self)
         self.timing_batches = [self.timing_batch(step) for step in range(4)]
         self.warm_up(explain_failure)
+        self.modes = {module: module.training for module in self.model.modules()}
+        """Those in which its first steps leave its modules: a step that ends in ``eval()`` begins there, too."""
         self.own_fp8 = own_fp8(self)
         # Freeze the heap, so that collections before a turn skip it; the GPU would idle meanwhile.
         gc.collect()
@@ -230,8 +232,6 @@ class Engine:
             if explain_failure is not None and self.case.gpus == 1:
                 explain_failure(self, error)
             raise
-        self.modes = {module: module.training for module in self.model.modules()}
-        """Those in which training leaves its modules: a step that ends in ``eval()`` begins there, too."""
 
     # -- model and data -----------------------------------------------------------------------------------------------
 
