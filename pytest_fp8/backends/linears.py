@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.base import ALIGNMENT, Conversion
-from pytest_fp8.questions.findings import some
 from pytest_fp8.recipes import HEADS, Reason, Stays
 from pytest_fp8.said import Told
 
@@ -92,7 +91,8 @@ def observed_conversion(
     modules = dict(model.named_modules())
     gone = [name for name in originals if name not in modules]
     if gone:
-        raise RenamedError(f"convert() must keep the names of the model's Linears; gone: {some(gone)}")
+        names = ", ".join(gone[:4]) + (f" and {len(gone) - 4} more" if len(gone) > 4 else "")
+        raise RenamedError(f"convert() must keep the names of the model's Linears; gone: {names}")
     for name, sizes in originals.items():
         left = skipped_by_name(name, leave)
         reason = reason_to_skip(name, *sizes) or left

@@ -68,7 +68,7 @@ class Told(Record):
 
 HOSTILE = "<script>alert(1)</script>\"'&$x_{$ </svg></pre>\x1b[31m{{ 7 * 7 }}"
 NAME = "model.layers.0.mlp"
-ORIGIN = Origin("2026-11-22", "abc", False, {"name": "NVIDIA H200"}, {"torch": "2.11.0"}, "", "0" * 12)
+ORIGIN = Origin("2026-11-22", "abc", False, "", {"name": "NVIDIA H200"}, {"torch": "2.11.0"}, "0" * 12)
 EVIDENCE = Evidence(
     [Curve(0, [5.0, 4.0, 3.0], [5.0, None, 3.1])],
     {NAME: {"gradient off BF16 (limit)": "0.08 (<0.25)", "fprop": "fp8 28.5 dB (28.6)"}},

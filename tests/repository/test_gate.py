@@ -99,7 +99,7 @@ def test_what_the_repository_has_can_be_fitted_and_is_of_one_way_of_measuring(tm
     assert all(0 < noise.sigma_block < 0.1 for noise in fitted)
     found = histories()
     assert len(found["8b-te-delayed"]) == 4
-    assert [session[:4] for session in found["1b-torchao-tensorwise"]][:2] == ["b1fe", "bb13"], "in the order taken"
+    assert [session[:4] for session in found["8b-torchao-tensorwise"]][:2] == ["6971", "bb13"], "in the order taken"
     assert not any(session.startswith(("d96f7cf", "df30e8e")) for case in found.values() for session in case)
     assert "1b-te-current" not in load(), "its blocks are of step time, and it is gated on busy time"
     lengths = {len(process) for session in found["1b-te-current"].values() for process in session}
